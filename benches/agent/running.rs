@@ -69,7 +69,7 @@ impl Running {
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
-        let series = "numacast_kubelet_call_duration_seconds_count{call=\"List\"} ";
+        let series = "numacast_kubelet_request_duration_seconds_count{component=\"agent\",method=\"List\"} ";
         let count = text.lines().find_map(|line| line.strip_prefix(series));
         Ok(count.context("the agent's metrics tell of no List")?.trim().parse()?)
     }

@@ -16,8 +16,8 @@ use numacast::config::{Config, Layers, Origin};
 use numacast::controller::{self, Controller};
 use numacast::sim::kubelet::{Options as KubeletOptions, PodSpec, SimKubelet};
 use numacast::sim::machine::MachineSpec;
-use numacast::telemetry::metrics::Metrics;
-use numacast::telemetry::server::{Exposition, Probes};
+use numacast::telemetry::health::Probes;
+use numacast::telemetry::registry::Registry;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -74,7 +74,8 @@ impl Running {
 /// A running agent and its metrics.
 struct RunningAgent {
     running: Running,
-    metrics: Arc<Metrics>,
+    metrics: Registry,
+    health: Arc<dyn Probes>,
 }
 
 /// One node.
@@ -195,7 +196,7 @@ impl Fleet {
             let settings = controller::Settings::from_config(&self.controller, Some(&pod))?;
             let connection = connection(&self.controller).await?;
             let (stop, stopped) = oneshot::channel();
-            let task = tokio::spawn(Controller::new(settings, connection).run(async {
+            let task = tokio::spawn(Controller::new(settings, connection, &mut Registry::default()).run(async {
                 let _ = stopped.await;
             }));
             self.replicas.push(Running { stop, task });
@@ -322,18 +323,19 @@ impl FleetNode {
         let mut config = self.config.clone();
         config.fingerprint.method = serde_json::from_value(json!(method))?;
         let connection = connection(&config).await?;
-        let agent = Agent::new(Settings::from_config(&config), connection);
-        let metrics = agent.metrics();
+        let mut metrics = Registry::default();
+        let agent = Agent::new(Settings::from_config(&config), connection, &mut metrics);
+        let health = agent.health();
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(agent.run(async {
             let _ = stopped.await;
         }));
-        *lock(&self.agent) = Some(RunningAgent { running: Running { stop, task }, metrics });
+        *lock(&self.agent) = Some(RunningAgent { running: Running { stop, task }, metrics, health });
         Ok(())
     }
 
     fn agent_is_ready(&self) -> bool {
-        lock(&self.agent).as_ref().is_some_and(|agent| agent.metrics.health().ready().is_ok())
+        lock(&self.agent).as_ref().is_some_and(|agent| agent.health.ready().is_empty())
     }
 }
 
@@ -342,7 +344,7 @@ async fn connection(config: &Config) -> Result<Connection> {
     Ok(Connection::new(kubeconfig, config.publish.timeout.get()).await?)
 }
 
-fn read(metrics: &Metrics) -> Samples {
+fn read(metrics: &Registry) -> Samples {
     Samples::read(&metrics.encode(), &["numacast_writes_total"])
 }
 

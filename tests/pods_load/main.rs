@@ -315,7 +315,7 @@ impl Node {
         all.iter().for_each(|pod| self.api.set_silently(pod));
         let start = Instant::now();
         // A kubelet that has just started is not trusted at once.
-        while self.metric("numacast_pods_api_pods{server_api_version=\"v1alpha1\"}").await.ok()
+        while self.metric("numacast_pods_api_pods{server_api_version=\"v1alpha1\",state=\"served\"}").await.ok()
             != Some(pods as f64)
         {
             ensure!(start.elapsed() < PATIENCE, "the server does not know the pods");

@@ -258,9 +258,7 @@ impl Load {
         let (after, peak) = memory(proxy.id())?;
         let sent = recorder.sent_since(known)?;
         let per_second = most_per_second(&sent);
-        // The proxy's own count is exact; the recorder sees a call end before the proxy has the response.
-        let own = proxy.sum("numacast_proxy_upstream_in_flight_max", &[]).await?;
-        let in_flight = most_in_flight(&sent).max(own as usize);
+        let in_flight = most_in_flight(&sent);
         let bound = most_resident(options, place, figures.bytes);
         let mib = |bytes: usize| bytes as f64 / 1048576.0;
         let more = format!(
@@ -303,8 +301,8 @@ async fn merges(proxy: &Proxy, clients: &Clients, options: &Options) -> Result<(
     let right = options.pods.div_ceil(4) as f64;
     until("the proxy merges", async || {
         clients.ask_with(Who::Go, &proxy.socket(), &Rpc::List, &["--limit", "16777216"]).await?.ok()?;
-        let merged = proxy.sum("numacast_proxy_merged_pods", &[]).await?;
-        ensure!(merged == right, "{merged} pods, not {right}");
+        let merged = proxy.sum("numacast_proxy_annotated_devices", &["state=\"merged\""]).await?;
+        ensure!(merged == right, "{merged} devices, not {right}");
         Ok(())
     })
     .await

@@ -95,10 +95,11 @@ impl Controller {
 
     /// Waits until `count` more passes over all objects were made.
     async fn passes(&mut self, count: usize) -> Result<()> {
-        let mut before = self.metric("numacast_garbage_last_pass_timestamp_seconds").await?;
+        let last_pass = "numacast_controller_last_pass_timestamp_seconds{pass=\"garbage\"}";
+        let mut before = self.metric(last_pass).await?;
         for _ in 0..count {
             before = until("another pass", async || {
-                let now = self.metric("numacast_garbage_last_pass_timestamp_seconds").await?;
+                let now = self.metric(last_pass).await?;
                 ensure!(now > before);
                 Ok(now)
             })
@@ -193,7 +194,7 @@ async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()>
 
     // The sums are those of the remaining objects.
     let cpus = 64.0 * (rest.len() + 2) as f64;
-    controller.shows("numacast_fleet_capacity{resource=\"cpu\"}", cpus).await?;
+    controller.shows("numacast_fleet_resources{resource=\"cpu\",type=\"capacity\"}", cpus).await?;
     controller.shows("numacast_fleet_foreign_objects", 3.0).await?;
     let policy = "numacast_fleet_nodes{policy=\"single-numa-node\",scope=\"pod\"}";
     controller.shows(policy, (rest.len() + 3) as f64).await?;
@@ -231,7 +232,7 @@ async fn a_list_of_nodes_that_is_wrong_deletes_nothing() -> Result<()> {
         match lie {
             // Without a list there is no pass.
             Lie::Forbidden | Lie::Failure => {
-                let kind = "numacast_controller_errors_total{kind=\"watch\"}";
+                let kind = "numacast_controller_errors_total{operation=\"request\",kind=\"watch\"}";
                 let before = controller.metric(kind).await?;
                 until("it has tried again", async || {
                     ensure!(controller.metric(kind).await? > before);
@@ -272,22 +273,22 @@ async fn a_deletion_means_one_object_as_it_was_seen() -> Result<()> {
     fleet.add_objects(&one, "numacast").await?;
     let api = numacast::cluster::Cluster::new(Some(&fleet.kubeconfig()?), Duration::from_secs(5)).await?;
     let look = async || {
-        let page = api.marks().next().await?.context("no page")?;
+        let page = api.topology_metas().next().await?.context("no page")?;
         page.into_iter().next().context("no object")
     };
     let first = look().await?;
     // First the object is changed, then replaced by another one of the same name.
     fleet.add_objects(&one, "somebody").await?;
-    let written = api.delete_object(&first).await;
+    let written = api.delete_topology(&first).await;
     ensure!(written.as_ref().is_err_and(numacast::cluster::ClusterError::is_conflict), "{written:?}");
     fleet.delete_object(&one[0]).await?;
     fleet.add_objects(&one, "numacast").await?;
-    for result in [api.delete_object(&first).await, api.delete_object_of_any_version(&first).await] {
+    for result in [api.delete_topology(&first).await, api.delete_topology_by_uid(&first).await] {
         ensure!(result.as_ref().is_err_and(numacast::cluster::ClusterError::is_conflict), "{result:?}");
     }
     let second = look().await?;
-    ensure!(api.delete_object(&second).await?, "it is the one");
-    ensure!(!api.delete_object(&second).await?, "it is gone");
+    ensure!(api.delete_topology(&second).await?, "it is the one");
+    ensure!(!api.delete_topology(&second).await?, "it is gone");
 
     // Only the API server's own NotFound means that there is no Node.
     fleet.add_nodes(&one).await?;
@@ -393,7 +394,7 @@ async fn another_replica_takes_over_and_goes_on() -> Result<()> {
     until("the leader works", async || same(&fleet.object_names().await?, &set(&all[3..]))).await?;
     leader.shows("numacast_garbage_deleted_total", 3.0).await?;
     ensure!(other.metric("numacast_garbage_deleted_total").await? == 0.0, "two at work");
-    ensure!(other.metric("numacast_fleet_objects").await.is_err(), "it counts what it does not see");
+    ensure!(other.metric("numacast_fleet_foreign_objects").await.is_err(), "it counts what it does not see");
 
     // It is killed without releasing the Lease, and Nodes are deleted while nobody leads.
     leader.process.kill()?;
@@ -427,7 +428,6 @@ async fn silent_agents_are_told_of() -> Result<()> {
     let soon = ["--set", "controller.silent.after=2s"];
     let mut controller = Controller::start("controller", &cluster, &fleet.kubeconfig()?, &soon)?;
     controller.shows("numacast_fleet_covered_nodes", 5.0).await?;
-    controller.shows("numacast_fleet_ready_agents", 3.0).await?;
     controller.shows("numacast_fleet_silent_nodes", 2.0).await?;
     controller.shows("numacast_fleet_missing_objects", 1.0).await?;
     for (reason, node, words) in [
@@ -555,7 +555,7 @@ async fn objects_that_are_newer_than_the_scheduler_are_reported() -> Result<()> 
     let series = "numacast_fleet_objects_newer_than_scheduler";
     let mut controller = Controller::start("controller", &cluster, &kubeconfig, &settings)?;
 
-    controller.shows("numacast_fleet_objects", 3.0).await?;
+    controller.shows("numacast_fleet_nodes{policy=\"single-numa-node\",scope=\"pod\"}", 3.0).await?;
     ensure!(controller.metric(series).await.is_err(), "nobody knows yet");
     let (code, stdout, stderr) = check().await?;
     let nobody = "- no pod of the scheduler runs: kube-system/component=kube-scheduler\n";

@@ -270,7 +270,7 @@ async fn hostile_pods_take_neither_the_agent_nor_the_pods_of_others() -> Result<
     let small = listed.iter().filter(|pod| pod.name.starts_with("small")).count();
     ensure!(small == SMALL, "{listed:?}");
     ensure!(bytes <= BUDGET, "{listed:?}");
-    let left_out = world.metric("numacast_pods_api_left_out_pods{server_api_version=\"v1alpha1\"}").await?;
+    let left_out = world.metric("numacast_pods_api_pods{server_api_version=\"v1alpha1\",state=\"omitted\"}").await?;
     ensure!(left_out + listed.len() == SMALL + HOSTILE, "{left_out} of {}", listed.len());
     ensure!(world.informed().await? == SMALL + HOSTILE);
 
@@ -305,7 +305,7 @@ async fn hostile_pods_take_neither_the_agent_nor_the_pods_of_others() -> Result<
         Ok(())
     })
     .await?;
-    let left_out = world.metric("numacast_pods_api_left_out_pods{server_api_version=\"v1alpha1\"}").await?;
+    let left_out = world.metric("numacast_pods_api_pods{server_api_version=\"v1alpha1\",state=\"omitted\"}").await?;
     ensure!(left_out == 0, "{left_out}");
     Ok(())
 }

@@ -7,6 +7,7 @@ use numacast::agent::{Agent, Settings};
 use numacast::cluster::Cluster;
 use numacast::config::Config;
 use numacast::sim::api_server::ApiServer;
+use numacast::telemetry::registry::Registry;
 
 use crate::sim_node::SimNode;
 use crate::support::{Needs, Parts};
@@ -20,7 +21,7 @@ async fn kubectl_reads_the_embedded_api_server() -> Result<()> {
     let mut config = Config { node_name: "worker".into(), ..Config::default() };
     config.host.root = node.root().to_owned();
     let cluster = Cluster::with_client(server.client()?, server.url(), config.publish.timeout.get());
-    Agent::new(Settings::from_config(&config), cluster).run_once().await?;
+    Agent::new(Settings::from_config(&config), cluster, &mut Registry::default()).run_once().await?;
 
     for (words, expected) in [
         (vec!["get", "noderesourcetopologies"], "worker"),

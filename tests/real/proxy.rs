@@ -385,7 +385,7 @@ async fn merges_what_is_annotated_and_nothing_else(place: Place) -> Result<()> {
         right.extend(devices);
     }
     world.adds(&right).await.context("some have")?;
-    let problems = world.proxy.sum("numacast_proxy_annotation_problems", &[]).await?;
+    let problems = world.proxy.sum("numacast_proxy_annotation_errors", &[]).await?;
     ensure!(problems > 0.0, "nobody complains of the nonsense");
 
     for (spec, _) in koordinated() {

@@ -1,6 +1,5 @@
 //! The agent's loop against the simulated kubelet and API server, in this process.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use numacast::agent::{Agent, Settings};
@@ -9,7 +8,7 @@ use numacast::config::Config;
 use numacast::util::glob::PodPattern;
 use numacast::sim::api_server::{ApiServer, Fault, NODES, PODS, TOPOLOGIES};
 use numacast::sim::kubelet::{Age, Call, ContainerSpec, Options, PodSpec, RestartTiming, Role, Split};
-use numacast::telemetry::metrics::Metrics;
+use numacast::telemetry::registry::Registry;
 use numacast::topology::Exclude;
 use serde_json::json;
 use tokio::sync::oneshot;
@@ -23,7 +22,7 @@ const GIB: u64 = 1 << 30;
 pub(crate) struct World {
     pub(crate) node: SimNode,
     pub(crate) server: ApiServer,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) metrics: Registry,
     stop: Option<oneshot::Sender<()>>,
     agent: JoinHandle<()>,
 }
@@ -53,8 +52,8 @@ impl World {
         let cluster =
             Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_millis(500));
         let (stop, stopped) = oneshot::channel();
-        let agent = Agent::new(settings, cluster);
-        let metrics = agent.metrics();
+        let mut metrics = Registry::default();
+        let agent = Agent::new(settings, cluster, &mut metrics);
         let agent = tokio::spawn(agent.run(async { drop(stopped.await) }));
         Self { node, server, metrics, stop: Some(stop), agent }
     }
@@ -224,7 +223,7 @@ async fn a_single_pass_says_what_an_agent_says_that_goes_on() {
     config.host.root = world.node.root().to_owned();
     let cluster =
         Cluster::with_client(world.server.client().unwrap(), world.server.url(), Duration::from_secs(5));
-    Agent::new(Settings::from_config(&config), cluster).run_once().await.unwrap();
+    Agent::new(Settings::from_config(&config), cluster, &mut Registry::default()).run_once().await.unwrap();
     assert_eq!(world.server.topology("worker").unwrap().spec, goes_on);
 }
 

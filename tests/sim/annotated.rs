@@ -12,9 +12,8 @@ use numacast::pod_source::{KubeletPort, PodTellers};
 use numacast::proxy::{Proxy, Settings};
 use numacast::sim::api_server::{ApiServer, Fault, PODS, Rule};
 use numacast::sim::kubelet::PodSpec;
-use numacast::telemetry::pods::PodSourceCounts;
-use numacast::telemetry::proxy::Metrics;
-use numacast::telemetry::server::{Exposition, Probes};
+use numacast::telemetry::health::Probes;
+use numacast::telemetry::registry::Registry;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -28,7 +27,8 @@ const GPUS: &str = "scheduling.koordinator.sh/device-allocated";
 struct Served {
     node: SimNode,
     server: ApiServer,
-    metrics: Metrics,
+    metrics: Registry,
+    health: Arc<dyn Probes>,
     socket: PathBuf,
     /// An agent's scanner that counts the annotated devices.
     scanner: Scanner,
@@ -52,22 +52,23 @@ impl Served {
         let mut settings = Settings::from_config(&config, &tellers.order);
         change(&mut settings);
         let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
-        let proxy = Proxy::asking(settings, tellers, cluster, Arc::new(PodSourceCounts::default()));
-        let (metrics, socket) = (proxy.metrics(), config.proxy.socket());
+        let mut metrics = Registry::default();
+        let proxy = Proxy::asking(settings, tellers, cluster, &mut metrics);
+        let (health, socket) = (proxy.health(), config.proxy.socket());
         let mut scanner = Scanner::new(&agent::Settings::from_config(&config));
         scanner.merge_with(Merge {
-            list: proxy.merging_lists().map(|merge| Arc::new(merge) as MergeAnswer),
-            allocatable: proxy.merging_allocatable().map(|merge| Arc::new(merge) as MergeAnswer),
+            list: proxy.list_merger().map(|merge| Arc::new(merge) as MergeAnswer),
+            allocatable: proxy.allocatable_merger().map(|merge| Arc::new(merge) as MergeAnswer),
         });
         let started = proxy.start().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(proxy.run(Some(started), async { drop(stopped.await) }));
-        Self { node, server, metrics, socket, scanner, stop, task }
+        Self { node, server, metrics, health, socket, scanner, stop, task }
     }
 
     /// Waits until the pod source is synced.
     async fn known(self) -> Self {
-        while self.metrics.health().ready().is_err() {
+        while !self.health.ready().is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         self
@@ -104,7 +105,7 @@ impl Served {
     }
 
     fn figure(&self, sample: &str) -> String {
-        let text = self.metrics.beside().encode();
+        let text = self.metrics.encode();
         let line = text.lines().find_map(|line| line.strip_prefix(sample));
         line.unwrap_or_else(|| panic!("{sample} is not in {text}")).trim().to_owned()
     }
@@ -188,7 +189,7 @@ async fn a_client_is_told_of_devices_that_only_annotations_have() {
     assert!(served.ask(get("b")).await.unwrap().is_empty());
     let nobody = served.ask(get("x")).await.unwrap_err();
     assert_eq!(nobody, (Code::Unknown, "pod x in namespace default not found".to_owned()));
-    assert_eq!(served.figure("numacast_proxy_merged_pods"), "2");
+    assert_eq!(served.figure(r#"numacast_proxy_annotated_devices{state="merged"}"#), "2");
     // An ended pod has no devices although its annotation remains.
     let mut ended = object("a", Some(&gpu("GPU-1")));
     ended["status"]["phase"] = "Succeeded".into();
@@ -254,7 +255,7 @@ async fn one_that_nobody_can_tell_of_is_waited_for_once_and_then_served_without_
             true => {
                 let (code, text) = answer.unwrap_err();
                 assert_eq!(code, Code::Unavailable);
-                assert!(text.contains("names 1 pods that nobody has told about"), "{text}");
+                assert!(text.contains("the kubelet lists 1 unknown pods"), "{text}");
                 // A request for a known pod is served.
                 let known = Ask::Get { namespace: "default".to_owned(), name: "known".to_owned() };
                 assert_eq!(served.ask(known).await.unwrap(), ["known/main nvidia.com/gpu GPU-1"]);
@@ -320,7 +321,7 @@ async fn before_anybody_has_told_anything_answers_are_passed_through_or_refused(
             }
         }
         assert_eq!(served.figure("numacast_proxy_passing_through"), "1");
-        assert!(served.metrics.health().ready().is_err());
+        assert!(!served.health.ready().is_empty());
         served.server.set_denied("list", "pods", false);
         while served.list().await.ok().is_none_or(|all| all.is_empty()) {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -4,13 +4,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use numacast::agent::health::{Health, Limits};
 use numacast::agent::{Agent, Settings};
 use numacast::cluster::Cluster;
 use numacast::config::{Config, Endpoint};
 use numacast::sim::api_server::ApiServer;
 use numacast::sim::kubelet::PodSpec;
-use numacast::telemetry::health::Health;
-use numacast::telemetry::server::{Endpoints, Probes, Server};
+use numacast::telemetry::health::Probes;
+use numacast::telemetry::registry::Registry;
+use numacast::telemetry::server::{Endpoints, Server};
 use tokio::task::JoinHandle;
 use tokio::time::{advance, pause, resume, sleep};
 
@@ -37,14 +39,11 @@ impl World {
         let mut config = Config { node_name: "worker".into(), ..Config::default() };
         config.host.root = node.root().to_owned();
         let cluster = Cluster::with_client(api.client().unwrap(), api.url(), Duration::from_millis(500));
-        let agent = Agent::new(Settings::from_config(&config), cluster);
-        let metrics = agent.metrics();
-        let health: Option<Arc<dyn Probes>> = Some(metrics.health().clone());
-        let probes =
-            Server::start(Endpoint::At(ANYWHERE), Endpoints { metrics: Some(metrics), health }, None)
-                .await
-                .unwrap()
-                .unwrap();
+        let mut registry = Registry::default();
+        let agent = Agent::new(Settings::from_config(&config), cluster, &mut registry);
+        let health: Arc<dyn Probes> = agent.health();
+        let endpoints = Endpoints { metrics: Some(Arc::new(registry)), health: Some(health) };
+        let probes = Server::start(Endpoint::At(ANYWHERE), endpoints, None).await.unwrap().unwrap();
         Self { node, api, agent: tokio::spawn(agent.run(std::future::pending())), probes }
     }
 
@@ -92,7 +91,7 @@ async fn later(seconds: u64) {
 #[tokio::test]
 async fn started_and_ready_only_when_the_object_is_there() {
     let world = World::start(false).await;
-    world.until("/metrics", |answer| !answer.contains("numacast_last_scan_timestamp_seconds 0.0")).await;
+    world.until("/metrics", |answer| !answer.contains("numacast_last_scan_timestamp_seconds 0\n")).await;
     world.is("/startupz", (503, "nothing is published yet\n")).await;
     world.is("/readyz", (503, "nothing is published yet\n")).await;
     world.is("/livez", OK).await;
@@ -113,7 +112,7 @@ async fn a_kubelet_that_is_away_makes_it_unready_but_not_dead() {
         // The loop is alive, since it keeps retrying.
         world.is("/livez", OK).await;
         let (code, body) = world.probe("/readyz").await;
-        assert!(code == 503 && body.starts_with("the node was not read for "), "{code} {body}");
+        assert!(code == 503 && body.starts_with("no scan of the node has succeeded for "), "{code} {body}");
     }
     world.is("/startupz", OK).await;
     world.node.kubelet.boot().unwrap();
@@ -138,7 +137,7 @@ async fn an_api_server_that_takes_nothing_makes_it_unready_but_not_dead() {
         world.is("/readyz", OK).await;
         later(31).await;
         let (code, body) = world.probe("/readyz").await;
-        assert!(code == 503 && body.contains("the newest account was not published for "), "{code} {body}");
+        assert!(code == 503 && body.contains("the newest state was not published for "), "{code} {body}");
         world.is("/livez", OK).await;
         if frozen {
             world.api.set_frozen(false);
@@ -156,12 +155,13 @@ async fn a_loop_that_stands_still_is_dead() {
     world.agent.abort();
     later(101).await;
     let (code, body) = world.probe("/livez").await;
-    assert!(code == 503 && body.starts_with("the loop has not turned for 101 s"), "{code} {body}");
+    assert!(code == 503 && body.starts_with("the main loop has not run for 101 s"), "{code} {body}");
 }
 
 #[tokio::test]
 async fn each_address_has_its_own_paths() {
-    let health: Option<Arc<dyn Probes>> = Some(Arc::<Health>::default());
+    let [poll, call, refresh] = [5, 10, 600].map(Duration::from_secs);
+    let health: Option<Arc<dyn Probes>> = Some(Arc::new(Health::new(Limits::new(poll, call, refresh))));
     let server = Server::start(Endpoint::At(ANYWHERE), Endpoints { metrics: None, health }, None)
         .await
         .unwrap()

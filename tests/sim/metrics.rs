@@ -10,8 +10,9 @@ use numacast::cluster::Cluster;
 use numacast::config::{Config, Endpoint};
 use numacast::sim::api_server::ApiServer;
 use numacast::sim::kubelet::{Call, Fault};
-use numacast::telemetry::metrics::Metrics;
-use numacast::telemetry::server::{Endpoints, Exposition, Server};
+use numacast::telemetry::registry::Registry;
+use numacast::telemetry::server::{Endpoints, Server};
+use prometheus_client::metrics::MetricType;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -20,7 +21,7 @@ use tokio::time::{Instant, advance};
 use crate::support::{ANYWHERE, SimNode, ask, at_one_moment, get};
 
 /// Endpoints with metrics only.
-fn metrics(metrics: Arc<Metrics>) -> Endpoints {
+fn metrics(metrics: Arc<Registry>) -> Endpoints {
     Endpoints { metrics: Some(metrics), health: None }
 }
 
@@ -31,7 +32,7 @@ fn value(answer: &str, series: &str) -> Option<u64> {
 }
 
 #[tokio::test]
-async fn a_scrape_tells_of_scans_problems_and_the_build() {
+async fn a_scrape_has_scans_findings_and_the_build() {
     let node = SimNode::start();
     let broken = "sys/devices/system/node/node0/cpulist";
     std::fs::write(node.root().join(broken), "0-7,x\n").unwrap();
@@ -42,9 +43,10 @@ async fn a_scrape_tells_of_scans_problems_and_the_build() {
     let cluster = Cluster::with_client(server.client().unwrap(), server.url(), config.publish.timeout.get());
     let limited = Fault::Status(tonic::Code::ResourceExhausted, "rejected by rate limit".into());
     node.kubelet.fail_next(Call::List, 2, &limited);
-    let agent = Agent::new(Settings::from_config(&config), cluster);
-    let scraped =
-        Server::start(Endpoint::At(ANYWHERE), metrics(agent.metrics()), None).await.unwrap().unwrap();
+    let mut registry = Registry::of_process();
+    let agent = Agent::new(Settings::from_config(&config), cluster, &mut registry);
+    let endpoints = metrics(Arc::new(registry));
+    let scraped = Server::start(Endpoint::At(ANYWHERE), endpoints, None).await.unwrap().unwrap();
     let agent = tokio::spawn(agent.run(std::future::pending()));
     let first = r#"numacast_writes_total{reason="first"}"#;
     let answer = loop {
@@ -60,17 +62,19 @@ async fn a_scrape_tells_of_scans_problems_and_the_build() {
     assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n"));
     assert!(answer.ends_with("# EOF\n"), "{answer}");
     assert_eq!(value(&answer, r#"numacast_scans_total{outcome="failed"}"#), Some(2));
-    assert_eq!(value(&answer, r#"numacast_kubelet_errors_total{kind="rate_limited"}"#), Some(2));
-    let calls = |call: &str| {
-        value(&answer, &format!("numacast_kubelet_call_duration_seconds_count{{call=\"{call}\"}}")).unwrap()
+    let limited = r#"numacast_kubelet_requests_total{component="agent",method="List",outcome="rate_limited"}"#;
+    assert_eq!(value(&answer, limited), Some(2));
+    let requests = |method: &str| {
+        let labels = format!(r#"component="agent",method="{method}""#);
+        value(&answer, &format!("numacast_kubelet_request_duration_seconds_count{{{labels}}}")).unwrap()
     };
-    assert!(calls("List") >= 3 && calls("GetAllocatableResources") >= 1);
+    assert!(requests("List") >= 3 && requests("GetAllocatableResources") >= 1);
     assert!(value(&answer, "numacast_scan_duration_seconds_count").unwrap() >= 3);
     assert!(value(&answer, "numacast_publish_duration_seconds_count").unwrap() >= 1);
-    let zone = r#"{zone="node-1",resource="cpu"}"#;
-    assert_eq!(value(&answer, &format!("numacast_zone_capacity{zone}")), Some(8));
-    assert_eq!(value(&answer, &format!("numacast_zone_available{zone}")), Some(7), "one is reserved");
-    assert_eq!(value(&answer, "numacast_inventory_problems"), Some(1));
+    let zone = r#"numacast_zone_resources{zone="node-1",resource="cpu""#;
+    assert_eq!(value(&answer, &format!(r#"{zone},type="capacity"}}"#)), Some(8));
+    assert_eq!(value(&answer, &format!(r#"{zone},type="available"}}"#)), Some(7), "one is reserved");
+    assert_eq!(value(&answer, r#"numacast_findings{kind="unreadable"}"#), Some(1));
     // The kubelet still reports the CPUs that the broken file hides.
     assert_eq!(value(&answer, r#"numacast_findings{kind="unknown_cpus"}"#), Some(1));
     assert_eq!(value(&answer, r#"numacast_findings{kind="unpublished_node"}"#), Some(0));
@@ -203,25 +207,19 @@ async fn requests_of_all_addresses_are_limited_and_each_has_a_few() {
     .await;
 }
 
-/// Counts how often it is encoded.
-#[derive(Debug, Default)]
-struct Counted(AtomicUsize);
-
-impl Exposition for Counted {
-    fn encode(&self) -> String {
-        format!("{}\n", self.0.fetch_add(1, Ordering::SeqCst))
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn metrics_are_encoded_at_most_ten_times_a_second() {
-    let endpoints = Endpoints { metrics: Some(Arc::<Counted>::default()), health: None };
+    static ENCODED: AtomicUsize = AtomicUsize::new(0);
+    let mut registry = Registry::default();
+    let encoded = || Some(ENCODED.fetch_add(1, Ordering::SeqCst) as f64);
+    registry.computed("encoded", MetricType::Gauge, "How often it was encoded", encoded);
+    let endpoints = metrics(Arc::new(registry));
     let server = Server::start(Endpoint::At(ANYWHERE), endpoints, None).await.unwrap().unwrap();
     for round in 0..3 {
         at_one_moment(async {
             for _ in 0..5 {
                 let answer = get(server.address(), "/metrics").await;
-                assert!(answer.ends_with(&format!("\r\n\r\n{round}\n")), "{answer}");
+                assert!(answer.ends_with(&format!("\nencoded {round}.0\n# EOF\n")), "{answer}");
             }
         })
         .await;

@@ -7,8 +7,7 @@ use numacast::cluster::{Cluster, NUDGE};
 use numacast::config::Config;
 use numacast::controller::{Controller, Settings};
 use numacast::sim::api_server::{ApiServer, Change, PODS, TOPOLOGIES};
-use numacast::telemetry::controller::Metrics;
-use numacast::telemetry::server::Exposition;
+use numacast::telemetry::registry::Registry;
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
@@ -19,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A running controller replica.
 struct Replica {
-    metrics: Arc<Metrics>,
+    metrics: Registry,
     task: JoinHandle<()>,
 }
 
@@ -31,8 +30,8 @@ impl Replica {
         change(&mut config);
         let settings = Settings::from_config(&config, None).unwrap();
         let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
-        let controller = Controller::new(settings, cluster);
-        let metrics = controller.metrics();
+        let mut metrics = Registry::default();
+        let controller = Controller::new(settings, cluster, &mut metrics);
         Self { metrics, task: tokio::spawn(controller.run(std::future::pending())) }
     }
 
@@ -192,10 +191,10 @@ async fn rights_that_are_missing_are_told_and_used_when_they_come() {
     server.set_denied("list", "pods", true);
     server.set_denied("patch", "noderesourcetopologies", true);
     let replica = Replica::start(&server, |_| {});
-    let forbidden = "numacast_controller_errors_total{kind=\"forbidden\"}";
+    let forbidden = "numacast_controller_errors_total{operation=\"request\",kind=\"forbidden\"}";
     until("the list is refused", || replica.sample(forbidden) > 0).await;
     server.set_denied("list", "pods", false);
-    until("a nudge is refused", || replica.sample("numacast_nudge_errors_total{kind=\"forbidden\"}") > 0)
+    until("a nudge is refused", || replica.sample("numacast_controller_errors_total{operation=\"nudge\",kind=\"forbidden\"}") > 0)
         .await;
     assert_eq!(replica.nudges(), 0);
     server.set_denied("patch", "noderesourcetopologies", false);

@@ -23,8 +23,8 @@ use numacast::pods_api::proto::v1alpha1::{
 use numacast::pods_api::{PodsApi, Settings};
 use numacast::sim::api_server::{ApiServer, PODS};
 use numacast::sim::pods_api::SimPodsApi;
-use numacast::telemetry::pods_api::Metrics;
-use numacast::telemetry::server::{Exposition, Probes};
+use numacast::telemetry::health::Probes;
+use numacast::telemetry::registry::Registry;
 use prost::Message;
 use prost::bytes::Bytes;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -49,7 +49,8 @@ const NODE: &str = "worker";
 /// The Pods API server under test, and its sources.
 struct Served {
     dir: TempDir,
-    metrics: Metrics,
+    metrics: Registry,
+    health: Arc<dyn Probes>,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<()>,
 }
@@ -80,13 +81,14 @@ impl Served {
             }
             None => Cluster::with_client(api_server.client().unwrap(), api_server.url(), deadline),
         };
-        let api = PodsApi::new(settings, tellers, NODE.to_owned(), Some(cluster));
-        let (server, metrics) = (api.start().unwrap(), api.metrics());
+        let mut metrics = Registry::default();
+        let api = PodsApi::new(settings, tellers, NODE.to_owned(), Some(cluster), &mut metrics);
+        let (server, health) = (api.start().unwrap(), api.health());
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(api.run(Some(server), async {
             let _ = stopped.await;
         }));
-        Self { dir, metrics, stop: Some(stop), task }
+        Self { dir, metrics, health, stop: Some(stop), task }
     }
 
     /// Path of the kubelet's own Pods API socket.
@@ -138,7 +140,7 @@ impl Served {
     }
 
     fn shows(&self, sample: &str) -> bool {
-        self.metrics.beside().encode().contains(sample)
+        self.metrics.encode().contains(sample)
     }
 
     async fn stop(mut self) {
@@ -289,7 +291,7 @@ async fn a_start_an_update_a_deletion_and_the_end() {
     assert_eq!(said(&pods.watch_pods(WatchPodsRequest {}).await.unwrap_err()), initializing);
     let list = infos.list_pod_conditions(ListPodConditionsRequest {}).await;
     assert_eq!(said(&list.unwrap_err()), initializing);
-    assert!(served.metrics.health().ready().is_err());
+    assert!(!served.health.ready().is_empty());
 
     let kubelet = SimPodsApi::start(served.kubelets()).unwrap();
     for (name, uid) in [("c", "3"), ("a", "2"), ("b", "1")] {
@@ -320,12 +322,12 @@ async fn a_start_an_update_a_deletion_and_the_end() {
     assert_eq!(shown, [("2", "a", "Failed"), ("3", "c", "Running"), ("4", "b", "Pending")]);
 
     sleep(Duration::from_secs(10)).await;
-    served.metrics.health().ready().unwrap();
+    assert_eq!(served.health.ready(), Vec::<String>::new());
     for sample in [
         r#"numacast_pods_api_watchers{server_api_version="v1alpha1"} 1"#,
-        r#"numacast_pods_api_pods{server_api_version="v1alpha1"} 3"#,
-        r#"numacast_pods_api_source_up{source="pods_api"} 1"#,
-        r#"numacast_pod_requests_get_total{server_api_version="v1alpha1",status_code="NotFound"} 2"#,
+        r#"numacast_pods_api_pods{server_api_version="v1alpha1",state="served"} 3"#,
+        r#"numacast_pod_source_up{component="pods_api",source="pods_api"} 1"#,
+        r#"numacast_pod_requests_total{method="get",server_api_version="v1alpha1",status_code="NotFound"} 2"#,
     ] {
         assert!(served.shows(sample), "{sample}");
     }
@@ -437,7 +439,8 @@ async fn who_lists_too_often_is_rejected_and_may_watch() {
     }
     sleep(Duration::from_secs(1)).await;
     client.list_pods(ListPodsRequest {}).await.unwrap();
-    assert!(served.shows(&format!("numacast_pods_api_rejected_total {rejected}")));
+    let limited = r#"numacast_grpc_limits_exceeded_total{component="pods_api",reason="rate_limit"}"#;
+    assert!(served.shows(&format!("{limited} {rejected}")));
     assert!(!served.shows(r#"status_code="ResourceExhausted""#), "the kubelet does not count them");
     served.stop().await;
 }
@@ -516,7 +519,7 @@ async fn a_kubelet_that_was_away_tells_what_differs_once() {
     served.listed().await;
     let mut watching = served.watch().await;
     kubelet.stop();
-    let down = r#"numacast_pods_api_source_up{source="pods_api"} 0"#;
+    let down = r#"numacast_pod_source_up{component="pods_api",source="pods_api"} 0"#;
     // The broken connection is noticed in real time.
     at_one_moment(async {
         while !served.shows(down) {
@@ -548,7 +551,7 @@ async fn a_kubelet_that_was_away_tells_what_differs_once() {
     ];
     assert_eq!(heard, expected.map(|(kind, uid)| (kind, uid.to_owned())));
     watching.hears_nothing().await;
-    assert!(served.shows(r#"numacast_pods_api_source_up{source="pods_api"} 1"#));
+    assert!(served.shows(r#"numacast_pod_source_up{component="pods_api",source="pods_api"} 1"#));
     // A broken connection causes no event either.
     kubelet.cut_connections();
     watching.hears_nothing().await;
@@ -608,8 +611,9 @@ async fn the_api_server_takes_over_and_the_kubelet_takes_it_back() {
     let heard = timeout(Duration::from_secs(60), conditions.message()).await;
     assert!(heard.is_err(), "nothing that PodInfo shows is another: {heard:?}");
     assert_eq!(served.listed().await, ["2", "3", "hash"]);
-    for sample in [r#"up{source="pods_api"} 1"#, r#"up{source="api_server"} 0"#] {
-        assert!(served.shows(&format!("numacast_pods_api_source_{sample}")), "{sample}");
+    for sample in [r#"source="pods_api"} 1"#, r#"source="api_server"} 0"#] {
+        let sample = format!(r#"numacast_pod_source_up{{component="pods_api",{sample}"#);
+        assert!(served.shows(&sample), "{sample}");
     }
     served.stop().await;
 }
@@ -640,7 +644,7 @@ async fn where_only_the_kubelets_page_tells_podinfo_is_served_alone() {
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(status.message().contains("podinfo.v1alpha1.PodInfo"), "{status}");
     sleep(Duration::from_secs(10)).await;
-    served.metrics.health().ready().unwrap();
+    assert_eq!(served.health.ready(), Vec::<String>::new());
     served.stop().await;
 }
 
@@ -662,7 +666,7 @@ async fn the_kubelets_page_stands_in_for_podinfo_and_never_for_pods() {
     page.set(vec![object("a", "1", "Failed")]);
     let event = watch.message().await.unwrap().unwrap();
     assert_eq!((event.r#type(), &*event.pod.unwrap().phase), (InfoType::Modified, "Failed"));
-    assert!(served.shows(r#"numacast_pods_api_source_up{source="kubelet"} 1"#));
+    assert!(served.shows(r#"numacast_pod_source_up{component="pods_api",source="kubelet"} 1"#));
     watching.hears_nothing().await;
     let pods = served.pods().await.list_pods(ListPodsRequest {}).await.unwrap().into_inner().pods;
     assert_eq!(pods, [pod("a", "1", "Running").encode_to_vec()], "as it was told last");
@@ -672,7 +676,7 @@ async fn the_kubelets_page_stands_in_for_podinfo_and_never_for_pods() {
     assert_eq!(watching.hears().await, (EventType::Modified, "1".to_owned()));
     let event = watch.message().await.unwrap().unwrap();
     assert_eq!((event.r#type(), &*event.pod.unwrap().phase), (InfoType::Modified, "Succeeded"));
-    assert!(served.shows(r#"numacast_pods_api_source_up{source="kubelet"} 0"#));
+    assert!(served.shows(r#"numacast_pod_source_up{component="pods_api",source="kubelet"} 0"#));
     let heard = timeout(Duration::from_secs(60), watch.message()).await;
     assert!(heard.is_err(), "/pods is not read any more: {heard:?}");
     served.stop().await;

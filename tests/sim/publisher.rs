@@ -9,12 +9,12 @@ use futures::StreamExt;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use numacast::agent::{Agent, Settings};
-use numacast::cluster::{Cluster, ClusterError, Regarding, Report};
+use numacast::cluster::{Cluster, ClusterError, NewEvent, Regarding};
 use numacast::config::Config;
 use numacast::nrt::NodeResourceTopology;
 use numacast::sim::api_server::{ApiServer, Change, EVENTS, Fault, NODES, PODS, Rule, TOPOLOGIES};
 use numacast::sim::kubelet::PodSpec;
-use numacast::telemetry::server::Exposition;
+use numacast::telemetry::registry::Registry;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::Receiver;
 
@@ -128,7 +128,7 @@ async fn a_single_pass_keeps_policies_that_nobody_can_read() {
     let mut settings = Settings::from_config(&config);
     without_config(&mut settings);
     let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
-    Agent::new(settings, cluster).run_once().await.unwrap();
+    Agent::new(settings, cluster, &mut Registry::default()).run_once().await.unwrap();
     let object = server.topology("worker").unwrap();
     assert_eq!(object.spec.zones.len(), 2);
     let expected = POLICIES.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -600,9 +600,9 @@ async fn every_call_says_how_long_the_server_wants_to_be_left_alone() {
     let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
     let object: NodeResourceTopology = serde_json::from_value(left_behind(&POLICIES, &["cpu"])).unwrap();
     cluster.apply(&object).await.unwrap();
-    let mark = cluster.marks().next().await.unwrap().unwrap().remove(0);
+    let meta = cluster.topology_metas().next().await.unwrap().unwrap().remove(0);
     let lease = cluster.create_lease("default", "l", Default::default()).await.unwrap();
-    let report = Report {
+    let event = NewEvent {
         regarding: Regarding::Objects,
         reporter: "numacast/agent",
         instance: "i",
@@ -621,8 +621,8 @@ async fn every_call_says_how_long_the_server_wants_to_be_left_alone() {
     asked("get object", cluster.topology("worker").await);
     asked("apply", cluster.apply(&object).await);
     asked("merge", cluster.nudge("worker", "now").await);
-    asked("delete", cluster.delete_object(&mark).await);
-    asked("list objects", cluster.briefs().next().await);
+    asked("delete", cluster.delete_topology(&meta).await);
+    asked("list objects", cluster.topology_summaries().next().await);
     asked("get node", cluster.node_uid("worker").await);
     asked("get kubelet", cluster.kubelet_endpoint("worker").await);
     asked("look for node", cluster.has_no_node("worker").await);
@@ -632,7 +632,7 @@ async fn every_call_says_how_long_the_server_wants_to_be_left_alone() {
     asked("create lease", cluster.create_lease("default", "l", Default::default()).await);
     asked("replace lease", cluster.replace_lease("default", lease).await);
     asked("get device", cluster.devices_of("worker").await);
-    asked("create event", cluster.post_event(report).await);
+    asked("create event", cluster.create_event(event).await);
     let mut pods = cluster.unscheduled_pods();
     asked("list and watch", pods.next().await.unwrap());
     server.clear_faults();

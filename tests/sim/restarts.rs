@@ -19,7 +19,7 @@ use numacast::pod_source::{KubeletPort, PodTellers};
 use numacast::proxy::{Proxy, Settings};
 use numacast::sim::api_server::{ApiServer, PODS};
 use numacast::sim::kubelet::PodSpec;
-use numacast::telemetry::pods::PodSourceCounts;
+use numacast::telemetry::registry::Registry;
 use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -101,7 +101,7 @@ impl World {
         let settings = Settings::from_config(&self.config, &tellers.order);
         let client = self.server.client().unwrap();
         let cluster = Cluster::with_client(client, self.server.url(), Duration::from_secs(5));
-        let proxy = Proxy::asking(settings, tellers, cluster, Arc::new(PodSourceCounts::default()));
+        let proxy = Proxy::asking(settings, tellers, cluster, &mut Registry::default());
         let server = proxy.start().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(proxy.run(Some(server), async { drop(stopped.await) }));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use numacast::config::Endpoint;
-use numacast::telemetry::metrics::Metrics;
+use numacast::telemetry::registry::Registry;
 use numacast::telemetry::server::{Endpoints, Server};
 use numacast::telemetry::tls::{Files, Tls};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -87,7 +87,7 @@ async fn scrape(
 }
 
 async fn server(files: Files) -> Server {
-    let endpoints = Endpoints { metrics: Some(Arc::<Metrics>::default()), health: None };
+    let endpoints = Endpoints { metrics: Some(Arc::<Registry>::default()), health: None };
     Server::start(Endpoint::At(ANYWHERE), endpoints, Some(Tls::new(files))).await.unwrap().unwrap()
 }
 

@@ -14,6 +14,7 @@ use numacast::sim::api_server::{NODES, PODS};
 use numacast::sim::kubelet::{Age, Options, PodSpec, Split, Stage};
 use numacast::sim::machine::MachineSpec;
 use numacast::sim::node::SimNode;
+use numacast::telemetry::registry::Registry;
 use serde_json::json;
 use tokio::sync::oneshot;
 
@@ -80,7 +81,7 @@ impl AgentThread {
             runtime.block_on(async move {
                 let cluster = Cluster::new(Some(&kubeconfig), DEADLINE).await;
                 let cluster = cluster.map_err(|error| error.to_string())?;
-                Agent::new(settings, cluster).run(async { drop(stopped.await) }).await;
+                Agent::new(settings, cluster, &mut Registry::default()).run(async { drop(stopped.await) }).await;
                 Ok(())
             })
         });

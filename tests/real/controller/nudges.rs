@@ -76,8 +76,8 @@ async fn pods_that_the_plugin_rejected_are_followed_by_nudges_of_one_object() ->
     let nudges = controller.metric("numacast_nudges_total").await?;
     tokio::time::sleep(Duration::from_secs(3)).await;
     ensure!(controller.metric("numacast_nudges_total").await? == nudges);
-    ensure!(controller.metric("numacast_nudge_errors_total{kind=\"refused\"}").await.is_err());
-    let errors = controller.metric("numacast_controller_errors_total{kind=\"forbidden\"}").await;
+    ensure!(controller.metric("numacast_controller_errors_total{operation=\"nudge\",kind=\"refused\"}").await.is_err());
+    let errors = controller.metric("numacast_controller_errors_total{operation=\"request\",kind=\"forbidden\"}").await;
     ensure!(errors.is_err(), "{}", controller.process.last_words());
     by_the_index(&admin).await
 }

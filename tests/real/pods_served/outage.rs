@@ -95,10 +95,10 @@ impl World {
         .await?;
         // The API server source is down, as the metric shows, and its last state is still served.
         let api_server = self.at(Source::ApiServer)?;
-        let up = [r#"source="api_server""#];
+        let up = [r#"component="pods_api""#, r#"source="api_server""#];
         until("it is counted that the API server does not tell", async || {
             let up =
-                api_server.served.as_ref().context("ours")?.sum("numacast_pods_api_source_up", &up).await?;
+                api_server.served.as_ref().context("ours")?.sum("numacast_pod_source_up", &up).await?;
             ensure!(up == Some(0.0), "{up:?}");
             Ok(())
         })
@@ -122,7 +122,8 @@ impl World {
         let now = self.clients.conditions(&self.at(Source::ApiServer)?.socket, "list", &[]).await?.pods()?;
         let words = self.at(Source::ApiServer)?.served.as_ref().context("ours")?.last_words();
         let page = self.at(Source::Page)?;
-        let page_up = page.served.as_ref().context("ours")?.sum("numacast_pods_api_source_up", &[]).await?;
+        let of_page = [r#"component="pods_api""#];
+        let page_up = page.served.as_ref().context("ours")?.sum("numacast_pod_source_up", &of_page).await?;
         eprintln!("away for {:?}: {asked:?}; conditions have changed: {}", begun.elapsed(), now != infos);
         eprintln!(
             "{words}\n/pods tells: {page_up:?}\n{}",
