@@ -6,6 +6,8 @@ mod controller;
 mod crd;
 #[cfg(feature = "sim")]
 mod demo;
+mod file_watch;
+mod flags;
 #[cfg(test)]
 mod metrics_document;
 mod pods;
@@ -13,7 +15,6 @@ mod pods_api;
 mod proxy;
 mod reload;
 mod serve;
-mod settings;
 mod snapshot;
 
 use std::future::Future;

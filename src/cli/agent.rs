@@ -9,9 +9,9 @@ use futures::FutureExt;
 use tokio::task::JoinError;
 use tracing::{info, warn};
 
+use super::flags::{AgentFlags, ConfigArgs};
 use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
-use super::settings::SettingsArgs;
 use crate::agent::{Agent, Merge, MergeAnswer, Settings};
 use crate::cluster::Cluster;
 use crate::pod_source::Relay;
@@ -27,33 +27,30 @@ pub(super) struct Args {
     #[arg(long)]
     once: bool,
     #[command(flatten)]
-    settings: SettingsArgs,
+    config: ConfigArgs<AgentFlags>,
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let Args { once, settings: args } = args;
-    let effective = args.clone().effective()?;
+    let Args { once, config: ConfigArgs { given, .. } } = args;
+    let effective = given.effective()?;
     let config = effective.config.clone();
     let logs = telemetry::start_logs(config.log.level, config.log.format);
     if config.node_name.is_empty() {
-        bail!(
-            "the node's name is not known: set NODE_NAME (in a pod, from spec.nodeName), `nodeName` or --node-name"
-        );
+        bail!("the node's name is not known: set NODE_NAME (in a pod, from spec.nodeName) or --node-name");
     }
-    let mut settings = Settings::from_config(&config);
+    let mut settings = config.agent_settings();
     // A single pass does not serve the proxy, but the zones may have to count what it merges.
     let proxy = config.proxy.enabled && (!once || config.proxy.zones);
-    let proxy = proxy.then(|| proxy::Settings::from_config(&config, &settings.pods.order));
+    let proxy = proxy.then(|| config.proxy_settings());
     if let Some(proxy) = &proxy {
         settings.pods.wanted = proxy.wanted();
     }
     for warning in settings.rules.exclude.warnings() {
         warn!("{warning}");
     }
-    let pods_api = (config.pods_api.enabled && !once).then(|| pods_api::Settings::from_config(&config));
+    let pods_api = (config.pods_api.enabled && !once).then(|| config.pods_api_settings());
     super::block_on(async move {
-        let cluster =
-            Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await?;
+        let cluster = config.cluster().await?;
         if once {
             run_once(settings, proxy, cluster).await?;
             return Ok(ExitCode::SUCCESS);
@@ -65,7 +62,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
             pods_api.map(|pods_api| with_pods(&mut settings, pods_api, cluster.clone(), &mut registry));
         let mut agent = Agent::new(settings, cluster.clone(), &mut registry);
         let proxy = proxy.map(|settings| beside(&mut agent, settings, cluster, &mut registry));
-        let reload = Reload::of_agent(args, effective, logs, agent.rules())?;
+        let reload = Reload::of_agent(given, effective, logs, agent.rules())?;
         let health = health(&agent, proxy.as_ref(), pods_api.as_ref());
         let _servers = serve(&config, registry, Arc::new(health)).await;
         drop(tokio::spawn(reload.run()));
@@ -85,7 +82,7 @@ async fn run_once(
     let mut agent = Agent::new(settings, cluster.clone(), &mut unserved);
     let proxy = proxy.map(|settings| beside(&mut agent, settings, cluster, &mut unserved));
     if let Some(proxy) = &proxy {
-        proxy.first_words().await;
+        proxy.wait_until_synced().await;
     }
     agent.run_once().await?;
     info!("published the NodeResourceTopology of {node}");
@@ -101,11 +98,11 @@ fn beside(
 ) -> Proxy {
     let zones = settings.zones;
     let proxy = Proxy::new(settings, agent.pods(), Some(cluster), registry);
-    agent.share(proxy.upstream());
+    agent.share(proxy.client());
     if zones {
         agent.merge_with(Merge {
-            list: proxy.merging_lists().map(|merge| Arc::new(merge) as MergeAnswer),
-            allocatable: proxy.merging_allocatable().map(|merge| Arc::new(merge) as MergeAnswer),
+            list: proxy.list_merger().map(|merge| Arc::new(merge) as MergeAnswer),
+            allocatable: proxy.allocatable_merger().map(|merge| Arc::new(merge) as MergeAnswer),
         });
     }
     proxy

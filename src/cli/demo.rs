@@ -1,8 +1,9 @@
 //! `numacast demo`: the real agent on a simulated node, its object read back from an embedded API server.
 
-mod follow;
 mod latency;
 mod terminal;
+mod text;
+mod updates;
 mod view;
 
 use std::collections::VecDeque;
@@ -17,12 +18,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use self::follow::News;
 use self::latency::Latencies;
 use self::terminal::{Input, Screen};
+use self::updates::Update;
 use self::view::{Event, View, Zone, render};
-use crate::agent::{Agent, Settings};
-use crate::cluster::Cluster;
+use crate::agent::Agent;
 use crate::nrt::NodeResourceTopology;
 use crate::sim::kubelet::{Given, Options, PodSpec, Split};
 use crate::sim::node::{NodeError, SimNode};
@@ -40,11 +40,11 @@ const RELEASE_LAG: Duration = Duration::from_millis(250);
 const STEPS_ONCE: u16 = 3;
 /// Interval between steps with `--once`. The agent is limited to ten scans per second; faster steps would
 /// measure that limit instead of the latency.
-const PACE_ONCE: Duration = Duration::from_millis(150);
+const STEP_ONCE: Duration = Duration::from_millis(150);
 /// How long `--once` waits for the agent.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT_ONCE: Duration = Duration::from_secs(20);
 /// Maximum number of events in the history.
-const HISTORY: usize = 16;
+const MAX_HISTORY: usize = 16;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -100,18 +100,18 @@ fn colour() -> bool {
 
 /// A change on the node that the object should show.
 #[derive(Debug)]
-struct Act {
+struct Change {
     at: Instant,
-    words: String,
-    kind: ActKind,
+    text: String,
+    kind: ChangeKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ActKind {
+enum ChangeKind {
     Allocation,
     Release,
     /// Nothing that an object could show.
-    Nothing,
+    Invisible,
 }
 
 /// The running demo and its state.
@@ -120,10 +120,10 @@ struct Demo {
     scenario: Scenario,
     agent: JoinHandle<()>,
     stop_agent: mpsc::Sender<()>,
-    followers: Vec<JoinHandle<()>>,
-    news: mpsc::Receiver<News>,
+    watches: Vec<Task>,
+    updates: mpsc::Receiver<Update>,
     /// Changes that the object does not show yet.
-    pending: VecDeque<Act>,
+    pending: VecDeque<Change>,
     /// The last object and when it was received.
     topology: Option<(NodeResourceTopology, Instant)>,
     allocations: Latencies,
@@ -141,11 +141,10 @@ impl Demo {
                 error => error.into(),
             })?;
         let config = node.config();
-        let cluster =
-            Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await?;
-        let agent = Agent::new(Settings::from_config(&config), cluster, &mut Registry::default());
-        let (sender, news) = mpsc::channel(64);
-        let followers = follow::start(&node.server.client()?, NODE, &agent, &sender);
+        let cluster = config.cluster().await?;
+        let agent = Agent::new(config.agent_settings(), cluster, &mut Registry::default());
+        let (sender, updates) = mpsc::channel(64);
+        let watches = updates::start(&node.server.client()?, NODE, &agent, &sender);
         let (stop_agent, mut stopped) = mpsc::channel(1);
         let agent = tokio::spawn(agent.run(async move {
             // The sender is dropped with the demo.
@@ -163,8 +162,8 @@ impl Demo {
             scenario: Scenario::new(zones, seed),
             agent,
             stop_agent,
-            followers,
-            news,
+            watches,
+            updates,
             pending: VecDeque::new(),
             topology: None,
             allocations: Latencies::default(),
@@ -191,7 +190,7 @@ impl Demo {
                 },
                 _ = term.recv() => return Ok(()),
                 _ = hangup.recv() => return Ok(()),
-                news = self.news.recv() => self.hear(news)?,
+                update = self.updates.recv() => self.apply(update)?,
                 // The first pod starts once there is an object to show it.
                 _ = interval.tick(), if self.topology.is_some() => self.step().await,
             }
@@ -202,7 +201,7 @@ impl Demo {
     async fn place_a_few(&mut self, steps: u16) -> anyhow::Result<()> {
         self.wait("the first object").await?;
         for _ in 0..steps {
-            tokio::time::sleep(PACE_ONCE).await;
+            tokio::time::sleep(STEP_ONCE).await;
             self.step().await;
             self.wait("the last change").await?;
         }
@@ -211,16 +210,14 @@ impl Demo {
 
     /// Waits until the object shows all changes.
     async fn wait(&mut self, what: &str) -> anyhow::Result<()> {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + TIMEOUT_ONCE;
         while self.topology.is_none() || !self.pending.is_empty() {
-            match tokio::time::timeout_at(deadline, self.news.recv()).await {
-                Ok(news) => self.hear(news)?,
+            match tokio::time::timeout_at(deadline, self.updates.recv()).await {
+                Ok(update) => self.apply(update)?,
                 Err(_) => {
-                    let trouble = self.view.trouble.clone();
-                    bail!(
-                        "{what} is not in the API server after {PATIENCE:?}{}",
-                        trouble.map_or_else(String::new, |trouble| format!(": {trouble}"))
-                    );
+                    let error = self.view.error.as_ref().map(|error| format!(": {error}"));
+                    let error = error.unwrap_or_default();
+                    bail!("{what} is not in the API server after {TIMEOUT_ONCE:?}{error}");
                 }
             }
         }
@@ -240,22 +237,19 @@ impl Demo {
     /// Executes one step of the scenario.
     async fn step(&mut self) {
         let before = self.node.kubelet.expected();
-        let mut act = match self.scenario.step() {
+        let change = match self.scenario.step() {
             Step::Start(pod) => self.start_pod(pod).await,
             Step::Stop(name) => {
                 let at = Instant::now();
                 self.node.stop_pod("default", &name);
-                Act { at, words: format!("{name} ended"), kind: ActKind::Release }
+                Change { at, text: format!("{name} ended"), kind: ChangeKind::Release }
             }
         };
-        if self.node.kubelet.expected() == before {
-            act.kind = ActKind::Nothing;
-        }
-        if act.kind == ActKind::Nothing {
-            self.tell(act.words, None);
+        if change.kind == ChangeKind::Invisible || self.node.kubelet.expected() == before {
+            self.add_event(change.text, None);
         } else {
             self.view.changes += 1;
-            self.pending.push_back(act);
+            self.pending.push_back(change);
         }
         self.compare();
     }
@@ -329,7 +323,7 @@ impl Demo {
 
     fn tell(&mut self, words: String, took: Option<Duration>) {
         self.view.events.push_front(Event { words, took });
-        self.view.events.truncate(HISTORY);
+        self.view.events.truncate(MAX_HISTORY);
     }
 
     /// Stops the agent as SIGTERM would.

@@ -12,31 +12,30 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 /// Interval of checks without an event: the directory may have been replaced, or the file may be a link to
 /// another directory.
-const LOOK: Duration = Duration::from_secs(10);
+const CHECK: Duration = Duration::from_secs(10);
 /// Minimum age of the file when a check reports it: a newer one may be incomplete. The end of the write is an
 /// event of its own.
 const SETTLED: Duration = Duration::from_secs(1);
 
 /// Waits for changes of one file. Callers must check whether it really changed.
 #[derive(Debug)]
-pub struct FileWatch {
+pub(super) struct FileWatch {
     file: PathBuf,
     events: Option<(Watches, EventStream<[u8; 1024]>)>,
-    look: Interval,
+    checks: Interval,
 }
 
 impl FileWatch {
     /// Starts watching; requires the Tokio runtime. Without inotify, the file is only checked every ten
     /// seconds.
-    #[must_use]
-    pub fn new(file: &Path) -> Self {
+    pub(super) fn new(file: &Path) -> Self {
         let events = Inotify::init().and_then(|inotify| {
             let watches = inotify.watches();
             Ok((watches, inotify.into_event_stream([0_u8; 1024])?))
         });
-        let mut look = interval_at(Instant::now() + LOOK, LOOK);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut watch = Self { file: file.to_owned(), events: events.ok(), look };
+        let mut checks = interval_at(Instant::now() + CHECK, CHECK);
+        checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut watch = Self { file: file.to_owned(), events: events.ok(), checks };
         watch.arm();
         watch
     }
@@ -60,7 +59,7 @@ impl FileWatch {
     }
 
     /// Completes when the file should be read. Cancel safe.
-    pub async fn changed(&mut self) {
+    pub(super) async fn changed(&mut self) {
         loop {
             let event = async {
                 match &mut self.events {
@@ -73,7 +72,7 @@ impl FileWatch {
                     Some(Ok(_)) => return,
                     _ => self.events = None,
                 },
-                _ = self.look.tick() => {
+                _ = self.checks.tick() => {
                     self.arm();
                     if self.is_settled() {
                         return;
@@ -94,10 +93,10 @@ mod tests {
     use super::*;
 
     /// Much shorter than the interval, so that what is seen by then is from inotify.
-    const TOLD: Duration = Duration::from_secs(5);
+    const SEEN: Duration = Duration::from_secs(5);
 
     #[tokio::test]
-    async fn a_write_a_rename_and_a_swap_of_the_data_are_seen() {
+    async fn a_write_a_rename_and_a_swap_of_a_volume_are_seen() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         for (volume, text) in [("..1", "a"), ("..2", "b")] {
@@ -109,28 +108,28 @@ mod tests {
         let mut watch = FileWatch::new(&at("numacast.yaml"));
         symlink("..2", at("..data_tmp")).unwrap();
         fs::rename(at("..data_tmp"), at("..data")).unwrap();
-        timeout(TOLD, watch.changed()).await.unwrap();
+        timeout(SEEN, watch.changed()).await.unwrap();
         assert_eq!(fs::read_to_string(at("numacast.yaml")).unwrap(), "b");
         fs::write(at("plain"), "c").unwrap();
-        timeout(TOLD, watch.changed()).await.unwrap();
+        timeout(SEEN, watch.changed()).await.unwrap();
         fs::rename(at("plain"), at("numacast.yaml")).unwrap();
-        timeout(TOLD, watch.changed()).await.unwrap();
+        timeout(SEEN, watch.changed()).await.unwrap();
     }
 
     #[allow(clippy::disallowed_methods, reason = "of a file's time")]
     #[tokio::test(start_paused = true)]
-    async fn a_directory_that_comes_later_is_looked_at_again_and_again() {
+    async fn a_directory_that_is_created_later_is_checked_periodically() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("later/numacast.yaml");
         let mut watch = FileWatch::new(&file);
         let start = Instant::now();
         watch.changed().await;
-        assert_eq!(start.elapsed(), LOOK);
+        assert_eq!(start.elapsed(), CHECK);
         fs::create_dir(file.parent().unwrap()).unwrap();
         fs::write(&file, "a").unwrap();
         let long_ago = SystemTime::now() - SETTLED;
         fs::File::options().write(true).open(&file).unwrap().set_modified(long_ago).unwrap();
         watch.changed().await;
-        assert_eq!(start.elapsed(), 2 * LOOK);
+        assert_eq!(start.elapsed(), 2 * CHECK);
     }
 }

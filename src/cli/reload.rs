@@ -3,20 +3,19 @@
 use std::path::Path;
 
 use anyhow::anyhow;
-use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
-use super::settings::SettingsArgs;
-use crate::agent::Settings;
-use crate::config::{Config, Effective, FileWatch, Layers, Origin};
+use super::file_watch::FileWatch;
+use super::flags::Given;
+use crate::config::{Config, Effective, Layers, Origin, Shown};
 use crate::telemetry::LogSwitch;
 use crate::topology::Rules;
 
 /// Applies the changes that a running process can apply, and logs the others.
 pub(super) struct Reload {
-    args: SettingsArgs,
+    given: Given,
     /// The configuration in effect.
     running: Effective,
     logs: LogSwitch,
@@ -32,29 +31,29 @@ pub(super) struct Reload {
 impl Reload {
     /// Starts listening for changes. New rules are sent to the agent through `rules`.
     pub(super) fn of_agent(
-        args: SettingsArgs,
+        given: Given,
         running: Effective,
         logs: LogSwitch,
         rules: watch::Sender<Rules>,
     ) -> anyhow::Result<Self> {
-        Self::new(args, running, logs, Some(rules))
+        Self::new(given, running, logs, Some(rules))
     }
 
     /// As [`Reload::of_agent`], for commands where only the log level can change.
-    pub(super) fn of_logs(args: SettingsArgs, running: Effective, logs: LogSwitch) -> anyhow::Result<Self> {
-        Self::new(args, running, logs, None)
+    pub(super) fn of_logs(given: Given, running: Effective, logs: LogSwitch) -> anyhow::Result<Self> {
+        Self::new(given, running, logs, None)
     }
 
     fn new(
-        args: SettingsArgs,
+        given: Given,
         running: Effective,
         logs: LogSwitch,
         rules: Option<watch::Sender<Rules>>,
     ) -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).map_err(|error| anyhow!("cannot listen for signals: {error}"));
         let (hangup, toggle) = (listen(SignalKind::hangup())?, listen(SignalKind::user_defined1())?);
-        let watch = args.file().map(FileWatch::new);
-        Ok(Self { args, running, logs, rules, watch, seen: None, hangup, toggle })
+        let watch = given.file().map(FileWatch::new);
+        Ok(Self { given, running, logs, rules, watch, seen: None, hangup, toggle })
     }
 
     /// Returns true if a change of the key takes effect immediately.
@@ -87,7 +86,7 @@ impl Reload {
 
     /// Reads the file and applies its changes. If `asked` (by SIGHUP), logs a line in any case.
     fn look(&mut self, asked: bool) {
-        let Some(file) = self.args.file() else {
+        let Some(file) = self.given.file() else {
             if asked {
                 info!("there is no configuration file to read again: --config names one");
             }
@@ -100,7 +99,7 @@ impl Reload {
             }
             return;
         }
-        let layers = self.args.clone().layers(text.as_deref().ok());
+        let layers = self.given.layers(text.as_deref().ok());
         let file = file.to_owned();
         self.seen = Some(text);
         match layers.map_err(|error| error.to_string()).and_then(finish) {
@@ -123,9 +122,9 @@ impl Reload {
         self.running.config.log.level = log.level;
         self.running.config.zones = zones.clone();
         self.running.config.exclude = exclude.clone();
-        for (index, (key, now, from)) in effective.values.iter().enumerate() {
-            if self.is_live(key) {
-                self.running.values[index] = (*key, now.clone(), from.clone());
+        for (index, shown) in effective.values.iter().enumerate() {
+            if self.is_live(&shown.key.name) {
+                self.running.values[index] = shown.clone();
             }
         }
         if before.log.level != log.level {
@@ -137,7 +136,7 @@ impl Reload {
 
     fn send_rules(&self) {
         let Some(sender) = &self.rules else { return };
-        let rules = Settings::from_config(&self.running.config).rules;
+        let rules = self.running.config.agent_settings().rules;
         let changed = *sender.borrow() != rules;
         if changed {
             for warning in rules.exclude.warnings() {
@@ -157,10 +156,10 @@ fn finish(layers: Layers) -> Result<Effective, String> {
 /// Returns the keys whose values differ, except those derived from other keys in both.
 fn changes(before: &Effective, after: &Effective) -> Vec<&'static str> {
     let pairs = before.values.iter().zip(&after.values);
-    let differs = |((_, old, from), (_, new, now)): &(&(_, Value, Origin), &(_, Value, Origin))| {
-        old != new && !(*from == Origin::Derived && *now == Origin::Derived)
+    let differs = |(old, new): &(&Shown, &Shown)| {
+        old.value != new.value && !(old.origin == Origin::Derived && new.origin == Origin::Derived)
     };
-    pairs.filter(differs).map(|((key, ..), _)| *key).collect()
+    pairs.filter(differs).map(|(_, new)| new.key.name.as_str()).collect()
 }
 
 fn list(keys: &[&str]) -> String {

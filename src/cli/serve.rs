@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
-use crate::config::{self, Config, Endpoint};
+use crate::config::{Config, Endpoint, TlsFiles};
 use crate::telemetry::health::Probes;
 use crate::telemetry::registry::Registry;
 use crate::telemetry::server::{Endpoints, Server};
@@ -26,15 +26,12 @@ pub(super) async fn serve(
             .into_iter()
             .collect();
     }
-    let tls = tls(&config.metrics.tls);
+    let tls = config.metrics.tls.clone().map(|TlsFiles { cert_file, key_file, client_ca_file }| {
+        Tls::new(Files { cert: cert_file, key: key_file, client_ca: client_ca_file })
+    });
     let metrics = start(config.metrics.address, Endpoints { metrics, health: None }, tls).await;
     let health = start(config.health.address, Endpoints { metrics: None, health }, None).await;
     metrics.into_iter().chain(health).collect()
-}
-
-fn tls(config: &config::Tls) -> Option<Tls> {
-    let (cert, key) = (config.cert_file.clone()?, config.key_file.clone()?);
-    Some(Tls::new(Files { cert, key, client_ca: config.client_ca_file.clone() }))
 }
 
 async fn start(address: Endpoint, endpoints: Endpoints, tls: Option<Tls>) -> Option<Server> {

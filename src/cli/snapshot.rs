@@ -9,9 +9,8 @@ use clap::ValueEnum;
 use serde::Serialize;
 use tracing::{info, warn};
 
-use super::settings::SettingsArgs;
-use crate::agent::{self, Recording, Scan, Settings};
-use crate::cluster::Cluster;
+use super::flags::{AgentFlags, ConfigArgs};
+use crate::agent::{self, Recording, Scan};
 use crate::config::Config;
 use crate::nrt::Version;
 use crate::scheduler;
@@ -31,7 +30,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
     #[command(flatten)]
-    settings: SettingsArgs,
+    config: ConfigArgs<AgentFlags>,
 }
 
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
@@ -42,8 +41,8 @@ enum Output {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let Args { output, record, replay, settings } = args;
-    let mut config = settings.effective()?.config;
+    let Args { output, record, replay, config: ConfigArgs { given, .. } } = args;
+    let mut config = given.effective()?.config;
     telemetry::start_logs(config.log.level, config.log.format);
     if config.node_name.is_empty() {
         config.node_name = host_name(&config);
@@ -68,8 +67,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     for problem in problems.chain(topology.findings.iter().map(ToString::to_string)) {
         warn!("{problem}");
     }
-    let (object, form) =
-        (agent::object(&recording.node, None, &topology), Settings::from_config(&config).form);
+    let (object, form) = (agent::object(&recording.node, None, &topology), config.form());
     super::print(&match form.version {
         Version::V1alpha1 => render(&form.json(&object).context("cannot write JSON")?, output)?,
         Version::V1alpha2 => render(&form.of(object), output)?,
@@ -78,9 +76,9 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn take(config: &Config) -> Recording {
-    let settings = Settings::from_config(config);
+    let settings = config.agent_settings();
     let cluster = match settings.kubelet_config.ask_the_kubelet() {
-        true => Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await.ok(),
+        true => config.cluster().await.ok(),
         false => None,
     };
     Recording::take(&settings, cluster.as_ref()).await
@@ -88,12 +86,11 @@ async fn take(config: &Config) -> Recording {
 
 /// Subtracts from the zones what the agent would reserve now. Recordings do not contain reservations.
 async fn reserve(config: &Config, scan: &Scan, mut topology: Topology) -> Topology {
-    let settings = Settings::from_config(config);
-    if !settings.terms.reserve {
+    let settings = config.agent_settings();
+    if !settings.gate.reserve {
         return topology;
     }
-    let cluster = Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await;
-    let reserved = match cluster {
+    let reserved = match config.cluster().await {
         Ok(cluster) => agent::reserved(&settings, &cluster, scan, &topology).await,
         Err(error) => {
             warn!("{error}; what the agent reserves for pods that are bound is not known");

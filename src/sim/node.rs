@@ -128,7 +128,7 @@ impl SimNode {
         let mut config = Config { node_name: self.name.clone(), ..Config::default() };
         config.host.root.clone_from(&self.directory.0);
         config.kubelet.dir = Some(self.kubelet.root().to_owned());
-        config.publish.kubeconfig = Some(self.directory.0.join("kubeconfig"));
+        config.kubeconfig = Some(self.directory.0.join("kubeconfig"));
         config
     }
 

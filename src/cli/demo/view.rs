@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use super::latency::Summary;
+use super::text::{Line, Style};
 use crate::nrt;
 use crate::sim::kubelet::PodSpec;
 
@@ -27,17 +28,18 @@ pub(super) struct View {
     pub(super) changes: u64,
     pub(super) allocation: Summary,
     pub(super) release: Summary,
-    /// How long the kubelet's own files take to show a release.
+    /// How long the kubelet takes to release resources.
     pub(super) release_lag: Duration,
     /// Whether the object matches the kubelet's own state.
-    pub(super) agrees: bool,
-    pub(super) trouble: Option<String>,
+    pub(super) matches: bool,
+    /// The agent's current error.
+    pub(super) error: Option<String>,
 }
 
 /// An event in the history.
 #[derive(Clone, Debug)]
 pub(super) struct Event {
-    pub(super) words: String,
+    pub(super) text: String,
     /// The time until the object showed it; `None` for what no object shows.
     pub(super) took: Option<Duration>,
 }
@@ -120,79 +122,8 @@ impl Resource {
     }
 }
 
-/// The style of a piece of text.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Style {
-    Plain,
-    Bold,
-    Dim,
-    Used,
-    Free,
-    Good,
-    Bad,
-}
-
-impl Style {
-    fn code(self) -> Option<&'static str> {
-        match self {
-            Self::Plain => None,
-            Self::Bold => Some("1"),
-            Self::Dim => Some("2"),
-            Self::Used => Some("33"),
-            Self::Free | Self::Good => Some("32"),
-            Self::Bad => Some("31"),
-        }
-    }
-}
-
-/// A line of styled pieces. Every character that the demo prints is one column wide.
-#[derive(Clone, Default)]
-struct Line(Vec<(String, Style)>);
-
-impl Line {
-    fn new(text: impl Into<String>, style: Style) -> Self {
-        Self(vec![(text.into(), style)])
-    }
-
-    fn add(mut self, text: impl Into<String>, style: Style) -> Self {
-        self.0.push((text.into(), style));
-        self
-    }
-
-    fn width(&self) -> usize {
-        self.0.iter().map(|(text, _)| text.chars().count()).sum()
-    }
-
-    /// Truncates or pads the line to exactly `width` columns.
-    fn fitted(mut self, width: usize) -> Self {
-        let fill = width.saturating_sub(self.width());
-        self.0.push((" ".repeat(fill), Style::Plain));
-        let mut left = width;
-        for (text, _) in &mut self.0 {
-            *text = text.chars().take(left).collect();
-            left -= text.chars().count();
-        }
-        self
-    }
-
-    fn write(&self, width: usize, colour: bool, page: &mut String) {
-        let mut left = width;
-        let mut line = String::new();
-        for (text, style) in &self.0 {
-            let cut: String = text.chars().take(left).collect();
-            left -= cut.chars().count();
-            match style.code().filter(|_| colour && !cut.is_empty()) {
-                // Writing to a String cannot fail.
-                Some(code) => drop(write!(line, "\x1b[{code}m{cut}\x1b[0m")),
-                None => line.push_str(&cut),
-            }
-        }
-        page.push_str(line.trim_end());
-    }
-}
-
-/// Minimum width of a readable panel, in columns.
-const PANEL: usize = 44;
+/// Maximum number of events that are shown.
+const MAX_EVENTS: usize = 5;
 
 /// Renders the page, with at most `height` lines of at most `width` columns.
 pub(super) fn render(view: &View, width: usize, height: usize, colour: bool) -> String {
@@ -208,22 +139,17 @@ pub(super) fn render(view: &View, width: usize, height: usize, colour: bool) -> 
     page
 }
 
-/// Returns the roomiest layout that fits: panels before a table, the long footer before the short one.
+/// Returns a panel per zone if they fit with the newest event, else a table, and as many events as there is
+/// room for.
 fn layout(view: &View, width: usize, height: usize) -> Vec<Line> {
     let head = head(view, width);
-    let feet = [long_foot(view, width), short_foot(view, width)];
-    let most = (width / PANEL).clamp(1, view.zones.len().max(1));
-    for columns in 1..=most {
-        let body = panels(view, width, columns);
-        let fits = |foot: &&Vec<Line>| head.len() + body.len() + foot.len() <= height;
-        if let Some(foot) = feet.iter().find(fits) {
-            return [head, body, foot.clone()].concat();
-        }
+    let height = height.saturating_sub(head.len());
+    let mut body = panels(view, width);
+    if body.len() + foot(view, width, 0).len() + usize::from(!view.events.is_empty()) > height {
+        body = table(view, width);
     }
-    let mut body = table(view, width);
-    let [long, short] = feet;
-    let foot = if head.len() + body.len() + long.len() <= height { long } else { short };
-    let room = height.saturating_sub(head.len() + foot.len());
+    let foot = foot(view, width, height.saturating_sub(body.len()));
+    let room = height.saturating_sub(foot.len());
     if body.len() > room {
         let hidden = body.len() - room + 1;
         body.truncate(room.saturating_sub(1));
@@ -247,41 +173,26 @@ fn head(view: &View, width: usize) -> Vec<Line> {
     vec![title, Line::new(what, Style::Dim), Line::default()]
 }
 
-/// Returns the last events, and one line for each of the other items.
-fn long_foot(view: &View, width: usize) -> Vec<Line> {
-    let mut lines = vec![Line::default()];
-    if !view.events.is_empty() {
-        lines.push(Line::new("What happened, and how long until the API server told it:", Style::Dim));
-        lines.extend(view.events.iter().take(5).enumerate().map(|(age, event)| story(event, age == 0)));
-        lines.push(Line::default());
-    }
-    lines.push(timing("allocations  ", &view.allocation));
-    let lag = format!("; the kubelet's own files follow after {}", millis(view.release_lag));
+/// Returns the lines below the zones: the latencies, and above them the events that fit.
+fn foot(view: &View, width: usize, height: usize) -> Vec<Line> {
+    let lag = format!("; {} of it in the kubelet", millis(view.release_lag));
     let releases = timing("releases     ", &view.release);
-    lines.push(if view.release.count > 0 { releases.add(lag, Style::Dim) } else { releases });
-    lines.push(writes(view));
-    lines.push(truth(view));
+    let releases = if view.release.count > 0 { releases.add(lag, Style::Dim) } else { releases };
+    let mut lines = vec![timing("allocations  ", &view.allocation), releases, state(view)];
     lines.extend(command(view, width));
-    lines
-}
-
-/// Returns the last event, and everything else in as few lines as possible.
-fn short_foot(view: &View, width: usize) -> Vec<Line> {
-    let mut lines = vec![Line::default()];
-    lines.extend(view.events.front().map(|event| story(event, true)));
-    let mut timings = timing("allocations ", &view.allocation);
-    timings.0.extend(timing("   releases ", &view.release).0);
-    lines.push(timings);
-    let counts = format!("  {} for {}", count(view.writes, "write"), count(view.changes, "change"));
-    lines.push(truth(view).add(counts, Style::Dim));
-    lines.extend(command(view, width));
-    lines
-}
-
-fn writes(view: &View) -> Line {
-    let writes = count(view.writes, "write");
-    let changes = count(view.changes, "change");
-    Line::new(format!("{writes} of the object for {changes} on the node"), Style::Plain)
+    let room = height.saturating_sub(lines.len() + 1);
+    let events = |count| view.events.iter().take(count).enumerate().map(|(age, event)| line(event, age == 0));
+    let mut foot = vec![Line::default()];
+    // A heading and a blank line need room for two events at least.
+    if room < 4 || view.events.is_empty() {
+        foot.extend(events(room));
+    } else {
+        foot.push(Line::new("Events, and how long until the object showed them:", Style::Dim));
+        foot.extend(events(MAX_EVENTS.min(room - 2)));
+        foot.push(Line::default());
+    }
+    foot.extend(lines);
+    foot
 }
 
 fn count(number: u64, thing: &str) -> String {
@@ -295,10 +206,10 @@ fn command(view: &View, width: usize) -> Option<Line> {
     (!view.command.is_empty()).then_some(line)
 }
 
-fn story(event: &Event, newest: bool) -> Line {
-    let style = if newest { Style::Bold } else { Style::Dim };
+fn line(event: &Event, is_newest: bool) -> Line {
+    let style = if is_newest { Style::Bold } else { Style::Dim };
     let took = event.took.map_or_else(String::new, millis);
-    Line::new(format!("{took:>9}  "), Style::Good).add(event.words.clone(), style)
+    Line::new(format!("{took:>9}  "), Style::Good).add(event.text.clone(), style)
 }
 
 fn timing(what: &str, summary: &Summary) -> Line {
@@ -310,13 +221,15 @@ fn timing(what: &str, summary: &Summary) -> Line {
     line.add(times, Style::Good).add(format!(" of {}", summary.count), Style::Dim)
 }
 
-fn truth(view: &View) -> Line {
-    match (&view.trouble, view.agrees, view.zones.is_empty()) {
-        (Some(trouble), ..) => Line::new(trouble.clone(), Style::Bad),
+/// Returns whether the object matches the kubelet's state, and the number of writes.
+fn state(view: &View) -> Line {
+    let line = match (&view.error, view.matches, view.zones.is_empty()) {
+        (Some(error), ..) => Line::new(error.clone(), Style::Bad),
         (None, _, true) => Line::new("Waiting for the agent's first object.", Style::Dim),
-        (None, true, _) => Line::new("The object says what the kubelet's own books say.", Style::Good),
-        (None, false, _) => Line::new("The object is being brought up to date.", Style::Used),
-    }
+        (None, true, _) => Line::new("The object matches the kubelet's own state.", Style::Good),
+        (None, false, _) => Line::new("The object is being updated.", Style::Used),
+    };
+    line.add(format!("  {} for {}", count(view.writes, "write"), count(view.changes, "change")), Style::Dim)
 }
 
 /// Formats a duration: `4.2 ms`, `251 ms`, `1.2 s`.
@@ -329,28 +242,10 @@ fn millis(duration: Duration) -> String {
     }
 }
 
-/// Returns the panels side by side, with a blank line between rows of them.
-fn panels(view: &View, width: usize, columns: usize) -> Vec<Line> {
-    let gap = 2;
-    let each = (width + gap) / columns - gap;
-    let mut lines = Vec::new();
-    for row in view.zones.chunks(columns) {
-        let panels: Vec<Vec<Line>> = row.iter().map(|zone| panel(view, zone, each)).collect();
-        let rows = panels.iter().map(Vec::len).max().unwrap_or(0);
-        if !lines.is_empty() {
-            lines.push(Line::default());
-        }
-        for number in 0..rows {
-            let mut line = Line::default();
-            for panel in &panels {
-                let part = panel.get(number).cloned().unwrap_or_default();
-                line.0.extend(part.fitted(each).0);
-                line.0.push((" ".repeat(gap), Style::Plain));
-            }
-            lines.push(line);
-        }
-    }
-    lines
+/// Returns a panel per zone, with a blank line between them.
+fn panels(view: &View, width: usize) -> Vec<Line> {
+    let panels: Vec<Vec<Line>> = view.zones.iter().map(|zone| panel(view, zone, width)).collect();
+    panels.join(&Line::default())
 }
 
 fn panel(view: &View, zone: &Zone, width: usize) -> Vec<Line> {
