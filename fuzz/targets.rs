@@ -20,9 +20,11 @@ use numacast::kubelet::{
 };
 use numacast::machine::{self, HostFiles, Machine, NumaNode, RecordedFiles, Recorder};
 use numacast::pod::{Annotation, Container, ContainerKind, Life, Pod, Wanted, Whole};
-use numacast::proxy::merge::{
-    self, AnnotationMapping, Annotations, Koordinator, Merged, Plan, Version,
+use numacast::proxy::Allocations;
+use numacast::proxy::annotations::{
+    self, AnnotationMapping, Annotations, Koordinator, NodeDevices,
 };
+use numacast::proxy::merge::{Merged, Version};
 use numacast::quantity::Quantity;
 use numacast::topology::{self, HIGHEST_ZONE, Inputs, Rules, Topology};
 use numacast::util::wire::put_bytes;
@@ -379,15 +381,20 @@ pub(crate) fn splice(data: &[u8]) {
         .map(|(name, text)| annotated(name, &[(DEVICES, text), (STATUS, status)]))
         .collect();
     let wanted = Annotations { koordinator: koordinator(&text), ..Annotations::default() };
-    let rules = merge::Rules::new(&wanted, true);
-    let node = merge::Node::new(devices.map(Arc::new), Arc::default());
-    let plan = rules.plan(pods.iter(), &node);
-    check_splice(&plan, &answer, Version::V1);
-    check_splice(&plan, &answer, Version::V1alpha1);
-    check_get(&plan, &answer);
-    check_allocatable(&plan, &answer);
-    let nothing = Plan::default();
-    for merged in [nothing.list(&answer, Version::V1), nothing.get(&answer), nothing.allocatable(&answer)] {
+    let rules = annotations::Rules::new(&wanted, true);
+    let node = NodeDevices::new(devices.map(Arc::new), Arc::default());
+    let allocations = rules.read(pods.iter(), &node);
+    check_list(&allocations, &answer, Version::V1);
+    check_list(&allocations, &answer, Version::V1alpha1);
+    check_get(&allocations, &answer);
+    check_allocatable(&allocations, &answer);
+    let nothing = Allocations::default();
+    let merged = [
+        nothing.merge_list(&answer, Version::V1),
+        nothing.merge_get(&answer),
+        nothing.merge_allocatable(&answer),
+    ];
+    for merged in merged {
         assert!(merged.is_err() || merged.is_ok_and(|merged| merged.bytes == answer && merged.devices == 0));
     }
 }
@@ -441,8 +448,8 @@ fn all_placed(pods: &[v1::PodResources]) -> Vec<Placed> {
     containers.flat_map(|container| placed(&container.devices)).collect()
 }
 
-/// Returns what the plan adds for a pod, as it appears in a response without allocated devices.
-fn planned(plan: &Plan, name: &str, version: Version) -> v1::PodResources {
+/// Returns what is allocated to a pod, as it appears in a response without allocated devices.
+fn allocated(allocations: &Allocations, name: &str, version: Version) -> v1::PodResources {
     let container = |name: &str| v1::ContainerResources { name: name.into(), ..Default::default() };
     let bare = v1::PodResources {
         name: name.into(),
@@ -451,29 +458,29 @@ fn planned(plan: &Plan, name: &str, version: Version) -> v1::PodResources {
         ..Default::default()
     };
     let bare = v1::ListPodResourcesResponse { pod_resources: vec![bare] }.encode_to_vec();
-    let merged = plan.list(&bare.into(), version).expect("an answer");
+    let merged = allocations.merge_list(&bare.into(), version).expect("an answer");
     let mut decoded = v1::ListPodResourcesResponse::decode(merged.bytes).expect("a message");
     decoded.pod_resources.remove(0)
 }
 
-/// Adds the plan's resources to a pod; returns true if it was the pod that the plan is for.
-fn put(plan: &v1::PodResources, pod: &mut v1::PodResources, taken: &[Placed]) -> bool {
+/// Adds allocations to a pod; returns true if it was the pod that they are for.
+fn put(allocated: &v1::PodResources, pod: &mut v1::PodResources, taken: &[Placed]) -> bool {
     let own = all_placed(std::slice::from_ref(pod));
     let claims = pod.containers.iter().flat_map(|container| &container.dynamic_resources);
     let devices = claims.flat_map(|claim| &claim.claim_resources).flat_map(|device| &device.cdi_devices);
     let claimed: BTreeSet<String> = devices.map(|cdi| cdi.name.clone()).collect();
     let has_cpus = !pod.cpu_ids.is_empty() || pod.containers.iter().any(|one| !one.cpu_ids.is_empty());
     let has_memory = !pod.memory.is_empty() || pod.containers.iter().any(|one| !one.memory.is_empty());
-    let mut found = plan.containers.iter().all(|container| container.devices.is_empty());
-    for planned in plan.containers.iter().filter(|planned| !planned.devices.is_empty()) {
-        let Some(container) = pod.containers.iter_mut().find(|one| one.name == planned.name) else {
+    let mut found = allocated.containers.iter().all(|container| container.devices.is_empty());
+    for of in allocated.containers.iter().filter(|of| !of.devices.is_empty()) {
+        let Some(container) = pod.containers.iter_mut().find(|one| one.name == of.name) else {
             continue;
         };
         found = true;
-        for (name, id, nodes) in placed(&planned.devices) {
+        for (name, id, nodes) in placed(&of.devices) {
             let listed = taken.iter().any(|(known, same, _)| (known, same) == (&name, &id));
-            let allocated = own.iter().any(|(known, ..)| *known == name);
-            if listed || allocated || claimed.contains(&format!("{name}={id}")) {
+            let is_own = own.iter().any(|(known, ..)| *known == name);
+            if listed || is_own || claimed.contains(&format!("{name}={id}")) {
                 continue;
             }
             let nodes = nodes.into_iter().map(|id| v1::NumaNode { id }).collect();
@@ -486,10 +493,10 @@ fn put(plan: &v1::PodResources, pod: &mut v1::PodResources, taken: &[Placed]) ->
         }
     }
     if !has_cpus {
-        pod.cpu_ids.clone_from(&plan.cpu_ids);
+        pod.cpu_ids.clone_from(&allocated.cpu_ids);
     }
     if !has_memory {
-        pod.memory.clone_from(&plan.memory);
+        pod.memory.clone_from(&allocated.memory);
     }
     found
 }
@@ -513,27 +520,27 @@ fn decoded(merged: &Merged) -> Vec<v1::PodResources> {
     answer.pod_resources
 }
 
-fn check_splice(plan: &Plan, answer: &Bytes, version: Version) {
-    let merged = plan.list(answer, version);
+fn check_list(allocations: &Allocations, answer: &Bytes, version: Version) {
+    let merged = allocations.merge_list(answer, version);
     let Ok(before) = v1::ListPodResourcesResponse::decode(answer.clone()) else { return };
     let merged = merged.expect("what is an answer to prost is one to us");
     assert_eq!(merged.bytes == *answer, merged.pods == 0);
     let (mut expected, mut after) = (before.pod_resources, decoded(&merged));
     let taken = all_placed(&expected);
     for name in NAMES {
-        let plan = planned(plan, name, version);
+        let allocated = allocated(allocations, name, version);
         let mut named =
             expected.iter_mut().filter(|pod| (pod.namespace.as_str(), pod.name.as_str()) == ("ns", name));
         // If two pods share the name, one of them gets everything.
-        named.any(|pod| put(&plan, pod, &taken));
+        named.any(|pod| put(&allocated, pod, &taken));
     }
     one_by_one(&mut expected);
     one_by_one(&mut after);
     assert_eq!(after, expected);
 }
 
-fn check_get(plan: &Plan, answer: &Bytes) {
-    let merged = plan.get(answer);
+fn check_get(allocations: &Allocations, answer: &Bytes) {
+    let merged = allocations.merge_get(answer);
     let Ok(before) = v1::GetPodResourcesResponse::decode(answer.clone()) else { return };
     let merged = merged.expect("what is an answer to prost is one to us");
     let after = v1::GetPodResourcesResponse::decode(merged.bytes).expect("still a message");
@@ -542,15 +549,15 @@ fn check_get(plan: &Plan, answer: &Bytes) {
     };
     if expected.namespace == "ns" && NAMES.contains(&expected.name.as_str()) {
         let taken = all_placed(std::slice::from_ref(&expected));
-        put(&planned(plan, &expected.name, Version::V1), &mut expected, &taken);
+        put(&allocated(allocations, &expected.name, Version::V1), &mut expected, &taken);
     }
     one_by_one(std::slice::from_mut(&mut expected));
     one_by_one(std::slice::from_mut(&mut after));
     assert_eq!(after, expected);
 }
 
-fn check_allocatable(plan: &Plan, answer: &Bytes) {
-    let merged = plan.allocatable(answer);
+fn check_allocatable(allocations: &Allocations, answer: &Bytes) {
+    let merged = allocations.merge_allocatable(answer);
     let Ok(before) = v1::AllocatableResourcesResponse::decode(answer.clone()) else { return };
     let merged = merged.expect("what is an answer to prost is one to us");
     let after = v1::AllocatableResourcesResponse::decode(merged.bytes).expect("still a message");
@@ -588,21 +595,18 @@ pub(crate) fn annotations(data: &[u8]) {
         mappings: vec![mapping, plain],
         ..Annotations::default()
     };
-    let rules = merge::Rules::new(&wanted, true);
+    let rules = annotations::Rules::new(&wanted, true);
     let text = line();
     let pods = ["a", "b"].map(|name| annotated(name, &[("other", text), (DEVICES, text), (STATUS, text)]));
     let device: Option<Devices> = serde_json::from_str(text).ok();
     for devices in [None, device.map(Arc::new)] {
-        let node = merge::Node::new(devices, Arc::default());
-        let plan = rules.plan(pods.iter(), &node);
-        assert_eq!(plan, rules.plan(pods.iter(), &node), "the same of the same");
-        assert!(
-            plan.problems()
-                .iter()
-                .all(|problem| !problem.sentence.is_empty() && problem.sentence.len() < 2000)
-        );
+        let node = NodeDevices::new(devices, Arc::default());
+        let allocations = rules.read(pods.iter(), &node);
+        assert_eq!(allocations, rules.read(pods.iter(), &node), "repeatable");
+        let is_short = |message: &str| (1..2000).contains(&message.len());
+        assert!(allocations.errors().iter().all(|error| is_short(&error.message)));
         for name in ["a", "b"] {
-            let all = all_placed(&[planned(&plan, name, Version::V1)]);
+            let all = all_placed(&[allocated(&allocations, name, Version::V1)]);
             assert!(all.len() <= 1024);
             for (resource, id, _) in &all {
                 assert!(resource.contains('/'), "{resource:?}");

@@ -1,18 +1,23 @@
 //! The podresources proxy (DESIGN section 7): serves the kubelet's podresources API again, on a socket of its
 //! own, to any number of clients, with the devices that pods are allocated by annotation.
 //!
-//! `service` handles the requests, `knowledge` knows what to merge into the responses, `merge` merges it;
-//! `crate::kubelet::Upstream` makes one kubelet call for all concurrent callers, and `crate::grpc` runs the
-//! server.
+//! `annotations` parses the pods' annotations into `allocations`, `merge` adds these to the kubelet's
+//! responses, `annotation_state` keeps both current, and `service` handles the requests.
+//! `crate::kubelet::SharedClient` makes one kubelet call for all concurrent callers, and `crate::grpc` runs
+//! the server.
 
-pub mod devices;
+pub mod annotations;
 pub mod health;
 pub mod merge;
 pub mod metrics;
 
-mod knowledge;
-mod notices;
+mod allocations;
+mod annotation_state;
+mod device_poller;
+mod log;
 mod service;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::future::Future;
@@ -26,27 +31,29 @@ use tracing::{info, warn};
 
 use crate::cluster::Cluster;
 use crate::grpc::{Limits, ServeError, Server, Socket};
-use crate::kubelet::{Ask, Asker, Upstream};
+use crate::kubelet::{Caller, Request, SharedClient};
 use crate::pod::Wanted;
 use crate::pod_source::{PodSource, PodSourceMetrics, PodTellers};
 use crate::telemetry::registry::Registry;
 use crate::util::backoff::back_off;
 
+pub use allocations::Allocations;
+use annotation_state::{AnnotationState, PodLookup, SourceFreshness, Timeouts};
+use annotations::Rules;
 use health::Health;
-use knowledge::{Asking, Knowledge, Standing};
-use merge::{Merged, Plan, Rules, WireError};
+use log::ServiceLog;
+use merge::{Merged, Version, WireError};
 use metrics::Metrics;
-use notices::Notices;
 use service::Service;
 
-/// Interval of the health reports.
-const LOOK: Duration = Duration::from_secs(5);
-/// A kubelet that was not called for this long is called to check that it responds: readiness allows 30 s.
-const UNASKED: Duration = Duration::from_secs(10);
+/// Interval of the health checks.
+const CHECK: Duration = Duration::from_secs(5);
+/// A kubelet that has not responded for this long is called to check that it does: readiness allows 30 s.
+const MAX_RESPONSE_AGE: Duration = Duration::from_secs(10);
 /// Delay of the first retry if the socket cannot be served.
-const RETRY: Duration = Duration::from_secs(1);
+const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// Maximum delay between two retries.
-const RETRY_LIMIT: Duration = Duration::from_secs(30);
+const MAX_RETRY: Duration = Duration::from_secs(30);
 
 /// The proxy's settings.
 #[derive(Clone, Debug)]
@@ -82,8 +89,8 @@ pub struct Settings {
 /// A proxy that does not serve yet.
 pub struct Proxy {
     settings: Settings,
-    upstream: Upstream,
-    knowledge: Option<Arc<Knowledge>>,
+    client: SharedClient,
+    annotations: Option<Arc<AnnotationState>>,
     metrics: Metrics,
 }
 
@@ -91,7 +98,7 @@ impl Settings {
     /// Returns the annotations that a pod source has to keep.
     #[must_use]
     pub fn wanted(&self) -> Wanted {
-        self.rules.as_ref().map_or_else(Wanted::default, |rules| Wanted::of(rules.wanted()))
+        self.rules.as_ref().map_or_else(Wanted::default, |rules| Wanted::of(rules.keys()))
     }
 }
 
@@ -106,19 +113,20 @@ impl Proxy {
     ) -> Self {
         let health = Arc::new(Health::new(settings.rules.is_some()));
         let metrics = Metrics::register(registry, health);
-        let upstream = Upstream::start(settings.kubelet.clone(), settings.timeout, Arc::new(metrics.clone()));
-        let node = devices::follow(&settings, cluster.clone(), &metrics);
-        let asking = cluster.filter(|_| settings.asks_for_pods).map(|cluster| Asking {
+        let observer = Arc::new(metrics.clone());
+        let client = SharedClient::start(settings.kubelet.clone(), settings.timeout, observer);
+        let devices = device_poller::start(&settings, cluster.clone(), &metrics);
+        let lookup = cluster.filter(|_| settings.asks_for_pods).map(|cluster| PodLookup {
             cluster,
             node: settings.node.clone(),
             wanted: settings.wanted(),
         });
-        let times = (settings.wait, settings.last_known);
-        let knowledge = settings
-            .rules
-            .clone()
-            .map(|rules| Arc::new(Knowledge::new(rules, pods, asking, node, times, metrics.clone())));
-        Self { settings, upstream, knowledge, metrics }
+        let timeouts = Timeouts { unknown_pod: settings.wait, last_known: settings.last_known };
+        let annotations = settings.rules.clone().map(|rules| {
+            let metrics = metrics.clone();
+            Arc::new(AnnotationState::new(rules, pods, lookup, devices, timeouts, metrics))
+        });
+        Self { settings, client, annotations, metrics }
     }
 
     /// Creates a proxy that follows the pod sources in `tellers` itself, with the annotations that it needs.
@@ -137,8 +145,8 @@ impl Proxy {
 
     /// Returns the connection to the kubelet, for other callers.
     #[must_use]
-    pub fn upstream(&self) -> Upstream {
-        self.upstream.clone()
+    pub fn client(&self) -> SharedClient {
+        self.client.clone()
     }
 
     /// Returns the proxy's health, to be served.
@@ -148,33 +156,33 @@ impl Proxy {
     }
 
     /// Waits until the pods and the node's devices are known, at most as long as a response may wait.
-    pub async fn first_words(&self) {
-        if let Some(knowledge) = &self.knowledge {
-            knowledge.first_words(knowledge.deadline()).await;
+    pub async fn wait_until_synced(&self) {
+        if let Some(annotations) = &self.annotations {
+            annotations.wait_until_synced(annotations.deadline()).await;
         }
     }
 
     /// Returns a function that merges the annotated devices into a `List` response; it returns `None` until
     /// these are known, and an invalid response unchanged. `None` if nothing is merged.
     #[must_use]
-    pub fn merging_lists(&self) -> Option<impl Fn(&Bytes) -> Option<Bytes> + Send + Sync + use<>> {
-        self.merging(|plan, bytes| plan.list(bytes, merge::Version::V1))
+    pub fn list_merger(&self) -> Option<impl Fn(&Bytes) -> Option<Bytes> + Send + Sync + use<>> {
+        self.merger(|allocations, bytes| allocations.merge_list(bytes, Version::V1))
     }
 
-    /// As [`Proxy::merging_lists`], for the node's devices in a `GetAllocatableResources` response.
+    /// As [`Proxy::list_merger`], for the node's devices in a `GetAllocatableResources` response.
     #[must_use]
-    pub fn merging_allocatable(&self) -> Option<impl Fn(&Bytes) -> Option<Bytes> + Send + Sync + use<>> {
-        self.merging(Plan::allocatable)
+    pub fn allocatable_merger(&self) -> Option<impl Fn(&Bytes) -> Option<Bytes> + Send + Sync + use<>> {
+        self.merger(Allocations::merge_allocatable)
     }
 
-    fn merging(
+    fn merger(
         &self,
-        merge: fn(&Plan, &Bytes) -> Result<Merged, WireError>,
+        merge: fn(&Allocations, &Bytes) -> Result<Merged, WireError>,
     ) -> Option<impl Fn(&Bytes) -> Option<Bytes> + Send + Sync + use<>> {
-        let knowledge = Arc::clone(self.knowledge.as_ref()?);
+        let annotations = Arc::clone(self.annotations.as_ref()?);
         Some(move |bytes: &Bytes| {
-            let plan = knowledge.plan_of_zones()?;
-            Some(merge(&plan, bytes).map_or_else(|_| bytes.clone(), |merged| merged.bytes))
+            let allocations = annotations.zone_allocations()?;
+            Some(merge(&allocations, bytes).map_or_else(|_| bytes.clone(), |merged| merged.bytes))
         })
     }
 
@@ -184,15 +192,15 @@ impl Proxy {
     /// If the socket cannot be created.
     pub fn start(&self) -> Result<Server, ServeError> {
         let service = Arc::new(Service {
-            upstream: self.upstream.clone(),
-            knowledge: self.knowledge.clone(),
+            kubelet: self.client.clone(),
+            annotations: self.annotations.clone(),
             fail_closed: self.settings.fail_closed,
             allocatable: self.settings.allocatable,
             metrics: self.metrics.clone(),
-            notices: Notices::default(),
+            log: ServiceLog::default(),
         });
         // The wait for the call to the kubelet, and the call itself.
-        let limits = Limits { answer: 2 * self.settings.timeout, ..Limits::default() };
+        let limits = Limits { response_timeout: 2 * self.settings.timeout, ..Limits::default() };
         let (socket, observer) = (self.settings.socket.clone(), Arc::new(self.metrics.clone()));
         let server = Server::start(socket, limits, Arc::new(service), observer)?;
         info!("podresources proxy at {}", self.settings.socket.path.display());
@@ -205,7 +213,7 @@ impl Proxy {
         let mut shutdown = std::pin::pin!(shutdown);
         let mut failures = 0;
         while server.is_none() {
-            self.beat(false);
+            self.check(false);
             match self.start() {
                 Ok(started) => server = Some(started),
                 Err(error) => {
@@ -213,14 +221,14 @@ impl Proxy {
                         warn!("{error}; trying again");
                     }
                     tokio::select! {
-                        () = sleep(back_off(&mut failures, RETRY, RETRY_LIMIT)) => {}
+                        () = sleep(back_off(&mut failures, FIRST_RETRY, MAX_RETRY)) => {}
                         () = &mut shutdown => return,
                     }
                 }
             }
         }
         tokio::select! {
-            () = self.look_after(server.as_ref()) => {}
+            () = self.check_periodically(server.as_ref()) => {}
             () = &mut shutdown => {}
         }
         if let Some(server) = server {
@@ -228,24 +236,24 @@ impl Proxy {
         }
     }
 
-    fn beat(&self, served: bool) {
-        let told = self.knowledge.as_ref().is_some_and(|knowledge| knowledge.has_told());
-        self.metrics.health().checked(served, told);
-        if let Some(knowledge) = &self.knowledge {
-            self.metrics.passing_through(knowledge.standing() != Standing::Good);
+    fn check(&self, is_serving: bool) {
+        let is_synced = self.annotations.as_ref().is_some_and(|annotations| annotations.is_synced());
+        self.metrics.health().checked(is_serving, is_synced);
+        if let Some(annotations) = &self.annotations {
+            self.metrics.passing_through(annotations.freshness() != SourceFreshness::Fresh);
         }
     }
 
     /// Reports health periodically, and calls the kubelet if no client does.
-    async fn look_after(&self, server: Option<&Server>) {
-        let mut look = interval(LOOK);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    async fn check_periodically(&self, server: Option<&Server>) {
+        let mut interval = interval(CHECK);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            look.tick().await;
-            self.beat(server.is_some_and(Server::serves));
-            if self.metrics.health().kubelet_age().is_none_or(|age| age > UNASKED) {
+            interval.tick().await;
+            self.check(server.is_some_and(Server::is_serving));
+            if self.metrics.health().kubelet_age().is_none_or(|age| age > MAX_RESPONSE_AGE) {
                 // The observer of the calls records the result.
-                let _ = self.upstream.ask(Ask::List, Asker::Proxy).await;
+                let _ = self.client.request(Request::List, Caller::Proxy).await;
             }
         }
     }

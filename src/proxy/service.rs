@@ -10,13 +10,13 @@ use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::knowledge::{Knowledge, Standing};
+use super::annotation_state::{AnnotationState, SourceFreshness};
+use super::log::ServiceLog;
 use super::merge::{Merged, Version, WireError};
-use super::notices::Notices;
+use super::metrics::{ListStats, Metrics};
 use crate::grpc::{self, Call, Reply};
 use crate::kubelet::proto::v1::GetPodResourcesRequest;
-use crate::kubelet::{Ask, Asker, Flight, Upstream};
-use crate::telemetry::proxy::{Listed, Metrics};
+use crate::kubelet::{Caller, Request, SharedClient, SharedResponse};
 
 /// The name of the v1 service.
 pub(super) const V1: &str = "v1.PodResourcesLister";
@@ -25,27 +25,20 @@ pub(super) const V1ALPHA1: &str = "v1alpha1.PodResourcesLister";
 
 /// The gRPC service.
 pub(super) struct Service {
-    pub(super) upstream: Upstream,
+    pub(super) kubelet: SharedClient,
     /// `None` if nothing is merged.
-    pub(super) knowledge: Option<Arc<Knowledge>>,
+    pub(super) annotations: Option<Arc<AnnotationState>>,
     pub(super) fail_closed: bool,
+    /// Merge the node's devices into `GetAllocatableResources`.
     pub(super) allocatable: bool,
     pub(super) metrics: Metrics,
-    pub(super) notices: Notices,
-}
-
-/// A decoded request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Question {
-    List(Version),
-    Get { namespace: String, name: String },
-    Allocatable,
+    pub(super) log: ServiceLog,
 }
 
 /// What all callers that share a kubelet response also share.
 #[derive(Default)]
 struct Shared {
-    answer: OnceCell<Result<Bytes, Status>>,
+    merged: OnceCell<Result<Bytes, Status>>,
     /// Until when the response may wait for pods, whichever caller makes it.
     deadline: OnceLock<Instant>,
 }
@@ -53,157 +46,133 @@ struct Shared {
 impl grpc::Service for Arc<Service> {
     fn call(&self, call: Call) -> BoxFuture<'static, Result<Reply, Status>> {
         let service = Self::clone(self);
-        async move {
-            let question = Question::read(&call)?;
-            Ok(Reply::One(service.answer(question).await?.into()))
-        }
-        .boxed()
+        async move { Ok(Reply::One(service.respond(decode(&call)?).await?.into())) }.boxed()
     }
 }
 
-impl Question {
-    fn read(call: &Call) -> Result<Self, Status> {
-        match call.names() {
-            (V1, "List") => Ok(Self::List(Version::V1)),
-            (V1ALPHA1, "List") => Ok(Self::List(Version::V1alpha1)),
-            (V1, "GetAllocatableResources") => Ok(Self::Allocatable),
-            (V1, "Get") => {
-                let request = GetPodResourcesRequest::decode(call.message.clone()).map_err(|error| {
-                    Status::internal(format!("grpc: error unmarshalling request: {error}"))
-                })?;
-                Ok(Self::Get { namespace: request.pod_namespace, name: request.pod_name })
-            }
-            (V1 | V1ALPHA1, _) => Err(call.unknown_method()),
-            _ => Err(call.unknown_service()),
+/// Decodes a client's request.
+fn decode(call: &Call) -> Result<Request, Status> {
+    match call.names() {
+        (V1, "List") => Ok(Request::List),
+        (V1ALPHA1, "List") => Ok(Request::ListV1alpha1),
+        (V1, "GetAllocatableResources") => Ok(Request::Allocatable),
+        (V1, "Get") => {
+            let request = GetPodResourcesRequest::decode(call.message.clone())
+                .map_err(|error| Status::internal(format!("grpc: error unmarshalling request: {error}")))?;
+            Ok(Request::Get { namespace: request.pod_namespace, name: request.pod_name })
         }
-    }
-
-    fn ask(&self) -> Ask {
-        match self {
-            Self::List(Version::V1) => Ask::List,
-            Self::List(Version::V1alpha1) => Ask::ListV1alpha1,
-            Self::Allocatable => Ask::Allocatable,
-            Self::Get { namespace, name } => Ask::Get { namespace: namespace.clone(), name: name.clone() },
-        }
+        (V1 | V1ALPHA1, _) => Err(call.unknown_method()),
+        _ => Err(call.unknown_service()),
     }
 }
 
 impl Service {
     /// Returns the response of a kubelet call that started after this one, merged with what is known by then.
-    async fn answer(&self, question: Question) -> Result<Bytes, Status> {
-        let flight =
-            self.upstream.ask(question.ask(), Asker::Proxy).await.map_err(|refusal| refusal.status)?;
-        let answer = match &self.knowledge {
-            Some(knowledge) => self.merged_once(&question, &flight, knowledge).await?,
-            None => {
-                self.note_plain(&question, &flight.bytes);
-                flight.bytes.clone()
-            }
-        };
-        self.metrics.served(flight.started.elapsed());
-        Ok(answer)
+    async fn respond(&self, request: Request) -> Result<Bytes, Status> {
+        let response = self.kubelet.request(request.clone(), Caller::Proxy).await;
+        let response = response.map_err(|error| error.status)?;
+        match &self.annotations {
+            Some(annotations) => self.merge_once(&request, &response, annotations).await,
+            None => Ok(self.pass_through(&request, &response.bytes)),
+        }
     }
 
     /// Merges once for all callers that share the kubelet's response.
-    async fn merged_once(
+    async fn merge_once(
         &self,
-        question: &Question,
-        flight: &Flight,
-        knowledge: &Knowledge,
+        request: &Request,
+        response: &SharedResponse,
+        annotations: &AnnotationState,
     ) -> Result<Bytes, Status> {
-        let shared = flight.slot::<Shared>();
+        let shared = response.slot::<Shared>();
         // The caller that merges may be cancelled: then the next one does it.
-        let deadline = *shared.deadline.get_or_init(|| knowledge.deadline());
-        let merge = || self.merge(question, &flight.bytes, knowledge, deadline);
-        shared.answer.get_or_init(merge).await.clone()
+        let deadline = *shared.deadline.get_or_init(|| annotations.deadline());
+        let merge = || self.merge(request, &response.bytes, annotations, deadline);
+        shared.merged.get_or_init(merge).await.clone()
     }
 
     async fn merge(
         &self,
-        question: &Question,
+        request: &Request,
         bytes: &Bytes,
-        knowledge: &Knowledge,
+        annotations: &AnnotationState,
         deadline: Instant,
     ) -> Result<Bytes, Status> {
-        if *question == Question::Allocatable && !self.allocatable {
+        if *request == Request::Allocatable && !self.allocatable {
             return Ok(bytes.clone());
         }
-        if !self.may_merge(knowledge, deadline).await? {
-            self.note_plain(question, bytes);
-            return Ok(bytes.clone());
+        if !self.can_merge(annotations, deadline).await? {
+            return Ok(self.pass_through(request, bytes));
         }
-        let merged = match question {
-            Question::List(version) => knowledge.merge_list(bytes, *version, deadline).await,
-            Question::Get { .. } => knowledge.merge_get(bytes, deadline).await,
-            Question::Allocatable => knowledge.plan().allocatable(bytes).map(|merged| (merged, 0)),
+        let merged = match request {
+            Request::List => annotations.merge_list(bytes, Version::V1, deadline).await,
+            Request::ListV1alpha1 => annotations.merge_list(bytes, Version::V1alpha1, deadline).await,
+            Request::Get { .. } => annotations.merge_get(bytes, deadline).await,
+            Request::Allocatable => {
+                annotations.allocations().merge_allocatable(bytes).map(|merged| (merged, 0))
+            }
         };
-        self.digest(question, bytes, merged)
+        self.finish(request, bytes, merged)
     }
 
     /// Returns whether merging is possible. If it is not, the request is rejected if `fail_closed` is set.
-    async fn may_merge(&self, knowledge: &Knowledge, deadline: Instant) -> Result<bool, Status> {
-        knowledge.first_words(deadline).await;
-        let standing = knowledge.standing();
-        self.metrics.passing_through(standing != Standing::Good);
-        self.notices.standing(standing, self.fail_closed);
-        match standing {
-            Standing::Good => Ok(true),
+    async fn can_merge(&self, annotations: &AnnotationState, deadline: Instant) -> Result<bool, Status> {
+        annotations.wait_until_synced(deadline).await;
+        let freshness = annotations.freshness();
+        self.metrics.passing_through(freshness != SourceFreshness::Fresh);
+        self.log.freshness(freshness, self.fail_closed);
+        match freshness {
+            SourceFreshness::Fresh => Ok(true),
             _ if !self.fail_closed => Ok(false),
-            Standing::Untold => Err(self.refusal("nobody has told about the node's pods and devices yet")),
-            Standing::Stale => Err(self.refusal("nobody has told about the node's pods for too long")),
+            SourceFreshness::Unsynced => Err(rejection("the node's pods and devices are not known yet")),
+            SourceFreshness::Stale => Err(rejection("no pod source has been synced for too long")),
         }
     }
 
-    fn refusal(&self, why: &str) -> Status {
-        Status::unavailable(format!("numacast: {why}, and the answer may lack devices (proxy.failClosed)"))
-    }
-
     /// Returns the response to send.
-    fn digest(
+    fn finish(
         &self,
-        question: &Question,
+        request: &Request,
         bytes: &Bytes,
         merged: Result<(Merged, usize), WireError>,
     ) -> Result<Bytes, Status> {
         let (merged, unknown) = match merged {
             Ok(merged) => merged,
             Err(error) => {
-                self.notices.malformed(question.ask().method(), &error);
+                self.log.malformed(request.method(), &error);
                 if self.fail_closed {
-                    return Err(self.refusal("the kubelet's answer is not understood"));
+                    return Err(rejection("the kubelet's response cannot be decoded"));
                 }
-                // Pass the kubelet's response on: the client may understand it.
+                // The client may understand it.
                 return Ok(bytes.clone());
             }
         };
-        if *question == Question::List(Version::V1) {
-            self.note(&merged, unknown);
+        if *request == Request::List {
+            let omitted = merged.omitted.reasons().into_iter().filter(|(_, count)| *count > 0);
+            let (bytes, omitted) = (merged.bytes.len(), omitted.collect());
+            self.record_list(&ListStats { bytes, merged: merged.devices, omitted, unknown });
         }
         if unknown > 0 && self.fail_closed {
-            let why = format!("the kubelet names {unknown} pods that nobody has told about yet");
-            return Err(self.refusal(&why));
+            return Err(rejection(&format!("the kubelet lists {unknown} unknown pods")));
         }
         Ok(merged.bytes)
     }
 
-    fn note(&self, merged: &Merged, unknown: usize) {
-        let left_out = merged.left_out.reasons().into_iter().filter(|(_, count)| *count > 0);
-        self.metrics.listed(&Listed {
-            bytes: merged.bytes.len(),
-            pods: merged.pods,
-            devices: merged.devices,
-            left_out: left_out.collect(),
-            unknown,
-        });
-        self.notices.size(merged.bytes.len());
+    fn pass_through(&self, request: &Request, bytes: &Bytes) -> Bytes {
+        if *request == Request::List {
+            self.record_list(&ListStats { bytes: bytes.len(), ..ListStats::default() });
+        }
+        bytes.clone()
     }
 
-    fn note_plain(&self, question: &Question, bytes: &Bytes) {
-        if *question == Question::List(Version::V1) {
-            self.metrics.listed(&Listed { bytes: bytes.len(), ..Listed::default() });
-            self.notices.size(bytes.len());
-        }
+    fn record_list(&self, stats: &ListStats) {
+        self.metrics.listed(stats);
+        self.log.size(stats.bytes);
     }
+}
+
+fn rejection(why: &str) -> Status {
+    Status::unavailable(format!("numacast: {why}, and the response may lack devices (proxy.failClosed)"))
 }
 
 #[cfg(test)]
@@ -219,19 +188,18 @@ mod tests {
     }
 
     #[test]
-    fn every_method_is_read_and_others_are_refused_as_the_kubelet_refuses_them() {
-        let read = |path: &str| {
-            let question = Question::read(&call(path, Bytes::new()));
-            question.map_err(|status| (status.code(), status.message().to_owned()))
+    fn every_method_is_decoded_and_others_are_rejected_as_by_the_kubelet() {
+        let decoded = |path: &str| {
+            decode(&call(path, Bytes::new())).map_err(|status| (status.code(), status.message().to_owned()))
         };
-        let nobody = Question::Get { namespace: String::new(), name: String::new() };
-        for (path, question) in [
-            ("/v1.PodResourcesLister/List", Question::List(Version::V1)),
-            ("/v1alpha1.PodResourcesLister/List", Question::List(Version::V1alpha1)),
-            ("/v1.PodResourcesLister/GetAllocatableResources", Question::Allocatable),
-            ("/v1.PodResourcesLister/Get", nobody),
+        let unnamed = Request::Get { namespace: String::new(), name: String::new() };
+        for (path, request) in [
+            ("/v1.PodResourcesLister/List", Request::List),
+            ("/v1alpha1.PodResourcesLister/List", Request::ListV1alpha1),
+            ("/v1.PodResourcesLister/GetAllocatableResources", Request::Allocatable),
+            ("/v1.PodResourcesLister/Get", unnamed),
         ] {
-            assert_eq!(read(path), Ok(question), "{path}");
+            assert_eq!(decoded(path), Ok(request), "{path}");
         }
         for (path, text) in [
             ("/v1.PodResourcesLister/Watch", "unknown method Watch for service v1.PodResourcesLister"),
@@ -241,13 +209,13 @@ mod tests {
             ),
             ("/v1.Pods/List", "unknown service v1.Pods"),
         ] {
-            assert_eq!(read(path), Err((Code::Unimplemented, text.to_owned())), "{path}");
+            assert_eq!(decoded(path), Err((Code::Unimplemented, text.to_owned())), "{path}");
         }
         let request = GetPodResourcesRequest { pod_name: "a".into(), pod_namespace: "ns".into() };
-        let get = Question::read(&call("/v1.PodResourcesLister/Get", request.encode_to_vec().into()));
-        assert_eq!(get.unwrap(), Question::Get { namespace: "ns".into(), name: "a".into() });
-        let garbage =
-            Question::read(&call("/v1.PodResourcesLister/Get", Bytes::from_static(b"\xff\xff"))).unwrap_err();
+        let get = decode(&call("/v1.PodResourcesLister/Get", request.encode_to_vec().into()));
+        assert_eq!(get.unwrap(), Request::Get { namespace: "ns".into(), name: "a".into() });
+        let garbage = decode(&call("/v1.PodResourcesLister/Get", Bytes::from_static(b"\xff\xff")));
+        let garbage = garbage.unwrap_err();
         assert_eq!(garbage.code(), Code::Internal);
         assert!(garbage.message().starts_with("grpc: error unmarshalling request: "), "{garbage}");
     }

@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_could_never_work_is_an_error() {
+    fn invalid_configurations_are_rejected() {
         let read = |yaml: &str| serde_saphyr::from_str::<Annotations>(yaml).map_err(|error| error.to_string());
         for (yaml, reason) in [
             ("{koordinator: [gpus]}", "unknown variant `gpus`"),

@@ -1,73 +1,76 @@
 //! Which container of a pod gets which device: annotations allocate devices to the pod as a whole.
 
-use super::UNASKED_LIMIT;
-use super::koordinator::own;
-use super::names::{GPU, counts_accelerators};
+use super::MAX_UNREQUESTED;
+use super::koordinator::unprefixed;
+use super::resource_names::{GPU, counts_accelerators};
 use crate::pod::{Container, ContainerKind};
 
 /// The amount that stands for a whole device.
 const WHOLE: u64 = 100;
 
-/// Returns the index in `containers` for each of `count` devices; `None` if no container can be given them.
-/// Fewer than `count` if fewer are requested: an annotation is untrusted, written by the pod's owner, and
-/// must not make responses large.
+/// Returns the index in `containers` for each of `count` devices; `None` if no container can have them. Fewer
+/// than `count` if fewer are requested: an annotation is untrusted, and must not make responses large.
 ///
 /// Containers with requests get as many as they request, in the order of the specification. More devices may
-/// be allocated than are requested, unless they are accelerators; the rest, up to `UNASKED_LIMIT`, goes to
+/// be allocated than are requested, unless they are accelerators; the rest, up to `MAX_UNREQUESTED`, goes to
 /// the last of these containers. Without any request, the first app container gets all, up to the same limit.
 /// Each device is listed for one container: if two request half a card each, for the first. Koordinator lets
 /// every container of a pod see all of its accelerators, but clients that count ids count devices.
-pub(super) fn distribute(
+pub(super) fn assign(
     containers: &[Container],
     kind: Option<&str>,
     resource: &str,
     count: usize,
 ) -> Option<Vec<usize>> {
-    let stays = |container: &Container| container.kind != ContainerKind::Init;
-    let staying = || containers.iter().enumerate().filter(|(_, container)| stays(container));
+    let running = || {
+        let all = containers.iter().enumerate();
+        all.filter(|(_, container)| container.kind != ContainerKind::Init)
+    };
     // If requests are counts (`RequestsAsCount` of Koordinator's `device-allocate-hint`), they add up to what
     // was allocated.
-    let raw = staying().flat_map(|(_, container)| container.wanted());
-    let raw = raw.filter(|(name, _)| kind != Some(GPU) && own(name).is_some_and(|own| kind == Some(own)));
-    let all = match raw.map(|(_, amount)| u128::from(amount)).sum::<u128>() == count as u128 {
+    let requests = running().flat_map(|(_, container)| container.wanted());
+    let has_unit = kind.is_some_and(|kind| kind != GPU);
+    let requests = requests.filter(|(name, _)| has_unit && unprefixed(name) == kind);
+    let unit = match requests.map(|(_, amount)| u128::from(amount)).sum::<u128>() == count as u128 {
         true => 1,
         false => WHOLE,
     };
-    let asking = staying().map(|(at, container)| (at, asked(container, kind, resource, all)));
-    let asking: Vec<(usize, usize)> = asking.filter(|(_, asked)| *asked > 0).collect();
-    let Some((last, _)) = asking.last() else {
-        let regular = containers.iter().position(|container| container.kind == ContainerKind::App)?;
-        return Some(vec![regular; count.min(UNASKED_LIMIT)]);
+    let requesting = running().map(|(at, container)| (at, requested(container, kind, resource, unit)));
+    let requesting: Vec<(usize, usize)> = requesting.filter(|(_, requested)| *requested > 0).collect();
+    let Some((last, _)) = requesting.last() else {
+        let app = containers.iter().position(|container| container.kind == ContainerKind::App)?;
+        return Some(vec![app; count.min(MAX_UNREQUESTED)]);
     };
-    let shares = asking.iter().flat_map(|(at, asked)| std::iter::repeat_n(*at, (*asked).min(count)));
-    let unasked = if kind == Some(GPU) { 0 } else { UNASKED_LIMIT };
-    Some(shares.chain(std::iter::repeat_n(*last, unasked)).take(count).collect())
+    let shares = requesting.iter().flat_map(|(at, number)| std::iter::repeat_n(*at, (*number).min(count)));
+    let unrequested = if kind == Some(GPU) { 0 } else { MAX_UNREQUESTED };
+    Some(shares.chain(std::iter::repeat_n(*last, unrequested)).take(count).collect())
 }
 
-/// Returns how many devices of a resource an annotation may give to a container by name.
-pub(super) fn at_most(container: &Container, resource: &str) -> usize {
-    asked(container, None, resource, WHOLE).max(UNASKED_LIMIT)
+/// Returns how many devices of a resource an annotation may allocate to a container by name.
+pub(super) fn max_devices(container: &Container, resource: &str) -> usize {
+    requested(container, None, resource, WHOLE).max(MAX_UNREQUESTED)
 }
 
-/// Returns how many devices a container requests. Except for accelerators, `all` is the amount that stands
+/// Returns how many devices a container requests. Except for accelerators, `unit` is the amount that stands
 /// for one device.
-fn asked(container: &Container, kind: Option<&str>, resource: &str, all: u64) -> usize {
-    let devices = |(name, amount)| devices(name, amount, kind, resource, all);
+fn requested(container: &Container, kind: Option<&str>, resource: &str, unit: u64) -> usize {
+    let devices = |(name, amount)| devices(name, amount, kind, resource, unit);
     // Two names for the same devices are not added up: the larger amount counts.
     let most = container.wanted().map(devices).max().unwrap_or(0);
     // Shares of several devices are given as their sum; `gpu.shared` is the number of devices.
-    let shared = container.wanted().find(|(name, _)| kind == Some(GPU) && own(name) == Some("gpu.shared"));
+    let is_shared = |name: &str| kind == Some(GPU) && unprefixed(name) == Some("gpu.shared");
+    let shared = container.wanted().find(|(name, _)| is_shared(name));
     usize::try_from(shared.map_or(most, |(_, amount)| amount)).unwrap_or(usize::MAX)
 }
 
 /// Returns how many devices an amount of a resource stands for.
-fn devices(name: &str, amount: u64, kind: Option<&str>, resource: &str, all: u64) -> u64 {
-    match (kind, own(name)) {
+fn devices(name: &str, amount: u64, kind: Option<&str>, resource: &str, unit: u64) -> u64 {
+    match (kind, unprefixed(name)) {
         (Some(GPU), Some("gpu" | "gpu-core" | "gpu-memory-ratio")) => amount.div_ceil(WHOLE),
         (Some(GPU), Some("gpu-memory")) => 1,
         (Some(GPU), None) if name.starts_with("huawei.com/npu-") => 1,
         (Some(GPU), None) if counts_accelerators(name) || name.starts_with("huawei.com/Ascend") => amount,
-        (Some(kind), Some(own)) if own == kind => amount.div_ceil(all),
+        (Some(kind), Some(own)) if own == kind => amount.div_ceil(unit),
         _ if name == resource => amount,
         _ => 0,
     }
@@ -75,19 +78,19 @@ fn devices(name: &str, amount: u64, kind: Option<&str>, resource: &str, all: u64
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::container;
     use super::*;
+    use crate::proxy::tests::container;
 
     /// Returns how many of three devices the second container gets, if the first requests one whole device.
     fn of_the_second(kind: &str, resource: &str, wanted: &[(&str, u64)]) -> usize {
         let one = if kind == GPU { ("koordinator.sh/gpu", 100) } else { ("koordinator.sh/rdma", 100) };
         let containers = [container("a", &[one]), container("b", wanted)];
-        let given = distribute(&containers, Some(kind), resource, 3).unwrap();
-        given.into_iter().filter(|at| *at == 1).count()
+        let assigned = assign(&containers, Some(kind), resource, 3).unwrap();
+        assigned.into_iter().filter(|at| *at == 1).count()
     }
 
     #[test]
-    fn every_name_of_accelerators_says_how_many() {
+    fn every_resource_name_of_accelerators_is_counted() {
         let names = [
             ("koordinator.sh/gpu", 200, 2),
             ("koordinator.sh/gpu-core", 150, 2),
@@ -109,12 +112,12 @@ mod tests {
 
     #[test]
     fn requests_that_add_up_to_the_devices_are_counts() {
-        let given = |first: &[(&str, u64)], second: &[(&str, u64)]| {
+        let assigned = |first: &[(&str, u64)], second: &[(&str, u64)]| {
             let containers = [container("a", first), container("b", second)];
-            distribute(&containers, Some("rdma"), "koordinator.sh/rdma", 3).unwrap()
+            assign(&containers, Some("rdma"), "koordinator.sh/rdma", 3).unwrap()
         };
         let rdma = "koordinator.sh/rdma";
-        assert_eq!(given(&[(rdma, 2), ("koordinator.sh/gpu", 100)], &[(rdma, 1)]), [0, 0, 1]);
-        assert_eq!(given(&[(rdma, 200)], &[(rdma, 100)]), [0, 0, 1]);
+        assert_eq!(assigned(&[(rdma, 2), ("koordinator.sh/gpu", 100)], &[(rdma, 1)]), [0, 0, 1]);
+        assert_eq!(assigned(&[(rdma, 200)], &[(rdma, 100)]), [0, 0, 1]);
     }
 }

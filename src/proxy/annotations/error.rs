@@ -1,13 +1,13 @@
-//! Problems with the content of annotations.
+//! Errors in the content of annotations.
 
 use crate::pod::PodName;
 
-/// The kind of a problem, also for metrics.
+/// The kind of an error, also for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum ErrorKind {
     /// The annotation is larger than the maximum that is kept.
     TooLong,
-    /// The text, or a part of it, is malformed.
+    /// The text, or a part of it, cannot be parsed.
     Malformed,
     /// A device has neither an id nor a minor number that the Device object has.
     NoId,
@@ -17,28 +17,16 @@ pub enum Kind {
     UnknownId,
     /// The pod has more ids than are merged.
     TooMany,
-    /// The pod has no container that could be given the device.
+    /// The pod has no container for the device.
     NoContainer,
     /// Another pod has the whole of the same device.
     ClaimedTwice,
 }
 
-impl Kind {
-    /// Every kind.
-    pub const ALL: [Self; 8] = [
-        Self::TooLong,
-        Self::Malformed,
-        Self::NoId,
-        Self::BadId,
-        Self::UnknownId,
-        Self::TooMany,
-        Self::NoContainer,
-        Self::ClaimedTwice,
-    ];
-
-    /// Whether reading the node's devices again could help.
+impl ErrorKind {
+    /// Returns true if reading the node's devices again could help.
     #[must_use]
-    pub const fn is_about_devices(self) -> bool {
+    pub const fn concerns_devices(self) -> bool {
         matches!(self, Self::NoId | Self::UnknownId)
     }
 
@@ -58,52 +46,57 @@ impl Kind {
     }
 }
 
-/// A problem with one pod's annotations.
+/// An error in one pod's annotations.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Problem {
+pub struct AnnotationError {
     /// Namespace and name.
     pub pod: PodName,
-    /// The kind of the problem.
-    pub kind: Kind,
+    /// The kind of the error.
+    pub kind: ErrorKind,
     /// Number of ids that are missing from the responses because of it.
     pub ids: usize,
     /// A message: what, where, and with which consequence.
-    pub sentence: String,
+    pub message: String,
 }
 
-/// The problems of one pod: at most one of each kind, described by the first of its kind.
+/// The errors of one pod: at most one of each kind, described by the first of its kind.
 #[derive(Debug, Default)]
-pub(super) struct Problems(Vec<(Kind, Seen)>);
+pub(super) struct PodErrors(Vec<(ErrorKind, Occurrences)>);
 
 #[derive(Debug)]
-struct Seen {
-    times: usize,
+struct Occurrences {
+    count: usize,
     ids: usize,
-    what: String,
+    first: String,
 }
 
-impl Problems {
-    /// Adds a problem because of which this number of ids is left out. The text follows the name of the pod.
-    pub(super) fn add(&mut self, kind: Kind, ids: usize, what: impl FnOnce() -> String) {
+impl PodErrors {
+    /// Adds an error because of which this number of ids is left out. The text follows the name of the pod.
+    pub(super) fn add(&mut self, kind: ErrorKind, ids: usize, text: impl FnOnce() -> String) {
         match self.0.iter_mut().find(|(known, _)| *known == kind) {
-            Some((_, seen)) => {
-                seen.times += 1;
-                seen.ids += ids;
+            Some((_, known)) => {
+                known.count += 1;
+                known.ids += ids;
             }
-            None => self.0.push((kind, Seen { times: 1, ids, what: what() })),
+            None => self.0.push((kind, Occurrences { count: 1, ids, first: text() })),
         }
     }
 
-    /// Returns all problems, as those of this pod.
-    pub(super) fn of(self, pod: &PodName) -> impl Iterator<Item = Problem> {
-        self.0.into_iter().map(move |(kind, Seen { times, ids, what })| {
-            let more = match times {
+    /// Adds that a part of an annotation cannot be parsed.
+    pub(super) fn add_malformed(&mut self, annotation: &str, reason: &str) {
+        self.add(ErrorKind::Malformed, 0, || format!("annotation `{annotation}` cannot be parsed: {reason}"));
+    }
+
+    /// Returns all errors, as those of this pod.
+    pub(super) fn of(self, pod: &PodName) -> impl Iterator<Item = AnnotationError> {
+        self.0.into_iter().map(move |(kind, Occurrences { count, ids, first })| {
+            let more = match count {
                 1 => String::new(),
                 2 => " (and once more)".to_owned(),
-                times => format!(" (and {} times more)", times - 1),
+                count => format!(" (and {} times more)", count - 1),
             };
-            let sentence = format!("pod {}/{}: {what}{more}", pod.0, pod.1);
-            Problem { pod: pod.clone(), kind, ids, sentence }
+            let message = format!("pod {}/{}: {first}{more}", pod.0, pod.1);
+            AnnotationError { pod: pod.clone(), kind, ids, message }
         })
     }
 }

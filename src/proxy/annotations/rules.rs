@@ -1,31 +1,31 @@
-//! What is read from pods, as configured.
+//! Which annotations are read, and the allocations that they make.
 
 use std::collections::BTreeMap;
+use std::hash::Hasher;
 use std::sync::Arc;
 
-use super::annotations::{AnnotationMapping, Annotations, Koordinator};
-use super::koordinator::{DEVICES, STATUS};
-use crate::util::json_path::{JsonPath, Template};
+use twox_hash::XxHash64;
 
-/// What is read from pods, and what it means.
+use super::config::{Annotations, Koordinator};
+use super::error::ErrorKind;
+use super::koordinator::{DEVICES, STATUS};
+use super::mapping::Mapping;
+use super::node_devices::NodeDevices;
+use super::pod_reader::{PodReader, Share, is_id};
+use super::{MAX_ADDED_BYTES, budget, resource_names};
+use crate::pod::Pod;
+use crate::proxy::allocations::{Allocations, CpusAndMemory, DeviceName, DeviceTable};
+
+/// Which annotations are read.
 #[derive(Clone, Debug)]
 pub struct Rules {
     pub(super) koordinator: bool,
+    /// Configured resource names by type, or type and vendor.
     pub(super) resources: BTreeMap<String, Arc<str>>,
     pub(super) cpus: bool,
     pub(super) shared_ids: bool,
     pub(super) allocatable: bool,
     pub(super) mappings: Vec<Mapping>,
-}
-
-/// What one annotation means.
-#[derive(Clone, Debug)]
-pub(super) struct Mapping {
-    pub(super) annotation: String,
-    pub(super) path: Option<JsonPath>,
-    pub(super) resource: Arc<str>,
-    pub(super) id: Template,
-    pub(super) container: Option<Template>,
 }
 
 impl Rules {
@@ -51,7 +51,7 @@ impl Rules {
 
     /// Returns the keys of the annotations that are read, without duplicates, sorted.
     #[must_use]
-    pub fn wanted(&self) -> Vec<String> {
+    pub fn keys(&self) -> Vec<String> {
         let own = [(self.koordinator, DEVICES), (self.cpus, STATUS)];
         let own = own.into_iter().filter(|(on, _)| *on).map(|(_, key)| key.to_owned());
         let mapped = self.mappings.iter().map(|mapping| mapping.annotation.clone());
@@ -60,11 +60,123 @@ impl Rules {
         keys.dedup();
         keys
     }
+
+    /// Returns what the annotations of these pods allocate on this node.
+    pub fn read<'a>(&self, pods: impl Iterator<Item = &'a Pod>, node: &NodeDevices) -> Allocations {
+        let mut readers: Vec<PodReader<'_>> = Vec::new();
+        for pod in running(pods) {
+            let mut reader = PodReader::new(pod, self, node);
+            reader.read();
+            readers.push(reader);
+        }
+        budget::enforce(&mut readers, MAX_ADDED_BYTES);
+        if self.shared_ids {
+            number_parts(&mut readers);
+        }
+        report_claimed_twice(&mut readers);
+        let all = readers.iter().flat_map(|reader| &reader.devices);
+        let devices = DeviceTable::new(all.map(|device| (device.name(), device.nodes.clone())).collect());
+        let allocatable = self.allocatable(node, &devices);
+        let (mut pods, mut errors) = (Vec::with_capacity(readers.len()), Vec::new());
+        for reader in readers {
+            let (pod, pod_errors) = reader.finish(&devices);
+            errors.extend(pod_errors.of(&pod.name));
+            if !pod.containers.is_empty() || pod.cpus_and_memory != CpusAndMemory::default() {
+                pods.push(pod);
+            }
+        }
+        errors.sort_unstable();
+        Allocations { devices, pods, allocatable, errors }
+    }
+
+    /// Returns the node's healthy devices, allocated or not.
+    fn allocatable(&self, node: &NodeDevices, allocated: &DeviceTable) -> DeviceTable {
+        let mut all = Vec::new();
+        if !self.allocatable {
+            return DeviceTable::default();
+        }
+        for device in node.devices().filter(|device| device.healthy) {
+            let name = resource_names::resource(&self.resources, &device.kind, node.vendor());
+            let Some(name) = name else { continue };
+            let resource = allocated.resource(name.as_bytes());
+            let is_allocated = |id: &str| {
+                resource.is_some_and(|resource| allocated.device(resource, id.as_bytes()).is_some())
+            };
+            // Either the functions or the card itself: if the card is allocated, none of its functions is
+            // free.
+            let is_whole = device.functions.is_empty() || is_allocated(&device.id);
+            let functions = device.functions.iter().filter(|id| !is_whole || is_allocated(id));
+            for id in is_whole.then_some(&device.id).into_iter().chain(functions).filter(|id| is_id(id)) {
+                all.push(((name.clone(), id.clone()), node.numa_nodes(id, Some(device))));
+            }
+        }
+        DeviceTable::new(all)
+    }
 }
 
-impl Mapping {
-    fn new(mapping: &AnnotationMapping) -> Self {
-        let AnnotationMapping { annotation, path, resource, id, container } = mapping.clone();
-        Self { annotation, path, resource: resource.into(), id, container }
+/// Returns the pods that have not ended, sorted by name. If several share a name, the last one that is not
+/// deleted counts, or else the last.
+fn running<'a>(pods: impl Iterator<Item = &'a Pod>) -> impl Iterator<Item = &'a Pod> {
+    let mut all: BTreeMap<(&str, &str), &Pod> = BTreeMap::new();
+    for pod in pods.filter(|pod| !pod.phase.is_terminal()) {
+        let known = all.entry((&pod.namespace, &pod.name)).or_insert(pod);
+        if known.deleted || !pod.deleted {
+            *known = pod;
+        }
+    }
+    all.into_values()
+}
+
+/// Numbers the parts of each device. A pod keeps its number when other pods start or end.
+fn number_parts(readers: &mut [PodReader<'_>]) {
+    let mut parts: Vec<(DeviceName, u64, usize, usize)> = Vec::new();
+    for (pod, reader) in readers.iter().enumerate() {
+        let devices = reader.devices.iter().enumerate();
+        for (at, device) in devices.filter(|(_, device)| device.share == Share::AcceleratorPart) {
+            parts.push((device.name(), part_number(reader.pod), pod, at));
+        }
+    }
+    parts.sort_unstable();
+    let mut last: Option<(DeviceName, u64)> = None;
+    for (device, mut number, pod, at) in parts {
+        // Two equal numbers of 2^31 are rare: the later one takes the next.
+        if let Some((_, taken)) = last.as_ref().filter(|(known, _)| *known == device) {
+            number = number.max(taken + 1);
+        }
+        readers[pod].devices[at].part = Some(number);
+        last = Some((device, number));
+    }
+}
+
+/// Returns the number of a pod's parts of devices: a hash of its namespace, name and UID.
+pub(in crate::proxy) fn part_number(pod: &Pod) -> u64 {
+    let mut hasher = XxHash64::with_seed(0);
+    for text in [&pod.namespace, &pod.name, &pod.uid] {
+        hasher.write(text.as_bytes());
+        hasher.write(&[0]);
+    }
+    hasher.finish() % (1 << 31)
+}
+
+/// Reports devices that two pods have, at least one of them the whole. Only the scheduler knows which is
+/// right.
+fn report_claimed_twice(readers: &mut [PodReader<'_>]) {
+    // The pods that have a device, and how much of it each has.
+    let mut all: BTreeMap<DeviceName, Vec<(usize, Share)>> = BTreeMap::new();
+    for (pod, reader) in readers.iter().enumerate() {
+        for device in &reader.devices {
+            all.entry(device.name()).or_default().push((pod, device.share));
+        }
+    }
+    for ((resource, id), pods) in all {
+        if pods.len() < 2 || pods.iter().all(|(_, share)| *share != Share::Whole) {
+            continue;
+        }
+        let other = readers[pods[0].0].pod.full_name();
+        for (pod, _) in &pods[1..] {
+            readers[*pod].errors.add(ErrorKind::ClaimedTwice, 0, || {
+                format!("`{resource}` `{id}` is also allocated to pod {}/{}, not in parts", other.0, other.1)
+            });
+        }
     }
 }

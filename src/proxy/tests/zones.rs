@@ -1,4 +1,4 @@
-//! The zones of a node with what is merged: from the plan to the topology.
+//! The zones of a node with what is merged: from the allocations to the topology.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +14,8 @@ const GPU: &str = "nvidia.com/gpu";
 fn accounted(
     rules: &Rules,
     pods: &[Pod],
-    node: &Node,
-    kubelets: &v1::AllocatableResourcesResponse,
+    node: &NodeDevices,
+    from_kubelet: &v1::AllocatableResourcesResponse,
 ) -> BTreeMap<(u16, String), [u64; 3]> {
     let zone = |id: Id, cpus: &str| NumaNode {
         id,
@@ -26,9 +26,9 @@ fn accounted(
         distances: [(0, 10), (1, 10)].into(),
     };
     let machine = Machine { nodes: vec![zone(0, "0-3"), zone(1, "4-7")], numa: true, ..Machine::default() };
-    let plan = rules.plan(pods.iter(), node);
-    let listed = plan.list(&bytes(&answer(pods)), Version::V1).unwrap().bytes;
-    let allocatable = plan.allocatable(&bytes(kubelets)).unwrap().bytes;
+    let allocations = rules.read(pods.iter(), node);
+    let listed = allocations.merge_list(&bytes(&kubelet_list(pods)), Version::V1).unwrap().bytes;
+    let allocatable = allocations.merge_allocatable(&bytes(from_kubelet)).unwrap().bytes;
     let topology = topology::account(&Inputs {
         machine: &machine,
         allocatable: &Allocatable::from(v1::AllocatableResourcesResponse::decode(allocatable).unwrap()),
@@ -61,7 +61,7 @@ fn parts_of_a_device_are_that_device() {
 }
 
 #[test]
-fn who_has_a_card_leaves_none_of_its_functions_free() {
+fn an_allocated_card_leaves_none_of_its_functions_free() {
     let mut cards = [device("rdma", "0000:01:00.0", 0, Some(0)), device("rdma", "0000:02:00.0", 1, Some(1))];
     cards[0].functions = ["0000:01:00.1".into(), "0000:01:00.2".into()].into();
     cards[1].functions = ["0000:02:00.1".into(), "0000:02:00.2".into()].into();
@@ -82,11 +82,11 @@ fn who_has_a_card_leaves_none_of_its_functions_free() {
 }
 
 #[test]
-fn cpus_and_memory_of_annotations_leave_the_zones_too() {
+fn cpus_and_memory_of_annotations_are_subtracted_from_zones() {
     const STATUS: &str = "scheduling.koordinator.sh/resource-status";
     let text = r#"{"cpuset":"1-2","numaNodeResources":[{"node":1,"resources":{"memory":"1Gi"}}]}"#;
     let pods = [pod("p", STATUS, text, &[container("main", &[])])];
-    let kubelets = v1::AllocatableResourcesResponse {
+    let from_kubelet = v1::AllocatableResourcesResponse {
         cpu_ids: (0..8).collect(),
         memory: [0, 1]
             .map(|node| v1::ContainerMemory {
@@ -98,7 +98,7 @@ fn cpus_and_memory_of_annotations_leave_the_zones_too() {
         ..Default::default()
     };
     let available = |yaml: &str| {
-        let all = accounted(&rules(yaml), &pods, &Node::default(), &kubelets);
+        let all = accounted(&rules(yaml), &pods, &unreported(), &from_kubelet);
         ["cpu", "memory"].map(|name| [0, 1].map(|zone| all[&(zone, name.to_owned())][2]))
     };
     assert_eq!(available("{}"), [[4, 4], [8 << 30, 8 << 30]]);

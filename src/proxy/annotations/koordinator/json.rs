@@ -1,29 +1,26 @@
-//! The annotations that Koordinator's scheduler writes to the pods that it schedules.
+//! The JSON in Koordinator's annotations. What cannot be parsed is left out and reported.
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::problem::{Kind, Problems};
+use super::super::error::PodErrors;
+use super::{DEVICES, STATUS};
 use crate::machine::{HIGHEST_NODE, Id, IdSet};
+use crate::proxy::allocations::CpusAndMemory;
 use crate::quantity::Quantity;
-
-/// The annotation with the devices.
-pub(super) const DEVICES: &str = "scheduling.koordinator.sh/device-allocated";
-/// The annotation with the CPUs, and the memory by NUMA node.
-pub(super) const STATUS: &str = "scheduling.koordinator.sh/resource-status";
 
 /// Resources that are shares of a device: 100 is the whole device.
 const SHARES: [&str; 5] = ["gpu", "gpu-core", "gpu-memory-ratio", "rdma", "fpga"];
 /// The prefixes of Koordinator's resources; the second is the former one.
 const DOMAINS: [&str; 2] = ["koordinator.sh/", "kubernetes.io/"];
 /// Maximum number of amounts of memory of one pod: 64 nodes with memory and three sizes of huge pages.
-const MEMORY_LIMIT: usize = 256;
+const MAX_MEMORY: usize = 256;
 /// Linux can be built for 8192 CPUs at most.
-const HIGHEST_CPU: Id = 8191;
+const MAX_CPU: Id = 8191;
 
 /// One device of one type.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Allocated {
+pub(super) struct JsonDevice {
     /// Its id, if the scheduler knew it.
     pub(super) id: Option<String>,
     /// Its minor number among the devices of its type.
@@ -31,71 +28,66 @@ pub(super) struct Allocated {
     /// The virtual functions that were allocated instead of it.
     pub(super) functions: Vec<String>,
     /// Whether only a part of it was allocated.
-    pub(super) part: bool,
-}
-
-/// CPUs and memory.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Status {
-    pub(super) cpus: IdSet,
-    /// `memory` or huge pages, bytes, NUMA node.
-    pub(super) memory: Vec<(Box<str>, u64, Id)>,
+    pub(super) is_part: bool,
 }
 
 /// Returns a resource's name without Koordinator's prefix, if it has one.
-pub(super) fn own(name: &str) -> Option<&str> {
+pub(in super::super) fn unprefixed(name: &str) -> Option<&str> {
     DOMAINS.iter().find_map(|domain| name.strip_prefix(domain))
 }
 
-/// Reads the devices of each type. What cannot be read is left out and reported as a problem.
-pub(super) fn devices(text: &str, problems: &mut Problems) -> Vec<(String, Vec<Allocated>)> {
-    let reason = match parse(text) {
-        Ok(Value::Object(types)) => {
-            return types.into_iter().map(|(kind, items)| (kind, of_type(items, problems))).collect();
-        }
-        // Go encodes a nil map like this.
-        Ok(Value::Null) => return Vec::new(),
-        Ok(_) => "it is no JSON object".to_owned(),
-        Err(error) => error,
-    };
-    malformed(problems, DEVICES, &reason);
-    Vec::new()
+/// Parses the devices of each type.
+pub(super) fn devices(text: &str, errors: &mut PodErrors) -> Vec<(String, Vec<JsonDevice>)> {
+    let Some(types) = parse(text, DEVICES, errors) else { return Vec::new() };
+    types.into_iter().map(|(kind, items)| (kind, devices_of_type(items, errors))).collect()
 }
 
-fn of_type(items: Value, problems: &mut Problems) -> Vec<Allocated> {
+/// Parses an annotation, which has at most 64 KiB. `null` is no error: Go encodes a nil map so.
+fn parse(text: &str, annotation: &str, errors: &mut PodErrors) -> Option<Map<String, Value>> {
+    match serde_json::from_str(text) {
+        Ok(Value::Object(fields)) => return Some(fields),
+        Ok(Value::Null) => {}
+        Ok(_) => errors.add_malformed(annotation, "it is not a JSON object"),
+        Err(error) => errors.add_malformed(annotation, &format!("it is not JSON ({error})")),
+    }
+    None
+}
+
+fn devices_of_type(items: Value, errors: &mut PodErrors) -> Vec<JsonDevice> {
     let items = match items {
         Value::Array(items) => items,
         Value::Null => Vec::new(),
         _ => {
-            malformed(problems, DEVICES, "the devices of a type are no list");
+            errors.add_malformed(DEVICES, "the devices of a type are not a list");
             Vec::new()
         }
     };
     let mut devices = Vec::with_capacity(items.len());
     for item in &items {
-        match device(item, problems) {
+        match device(item, errors) {
             Ok(device) => devices.push(device),
-            Err(reason) => malformed(problems, DEVICES, reason),
+            Err(reason) => errors.add_malformed(DEVICES, reason),
         }
     }
     devices
 }
 
-fn device(item: &Value, problems: &mut Problems) -> Result<Allocated, &'static str> {
-    let Value::Object(fields) = item else { return Err("a device is no JSON object") };
+fn device(item: &Value, errors: &mut PodErrors) -> Result<JsonDevice, &'static str> {
+    let Value::Object(fields) = item else { return Err("a device is not a JSON object") };
     let id = match fields.get("id") {
         None | Some(Value::Null) => None,
         Some(Value::String(id)) => Some(id.clone()).filter(|id| !id.is_empty()),
-        Some(_) => return Err("the id of a device is no text"),
+        Some(_) => return Err("the id of a device is not a string"),
     };
     let extension = fields.get("extension").unwrap_or(&Value::Null);
     let template = extension.get("gpuSharedResourceTemplate").and_then(Value::as_str);
-    let part = template.is_some_and(|template| !template.is_empty());
-    Ok(Allocated {
+    let has_template = template.is_some_and(|template| !template.is_empty());
+    Ok(JsonDevice {
         id,
         minor: fields.get("minor").and_then(Value::as_i64),
         functions: functions(extension)?,
-        part: part || fields.get("resources").is_some_and(|resources| is_part(resources, problems)),
+        is_part: has_template
+            || fields.get("resources").is_some_and(|resources| has_partial_share(resources, errors)),
     })
 }
 
@@ -104,29 +96,28 @@ fn functions(extension: &Value) -> Result<Vec<String>, &'static str> {
     let items = match extension.get("vfs") {
         None | Some(Value::Null) => return Ok(Vec::new()),
         Some(Value::Array(items)) => items,
-        Some(_) => return Err("the virtual functions of a device are no list"),
+        Some(_) => return Err("the virtual functions of a device are not a list"),
     };
     let address = |item: &Value| item.get("busID").and_then(Value::as_str).map(str::to_owned);
     let addresses: Option<_> = items.iter().map(address).collect();
     addresses.ok_or("a virtual function has no busID")
 }
 
-/// Whether any of the shares is below 100.
-fn is_part(resources: &Value, problems: &mut Problems) -> bool {
+/// Returns true if any of the shares is below 100.
+fn has_partial_share(resources: &Value, errors: &mut PodErrors) -> bool {
     let Value::Object(resources) = resources else { return false };
-    let mut part = false;
-    for (_, amount) in
-        resources.iter().filter(|(name, _)| own(name).is_some_and(|name| SHARES.contains(&name)))
-    {
+    let is_share = |name: &str| unprefixed(name).is_some_and(|name| SHARES.contains(&name));
+    let mut is_partial = false;
+    for (_, amount) in resources.iter().filter(|(name, _)| is_share(name)) {
         match quantity(amount) {
-            Some(share) => part |= share < Quantity::whole(100),
-            None => malformed(problems, DEVICES, "a share of a device cannot be read"),
+            Some(share) => is_partial |= share < Quantity::whole(100),
+            None => errors.add_malformed(DEVICES, "a share of a device is not a quantity"),
         }
     }
-    part
+    is_partial
 }
 
-/// Reads a string or a number. Null is 0, as in Go.
+/// Parses a string or a number. Null is 0, as in Go.
 fn quantity(amount: &Value) -> Option<Quantity> {
     match amount {
         Value::Null => Some(Quantity::default()),
@@ -134,35 +125,27 @@ fn quantity(amount: &Value) -> Option<Quantity> {
     }
 }
 
-/// Reads the CPUs and the memory. What cannot be read is left out and reported as a problem.
-pub(super) fn status(text: &str, problems: &mut Problems) -> Status {
-    let mut status = Status::default();
-    let reason = match parse(text) {
-        Ok(Value::Object(fields)) => {
-            let field = |name: &str| fields.get(name).unwrap_or(&Value::Null);
-            match cpus(field("cpuset")) {
-                Ok(cpus) => status.cpus = cpus,
-                Err(reason) => malformed(problems, STATUS, reason),
-            }
-            let nodes = match field("numaNodeResources") {
-                Value::Array(nodes) => nodes.as_slice(),
-                Value::Null => &[],
-                _ => {
-                    malformed(problems, STATUS, "its numaNodeResources are no list");
-                    &[]
-                }
-            };
-            for node in nodes {
-                memory(node, &mut status.memory).unwrap_or_else(|reason| malformed(problems, STATUS, reason));
-            }
-            return status;
+/// Parses the CPUs and the memory.
+pub(super) fn cpus_and_memory(text: &str, errors: &mut PodErrors) -> CpusAndMemory {
+    let Some(fields) = parse(text, STATUS, errors) else { return CpusAndMemory::default() };
+    let field = |name: &str| fields.get(name).unwrap_or(&Value::Null);
+    let cpus = cpus(field("cpuset")).unwrap_or_else(|reason| {
+        errors.add_malformed(STATUS, reason);
+        IdSet::new()
+    });
+    let nodes = match field("numaNodeResources") {
+        Value::Array(nodes) => nodes.as_slice(),
+        Value::Null => &[],
+        _ => {
+            errors.add_malformed(STATUS, "its numaNodeResources are not a list");
+            &[]
         }
-        Ok(Value::Null) => return status,
-        Ok(_) => "it is no JSON object".to_owned(),
-        Err(error) => error,
     };
-    malformed(problems, STATUS, &reason);
-    status
+    let mut memory = Vec::new();
+    for node in nodes {
+        add_memory(node, &mut memory).unwrap_or_else(|reason| errors.add_malformed(STATUS, reason));
+    }
+    CpusAndMemory { cpus, memory }
 }
 
 fn cpus(list: &Value) -> Result<IdSet, &'static str> {
@@ -171,12 +154,12 @@ fn cpus(list: &Value) -> Result<IdSet, &'static str> {
         Value::String(list) => list.parse::<IdSet>().ok(),
         _ => None,
     };
-    let known = list.filter(|cpus| cpus.last().is_none_or(|last| last <= HIGHEST_CPU));
-    known.ok_or("its cpuset is no list of CPUs")
+    let known = list.filter(|cpus| cpus.last().is_none_or(|last| last <= MAX_CPU));
+    known.ok_or("its cpuset is not a list of CPUs")
 }
 
-/// Reads the memory of one NUMA node. Each node may occur once.
-fn memory(entry: &Value, all: &mut Vec<(Box<str>, u64, Id)>) -> Result<(), &'static str> {
+/// Parses the memory of one NUMA node. Each node may occur once.
+fn add_memory(entry: &Value, all: &mut Vec<(Box<str>, u64, Id)>) -> Result<(), &'static str> {
     let node = entry.get("node").and_then(Value::as_u64).and_then(|node| Id::try_from(node).ok());
     let node = node.filter(|node| *node <= HIGHEST_NODE).ok_or("a NUMA node without a number")?;
     if all.iter().any(|(_, _, known)| *known == node) {
@@ -185,29 +168,19 @@ fn memory(entry: &Value, all: &mut Vec<(Box<str>, u64, Id)>) -> Result<(), &'sta
     let resources = match entry.get("resources") {
         None | Some(Value::Null) => return Ok(()),
         Some(Value::Object(resources)) => resources,
-        Some(_) => return Err("the resources of a NUMA node are no JSON object"),
+        Some(_) => return Err("the resources of a NUMA node are not a JSON object"),
     };
     for (name, amount) in resources {
         if name != "memory" && !name.starts_with("hugepages-") {
             continue;
         }
-        if all.len() >= MEMORY_LIMIT {
+        if all.len() >= MAX_MEMORY {
             return Err("more amounts of memory than a node can have");
         }
-        let bytes = quantity(amount).ok_or("an amount of memory that cannot be read")?.ceil();
+        let bytes = quantity(amount).ok_or("an amount of memory that is not a quantity")?.ceil();
         if bytes > 0 && name.len() <= 63 {
             all.push((name.as_str().into(), bytes, node));
         }
     }
     Ok(())
-}
-
-/// Parses a whole annotation, which has at most 64 KiB.
-pub(super) fn parse(text: &str) -> Result<Value, String> {
-    serde_json::from_str(text).map_err(|error| format!("it is no JSON ({error})"))
-}
-
-/// Reports that a part of an annotation cannot be read.
-pub(super) fn malformed(problems: &mut Problems, annotation: &str, reason: &str) {
-    problems.add(Kind::Malformed, 0, || format!("annotation `{annotation}` is not understood: {reason}"));
 }
