@@ -21,13 +21,14 @@ use tokio::task::JoinHandle;
 use self::latency::Latencies;
 use self::terminal::{Input, Screen};
 use self::updates::Update;
-use self::view::{Event, View, Zone, render};
+use self::view::{Event, MAX_EVENTS, View, Zone, render};
 use crate::agent::Agent;
 use crate::nrt::NodeResourceTopology;
 use crate::sim::kubelet::{Given, Options, PodSpec, Split};
 use crate::sim::node::{NodeError, SimNode};
 use crate::sim::scenario::{Scenario, Step, machine};
 use crate::telemetry::registry::Registry;
+use crate::util::task::Task;
 
 /// The simulated node's name.
 const NODE: &str = "sim-node";
@@ -43,8 +44,6 @@ const STEPS_ONCE: u16 = 3;
 const STEP_ONCE: Duration = Duration::from_millis(150);
 /// How long `--once` waits for the agent.
 const TIMEOUT_ONCE: Duration = Duration::from_secs(20);
-/// Maximum number of events in the history.
-const MAX_HISTORY: usize = 16;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -103,15 +102,7 @@ fn colour() -> bool {
 struct Change {
     at: Instant,
     text: String,
-    kind: ChangeKind,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ChangeKind {
-    Allocation,
-    Release,
-    /// Nothing that an object could show.
-    Invisible,
+    is_release: bool,
 }
 
 /// The running demo and its state.
@@ -237,58 +228,55 @@ impl Demo {
     /// Executes one step of the scenario.
     async fn step(&mut self) {
         let before = self.node.kubelet.expected();
-        let change = match self.scenario.step() {
+        let (is_visible, change) = match self.scenario.step() {
             Step::Start(pod) => self.start_pod(pod).await,
             Step::Stop(name) => {
                 let at = Instant::now();
                 self.node.stop_pod("default", &name);
-                Change { at, text: format!("{name} ended"), kind: ChangeKind::Release }
+                (true, Change { at, text: format!("{name} ended"), is_release: true })
             }
         };
-        if change.kind == ChangeKind::Invisible || self.node.kubelet.expected() == before {
-            self.add_event(change.text, None);
-        } else {
+        if is_visible && self.node.kubelet.expected() != before {
             self.view.changes += 1;
             self.pending.push_back(change);
+        } else {
+            self.add_event(change.text, None);
         }
         self.compare();
     }
 
-    async fn start_pod(&mut self, pod: PodSpec) -> Act {
+    /// Starts a pod. Returns whether an object can show it, and the change.
+    async fn start_pod(&mut self, pod: PodSpec) -> (bool, Change) {
         let name = pod.name.clone();
         let outcome = self.node.start_pod(pod.clone()).await;
         let at = self.node.kubelet.changed_at();
-        match outcome {
-            Ok(given) if exclusive(&given) => {
-                let zones = self.node.kubelet.with_model(|model| model.zones_of(&given));
-                let words = format!("{name} took {} on node-{zones}", view::request(&pod));
-                Act { at, words, kind: ActKind::Allocation }
+        let (is_visible, text) = match outcome {
+            Ok(allocated) if has_exclusive(&allocated) => {
+                let zones = self.node.kubelet.with_model(|model| model.zones_of(&allocated));
+                (true, format!("{name} took {} on node-{zones}", view::request(&pod)))
             }
-            Ok(_) => {
-                let words = format!("{name} runs in the shared pool and holds nothing of its own");
-                Act { at, words, kind: ActKind::Nothing }
-            }
-            Err(refusal) => {
+            Ok(_) => (false, format!("{name} runs in the shared pool, without exclusive resources")),
+            Err(rejection) => {
                 self.scenario.refused(&name);
-                let words = format!("{name} was refused: no zone has {}", view::request(&pod));
-                tracing::debug!("{refusal}");
-                Act { at, words, kind: ActKind::Nothing }
+                tracing::debug!("{rejection}");
+                (false, format!("{name} was rejected: no zone has {}", view::request(&pod)))
             }
-        }
+        };
+        (is_visible, Change { at, text, is_release: false })
     }
 
-    fn hear(&mut self, news: Option<News>) -> anyhow::Result<()> {
-        match news {
-            Some(News::Topology { object, at }) => {
+    fn apply(&mut self, update: Option<Update>) -> anyhow::Result<()> {
+        match update {
+            Some(Update::Object { object, at }) => {
                 self.view.zones = object.spec.zones.iter().map(Zone::from).collect();
                 self.topology = Some((*object, at));
                 self.compare();
             }
-            Some(News::Pod { name, zones }) => match zones {
+            Some(Update::Pod { name, zones }) => match zones {
                 Some(zones) => drop(self.view.pods.insert(name, zones)),
                 None => drop(self.view.pods.remove(&name)),
             },
-            Some(News::Trouble(trouble)) => self.view.trouble = trouble,
+            Some(Update::Error(error)) => self.view.error = error,
             None => bail!("the agent has ended"),
         }
         Ok(())
@@ -296,34 +284,25 @@ impl Demo {
 
     /// Compares the object with the kubelet's state. If they match, the object shows all changes.
     fn compare(&mut self) {
-        let Some((object, came)) = &self.topology else { return };
-        let expected = self.node.kubelet.expected();
-        let came = *came;
-        self.view.agrees = expected.differences(object, Split::PerGroup).is_empty();
-        if !self.view.agrees {
-            return self.count();
-        }
-        for act in std::mem::take(&mut self.pending) {
-            let took = came.saturating_duration_since(act.at);
-            match act.kind {
-                ActKind::Allocation => self.allocations.add(took),
-                ActKind::Release => self.releases.add(took),
-                ActKind::Nothing => {}
+        let Some((object, received)) = &self.topology else { return };
+        let received = *received;
+        let differences = self.node.kubelet.expected().differences(object, Split::PerGroup);
+        self.view.matches = differences.is_empty();
+        if self.view.matches {
+            for Change { at, text, is_release } in std::mem::take(&mut self.pending) {
+                let took = received.saturating_duration_since(at);
+                if is_release { self.releases.add(took) } else { self.allocations.add(took) }
+                self.add_event(text, Some(took));
             }
-            self.tell(act.words, Some(took));
         }
-        self.count();
-    }
-
-    fn count(&mut self) {
         self.view.writes = self.node.server.writes().changes;
         self.view.allocation = self.allocations.summary();
         self.view.release = self.releases.summary();
     }
 
-    fn tell(&mut self, words: String, took: Option<Duration>) {
-        self.view.events.push_front(Event { words, took });
-        self.view.events.truncate(MAX_HISTORY);
+    fn add_event(&mut self, text: String, took: Option<Duration>) {
+        self.view.events.push_front(Event { text, took });
+        self.view.events.truncate(MAX_EVENTS);
     }
 
     /// Stops the agent as SIGTERM would.
@@ -331,10 +310,10 @@ impl Demo {
         drop(self.stop_agent);
         // It exits by itself; a panic in it was already reported.
         let _ = self.agent.await;
-        self.followers.iter().for_each(JoinHandle::abort);
     }
 }
 
-fn exclusive(given: &[Given]) -> bool {
-    given.iter().any(|given| !given.cpus.is_empty() || !given.memory.is_empty() || !given.devices.is_empty())
+fn has_exclusive(allocated: &[Given]) -> bool {
+    let is_empty = |one: &Given| one.cpus.is_empty() && one.memory.is_empty() && one.devices.is_empty();
+    !allocated.iter().all(is_empty)
 }

@@ -7,7 +7,7 @@ fn demo(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn without_a_terminal_it_prints_one_true_page() {
+fn without_a_terminal_it_prints_one_page() {
     for zones in ["2", "4"] {
         let output = demo(&["--zones", zones, "--seed", "42"]);
         let page = String::from_utf8(output.stdout).unwrap();
@@ -16,7 +16,7 @@ fn without_a_terminal_it_prints_one_true_page() {
             page.starts_with(&format!("numacast demo  sim-node, {zones} NUMA zones, seed 42\n")),
             "{page}"
         );
-        assert!(page.contains("\nThe object says what the kubelet's own books say.\n"), "{page}");
+        assert!(page.contains("\nThe object matches the kubelet's own state.  "), "{page}");
         let last = zones.parse::<u16>().unwrap() - 1;
         assert!(page.contains(&format!("\nnode-{last}")), "{page}");
         assert!(!page.contains('\x1b'), "no colours in a pipe");
@@ -24,7 +24,7 @@ fn without_a_terminal_it_prints_one_true_page() {
 }
 
 #[test]
-fn an_address_that_is_taken_is_one_sentence() {
+fn an_address_in_use_is_reported() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let output = demo(&["--once", "--addr", &address]);

@@ -16,7 +16,7 @@ use crossterm::{execute, queue};
 use tokio::sync::mpsc;
 
 /// How often the thread that reads keys checks whether to exit.
-const ATTENTION: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(50);
 
 /// User input.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ impl Screen {
         // The release build aborts on a panic without running destructors, so the hook restores the terminal.
         let report = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
-            give_back();
+            restore();
             report(panic);
         }));
         let (sender, input) = mpsc::channel(16);
@@ -73,18 +73,18 @@ impl Screen {
 
     /// Returns the next input.
     pub(super) async fn input(&mut self) -> Input {
-        self.input.recv().await.unwrap_or_else(|| Input::Lost("nobody reads it".into()))
+        self.input.recv().await.unwrap_or_else(|| Input::Lost("its reader has ended".into()))
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
-        give_back();
+        restore();
     }
 }
 
-fn give_back() {
+fn restore() {
     // If the terminal is gone, there is nothing to restore.
     let _ = execute!(io::stdout(), Show, LeaveAlternateScreen);
     let _ = terminal::disable_raw_mode();
@@ -93,10 +93,10 @@ fn give_back() {
 /// Reads keys. This blocks, so it runs in a thread of its own.
 fn read_keys(sender: &mpsc::Sender<Input>, ended: &AtomicBool) {
     while !ended.load(Ordering::Relaxed) {
-        let input = match event::poll(ATTENTION) {
+        let input = match event::poll(POLL) {
             Ok(false) => continue,
             Ok(true) => match event::read() {
-                Ok(event) => meaning(&event),
+                Ok(event) => input_of(&event),
                 Err(error) => Input::Lost(error.to_string()),
             },
             Err(error) => Input::Lost(error.to_string()),
@@ -108,15 +108,15 @@ fn read_keys(sender: &mpsc::Sender<Input>, ended: &AtomicBool) {
     }
 }
 
-fn meaning(event: &Event) -> Input {
+fn input_of(event: &Event) -> Input {
     let Event::Key(key) = event else { return Input::Redraw };
     if key.kind == KeyEventKind::Release {
         return Input::Redraw;
     }
-    let control = key.modifiers.contains(KeyModifiers::CONTROL);
+    let is_control = key.modifiers.contains(KeyModifiers::CONTROL);
     match key.code {
         KeyCode::Char('q' | 'Q') | KeyCode::Esc => Input::Quit,
-        KeyCode::Char('c') if control => Input::Quit,
+        KeyCode::Char('c') if is_control => Input::Quit,
         _ => Input::Redraw,
     }
 }
@@ -130,11 +130,11 @@ mod tests {
     #[test]
     fn three_keys_quit() {
         let quits =
-            |code, modifiers| matches!(meaning(&Event::Key(KeyEvent::new(code, modifiers))), Input::Quit);
+            |code, modifiers| matches!(input_of(&Event::Key(KeyEvent::new(code, modifiers))), Input::Quit);
         assert!(quits(KeyCode::Char('q'), KeyModifiers::NONE));
         assert!(quits(KeyCode::Esc, KeyModifiers::NONE));
         assert!(quits(KeyCode::Char('c'), KeyModifiers::CONTROL));
         assert!(!quits(KeyCode::Char('c'), KeyModifiers::NONE));
-        assert!(matches!(meaning(&Event::Resize(80, 24)), Input::Redraw));
+        assert!(matches!(input_of(&Event::Resize(80, 24)), Input::Redraw));
     }
 }

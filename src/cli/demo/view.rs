@@ -122,8 +122,8 @@ impl Resource {
     }
 }
 
-/// Maximum number of events that are shown.
-const MAX_EVENTS: usize = 5;
+/// Maximum number of events in the history.
+pub(super) const MAX_EVENTS: usize = 5;
 
 /// Renders the page, with at most `height` lines of at most `width` columns.
 pub(super) fn render(view: &View, width: usize, height: usize, colour: bool) -> String {
@@ -183,7 +183,7 @@ fn foot(view: &View, width: usize, height: usize) -> Vec<Line> {
     let room = height.saturating_sub(lines.len() + 1);
     let events = |count| view.events.iter().take(count).enumerate().map(|(age, event)| line(event, age == 0));
     let mut foot = vec![Line::default()];
-    // A heading and a blank line need room for two events at least.
+    // With a heading and a blank line, if there is room for two events.
     if room < 4 || view.events.is_empty() {
         foot.extend(events(room));
     } else {
