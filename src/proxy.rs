@@ -81,7 +81,7 @@ pub struct Settings {
     /// Whether Koordinator's Device object is read.
     pub reads_devices: bool,
     /// Whether single pods may be read from the API server.
-    pub asks_for_pods: bool,
+    pub looks_up_pods: bool,
     /// The path used as `/sys`.
     pub sys: PathBuf,
 }
@@ -116,7 +116,7 @@ impl Proxy {
         let observer = Arc::new(metrics.clone());
         let client = SharedClient::start(settings.kubelet.clone(), settings.timeout, observer);
         let devices = device_poller::start(&settings, cluster.clone(), &metrics);
-        let lookup = cluster.filter(|_| settings.asks_for_pods).map(|cluster| PodLookup {
+        let lookup = cluster.filter(|_| settings.looks_up_pods).map(|cluster| PodLookup {
             cluster,
             node: settings.node.clone(),
             wanted: settings.wanted(),
@@ -129,9 +129,9 @@ impl Proxy {
         Self { settings, client, annotations, metrics }
     }
 
-    /// Creates a proxy that follows the pod sources in `tellers` itself, with the annotations that it needs.
+    /// Creates a proxy that follows the pod sources itself, with the annotations that it needs.
     #[must_use]
-    pub fn asking(
+    pub fn with_pod_sources(
         settings: Settings,
         tellers: PodTellers,
         cluster: Cluster,

@@ -15,7 +15,7 @@ use crate::pods_api::{PodsApi, Settings};
 use crate::telemetry;
 use crate::telemetry::registry::Registry;
 
-/// The agent serves it too (podsApi.enabled), and asks nobody twice. This one is for nodes where no agent runs. `numacast
+/// Serves the Pods API without an agent. With `podsApi.enabled` the agent serves it, from its own watch of pods. `numacast
 /// pods` reads from it.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -48,8 +48,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let settings = config.pods_api_settings();
     if config.node_name.is_empty() && settings.order != [PodTeller::PodsApi] {
         bail!(
-            "the node's name is not known, by which its pods are found: set NODE_NAME (in a pod, from spec.nodeName), \
-             or --node-name; or ask only the kubelet's own Pods API: --source podsApi"
+            "the node's name is unknown, and its pods are found by it: set NODE_NAME (in a pod, from spec.nodeName) or \
+             --node-name; or use only the kubelet's own Pods API: --source podsApi"
         );
     }
     super::block_on(async move {
@@ -60,7 +60,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn serve_alone(config: Config, mut settings: Settings) -> anyhow::Result<ExitCode> {
     info!("numacast {} pods-api", env!("CARGO_PKG_VERSION"));
-    let cluster = reach(&config, &mut settings).await?;
+    let cluster = connect(&config, &mut settings).await?;
     let tellers = config.pod_sources();
     let shutdown = shutdown_signal()?;
     let mut registry = Registry::of_process();
@@ -73,14 +73,14 @@ async fn serve_alone(config: Config, mut settings: Settings) -> anyhow::Result<E
 
 /// Returns a client for the API server, if it is a source. If it cannot be created and the kubelet's own Pods
 /// API is a source too, only that is used.
-async fn reach(config: &Config, settings: &mut Settings) -> anyhow::Result<Option<Cluster>> {
+async fn connect(config: &Config, settings: &mut Settings) -> anyhow::Result<Option<Cluster>> {
     if settings.order == [PodTeller::PodsApi] {
         return Ok(None);
     }
     match config.cluster().await {
         Ok(cluster) => Ok(Some(cluster)),
         Err(error) if settings.order.contains(&PodTeller::PodsApi) => {
-            warn!("{error}; only the kubelet's own Pods API is asked for pods, until a restart");
+            warn!("{error}; pods are read only from the kubelet's own Pods API, until a restart");
             settings.order = vec![PodTeller::PodsApi];
             Ok(None)
         }

@@ -16,8 +16,8 @@ use crate::proxy::{Proxy, Settings};
 use crate::telemetry;
 use crate::telemetry::registry::Registry;
 
-/// The agent serves it too (proxy.enabled), on the connection that it has to the kubelet anyway. This one is for nodes
-/// where no agent runs.
+/// Serves the podresources proxy without an agent. With `proxy.enabled` the agent serves it, on its own connection to the
+/// kubelet.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
@@ -50,8 +50,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let settings = config.proxy_settings();
     if settings.rules.is_some() && settings.node.is_empty() {
         bail!(
-            "the node's name is not known, by which its pods are found: set NODE_NAME (in a pod, from spec.nodeName), \
-             or --node-name; or merge nothing: --set proxy.annotations.koordinator=[]"
+            "the node's name is unknown, and its pods are found by it: set NODE_NAME (in a pod, from spec.nodeName) or \
+             --node-name; or merge nothing: --set proxy.annotations.koordinator=[]"
         );
     }
     if let Some((key, reason)) = config.proxy_without_pods() {
@@ -69,7 +69,7 @@ async fn serve_alone(config: Config, settings: Settings) -> anyhow::Result<ExitC
     let proxy = match settings.rules.is_some() {
         true => {
             let cluster = config.cluster().await?;
-            Proxy::asking(settings, config.pod_sources(), cluster, &mut registry)
+            Proxy::with_pod_sources(settings, config.pod_sources(), cluster, &mut registry)
         }
         // Without merging, only the kubelet is needed.
         false => Proxy::new(settings, PodSource::none(), None, &mut registry),

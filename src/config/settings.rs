@@ -170,7 +170,7 @@ impl Config {
             allocatable: annotations.has(Koordinator::Allocatable),
             zones: self.proxy.zones,
             reads_devices: annotations.has(Koordinator::Devices),
-            asks_for_pods: self.source_order().contains(&PodTeller::ApiServer),
+            looks_up_pods: self.source_order().contains(&PodTeller::ApiServer),
             rules: annotations.are_merged().then(|| Rules::new(annotations, self.proxy.zones)),
             sys: paths.sys,
         }

@@ -53,7 +53,7 @@ impl Served {
         change(&mut settings);
         let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
         let mut metrics = Registry::default();
-        let proxy = Proxy::asking(settings, tellers, cluster, &mut metrics);
+        let proxy = Proxy::with_pod_sources(settings, tellers, cluster, &mut metrics);
         let (health, socket) = (proxy.health(), config.proxy.socket());
         let mut scanner = Scanner::new(&agent::Settings::from_config(&config));
         scanner.merge_with(Merge {

@@ -101,7 +101,7 @@ impl World {
         let settings = Settings::from_config(&self.config, &tellers.order);
         let client = self.server.client().unwrap();
         let cluster = Cluster::with_client(client, self.server.url(), Duration::from_secs(5));
-        let proxy = Proxy::asking(settings, tellers, cluster, &mut Registry::default());
+        let proxy = Proxy::with_pod_sources(settings, tellers, cluster, &mut Registry::default());
         let server = proxy.start().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(proxy.run(Some(server), async { drop(stopped.await) }));
