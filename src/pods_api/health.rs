@@ -1,65 +1,59 @@
 //! Health of the Pods API server.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::time::Instant;
-
-use crate::telemetry::health::{Probes, late, unless};
+use crate::telemetry::health::{Probes, Recent, unless};
 
 /// Maximum interval between checks of the socket; see `crate::pods_api`.
 const CHECK: Duration = Duration::from_secs(120);
 
-#[derive(Debug)]
-struct State {
-    checked: Instant,
-    is_serving: bool,
-    is_synced: bool,
-}
-
 /// Updated by the tasks, read by the probes.
 #[derive(Debug)]
-pub struct Health(Mutex<State>);
+pub struct Health {
+    check: Recent,
+    is_serving: AtomicBool,
+    is_synced: AtomicBool,
+}
 
 impl Default for Health {
     /// Returns the state of a process that has just started; the start counts as a check.
     fn default() -> Self {
-        Self(Mutex::new(State { checked: Instant::now(), is_serving: false, is_synced: false }))
+        let check = Recent::new("the Pods API has not checked its socket", CHECK).confirmed();
+        Self { check, is_serving: AtomicBool::default(), is_synced: AtomicBool::default() }
     }
 }
 
 impl Health {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records a check: whether the socket is served, and whether the pods are synced.
     pub fn checked(&self, is_serving: bool, is_synced: bool) {
-        *self.state() = State { checked: Instant::now(), is_serving, is_synced };
+        self.check.confirm();
+        self.is_serving.store(is_serving, Ordering::Relaxed);
+        self.is_synced.store(is_synced, Ordering::Relaxed);
     }
 
     /// Records that the pods are synced.
     pub fn synced(&self) {
-        self.state().is_synced = true;
+        self.is_synced.store(true, Ordering::Relaxed);
     }
 }
 
 impl Probes for Health {
     fn live(&self) -> Vec<String> {
-        let age = self.state().checked.elapsed();
-        late("the Pods API has not checked its socket", age, CHECK).into_iter().collect()
+        self.check.reason().into_iter().collect()
     }
 
     /// Fails unless the socket is served and the pods were synced once.
     fn ready(&self) -> Vec<String> {
-        let state = self.state();
-        let served = unless(state.is_serving, "the socket of the Pods API is not served; see the log");
-        let synced = unless(state.is_synced, "the Pods API has no list of pods yet");
-        served.into_iter().chain(synced).collect()
+        let serving = self.is_serving.load(Ordering::Relaxed);
+        let served = unless(serving, "the socket of the Pods API is not served; see the log");
+        let synced = self.is_synced.load(Ordering::Relaxed);
+        served.into_iter().chain(unless(synced, "the Pods API has no list of pods yet")).collect()
     }
 
     fn started(&self) -> Vec<String> {
-        unless(self.state().is_serving, "the socket of the Pods API is not served yet").into_iter().collect()
+        let serving = self.is_serving.load(Ordering::Relaxed);
+        unless(serving, "the socket of the Pods API is not served yet").into_iter().collect()
     }
 }
 
