@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::telemetry::health::{Probes, late, unless};
+use crate::telemetry::health::{Probes, Recent, late};
 
 /// Maximum number of calls in one iteration of the loop, each with its own deadline: a scan that is restarted
 /// twice.
@@ -16,11 +16,9 @@ const SLACK: Duration = Duration::from_secs(30);
 /// How long a new topology may be unpublished. Longer than the longest backoff between two attempts.
 const PENDING: Duration = Duration::from_secs(30);
 
-const UNPUBLISHED: &str = "nothing is published yet";
-
 /// Maximum ages before a probe fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub(crate) struct Limits {
     scan: Duration,
     publish: Duration,
     iteration: Duration,
@@ -28,8 +26,7 @@ pub struct Limits {
 
 impl Limits {
     /// Returns the limits for the poll and refresh intervals and the deadline of a call to the kubelet.
-    #[must_use]
-    pub fn new(poll: Duration, call: Duration, refresh: Duration) -> Self {
+    pub(crate) fn new(poll: Duration, call: Duration, refresh: Duration) -> Self {
         Self {
             // Two polls may be lost, each late by a tenth.
             scan: poll.saturating_mul(3) + call,
@@ -39,111 +36,93 @@ impl Limits {
     }
 }
 
-/// Times of the last occurrences.
-#[derive(Debug)]
-struct Times {
-    /// Last iteration of the loop.
-    iteration: Instant,
-    /// Last successful scan.
-    scan: Option<Instant>,
-    /// When the API server was last known to have a topology from this process.
-    publish: Option<Instant>,
+/// Writes that the API server has not accepted yet.
+#[derive(Debug, Default)]
+struct Pending {
     /// Since when something is waiting to be written.
-    pending_since: Option<Instant>,
-    /// When the newest pending write was requested.
-    newest_pending: Option<Instant>,
-    /// A file that only a new container can read.
-    unreachable_file: Option<PathBuf>,
+    since: Option<Instant>,
+    /// When the newest write was requested.
+    newest: Option<Instant>,
 }
 
 /// Updated by the tasks, read by the probes.
 #[derive(Debug)]
-pub struct Health {
-    limits: Limits,
-    times: Mutex<Times>,
+pub(crate) struct Health {
+    iteration: Recent,
+    scan: Recent,
+    /// The API server has a topology from this process.
+    publish: Recent,
+    pending: Mutex<Pending>,
+    /// A file that only a new container can read.
+    unreachable_file: Mutex<Option<PathBuf>>,
 }
 
 impl Health {
     /// Returns the state of a process that has just started; the start counts as an iteration.
-    #[must_use]
-    pub fn new(limits: Limits) -> Self {
-        let times = Times {
-            iteration: Instant::now(),
-            scan: None,
-            publish: None,
-            pending_since: None,
-            newest_pending: None,
-            unreachable_file: None,
-        };
-        Self { limits, times: Mutex::new(times) }
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self {
+            iteration: Recent::new("the main loop has not run", limits.iteration).confirmed(),
+            scan: Recent::new("no scan of the node has succeeded", limits.scan),
+            publish: Recent::new("nothing was published", limits.publish),
+            pending: Mutex::default(),
+            unreachable_file: Mutex::default(),
+        }
     }
 
-    fn times(&self) -> MutexGuard<'_, Times> {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records an iteration of the loop.
-    pub fn loop_ran(&self) {
-        self.times().iteration = Instant::now();
+    pub(crate) fn loop_ran(&self) {
+        self.iteration.confirm();
     }
 
-    /// Records a successful scan.
-    pub fn scanned(&self) {
-        self.times().scan = Some(Instant::now());
+    pub(crate) fn scanned(&self) {
+        self.scan.confirm();
     }
 
     /// Records a pending write: a new topology, or one whose write failed or was undone.
-    pub fn write_pending(&self) {
-        let (mut times, now) = (self.times(), Instant::now());
-        times.pending_since.get_or_insert(now);
-        times.newest_pending = Some(now);
+    pub(crate) fn write_pending(&self) {
+        let (mut pending, now) = (self.pending(), Instant::now());
+        pending.since.get_or_insert(now);
+        pending.newest = Some(now);
     }
 
     /// Records that the API server has the topology that was the newest `took` ago, whether or not it had to
     /// be written. Later ones are still pending.
-    pub fn published(&self, took: Duration) {
-        let (mut times, now) = (self.times(), Instant::now());
-        times.publish = Some(now);
-        times.pending_since = times.newest_pending.filter(|newest| *newest + took > now);
+    pub(crate) fn published(&self, took: Duration) {
+        self.publish.confirm();
+        let (mut pending, now) = (self.pending(), Instant::now());
+        pending.since = pending.newest.filter(|newest| *newest + took > now);
     }
 
     /// Sets the path that this process can never read again but a new container can; `None` if there is none.
-    pub fn unreachable_file(&self, path: Option<PathBuf>) {
-        self.times().unreachable_file = path;
+    pub(crate) fn unreachable_file(&self, path: Option<PathBuf>) {
+        *self.unreachable_file.lock().unwrap_or_else(PoisonError::into_inner) = path;
     }
 }
 
 impl Probes for Health {
     /// Fails if the loop is stuck, or if only a restart can help.
     fn live(&self) -> Vec<String> {
-        let times = self.times();
-        let stuck = late("the main loop has not run", times.iteration.elapsed(), self.limits.iteration);
-        let stale = times.unreachable_file.as_ref().map(|path| {
+        let stale = self.unreachable_file.lock().unwrap_or_else(PoisonError::into_inner);
+        let stale = stale.as_ref().map(|path| {
             format!("{} was replaced on the host, and only a new container sees the new one", path.display())
         });
-        stuck.into_iter().chain(stale).collect()
+        self.iteration.reason().into_iter().chain(stale).collect()
     }
 
-    /// Fails if the last scan or the last publish is too old.
+    /// Fails if the last scan or the last publish is too old, or a write is pending for too long.
     fn ready(&self) -> Vec<String> {
-        let times = self.times();
-        let scan = match times.scan {
-            Some(at) => late("no scan of the node has succeeded", at.elapsed(), self.limits.scan),
-            None => Some("no scan of the node has succeeded yet".to_owned()),
-        };
-        let publish = match times.publish {
-            Some(at) => late("nothing was published", at.elapsed(), self.limits.publish),
-            None => Some(UNPUBLISHED.to_owned()),
-        };
-        let pending = times.publish.and(times.pending_since);
+        let pending = self.publish.age().and(self.pending().since);
         let pending =
-            pending.and_then(|at| late("the newest state was not published", at.elapsed(), PENDING));
-        [scan, publish, pending].into_iter().flatten().collect()
+            pending.and_then(|since| late("the newest state was not published", since.elapsed(), PENDING));
+        [self.scan.reason(), self.publish.reason(), pending].into_iter().flatten().collect()
     }
 
     /// Succeeds once the object has been published.
     fn started(&self) -> Vec<String> {
-        unless(self.times().publish.is_some(), UNPUBLISHED).into_iter().collect()
+        self.publish.reason().filter(|_| self.publish.age().is_none()).into_iter().collect()
     }
 }
 
@@ -154,6 +133,7 @@ mod tests {
     use super::*;
 
     const OK: [String; 0] = [];
+    const UNPUBLISHED: &str = "nothing was published yet";
 
     const fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)

@@ -15,50 +15,32 @@ use crate::topology::{Finding, Topology, Zone};
 /// Name under which the agent appears in metrics that several components share.
 const COMPONENT: &str = "agent";
 
-/// The outcome of a scan.
+/// The outcome of a scan; the help text of `numacast_scans_total` explains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// It produced a topology.
+pub(crate) enum Outcome {
     Success,
-    /// It succeeded, but the current object in the API server is not known yet.
     ObjectUnknown,
-    /// A pod was being admitted, so the scan is repeated.
     PodAdmission,
-    /// The kubelet's state was not complete yet.
     KubeletNotReady,
-    /// The kubelet or the hardware could not be read.
     Failed,
 }
 
 impl Outcome {
     const LABELS: [&str; 5] = ["success", "object_unknown", "pod_admission", "kubelet_not_ready", "failed"];
-
-    const fn label(self) -> &'static str {
-        Self::LABELS[self as usize]
-    }
 }
 
-/// Why the object was written.
+/// Why the object was written; the help text of `numacast_writes_total` explains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WriteReason {
-    /// The first write of this process.
+pub(crate) enum WriteReason {
     First,
-    /// The topology changed.
     Change,
-    /// The refresh interval elapsed without a change.
     Refresh,
-    /// The object was deleted or edited by someone else.
     Repair,
-    /// The object belonged to another field manager that no longer writes it.
     Takeover,
 }
 
 impl WriteReason {
     const LABELS: [&str; 5] = ["first", "change", "refresh", "repair", "takeover"];
-
-    const fn label(self) -> &'static str {
-        Self::LABELS[self as usize]
-    }
 }
 
 /// Kinds of findings that are exposed as 0 while there are none. The last one is not a finding of the
@@ -85,7 +67,7 @@ const fn finding_kind(finding: &Finding) -> &'static str {
 
 /// The agent's metrics. Updates also go to its health, so the two are consistent.
 #[derive(Debug)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     health: Arc<Health>,
     kubelet: RequestMetrics,
     pod_source: PodSourceMetrics,
@@ -109,8 +91,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the agent's metrics.
-    pub fn register(registry: &mut Registry, health: Arc<Health>) -> Self {
+    pub(crate) fn register(registry: &mut Registry, health: Arc<Health>) -> Self {
         let metrics = Self {
             health,
             scans: registry
@@ -232,40 +213,33 @@ impl Metrics {
         metrics
     }
 
-    /// Returns the agent's health, which is updated together with the metrics.
-    #[must_use]
-    pub const fn health(&self) -> &Arc<Health> {
+    pub(crate) const fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
-    /// Returns the metrics of the agent's pod source.
-    #[must_use]
-    pub fn pod_source(&self) -> PodSourceMetrics {
+    pub(crate) fn pod_source(&self) -> PodSourceMetrics {
         self.pod_source.clone()
     }
 
-    /// Counts a scan by its outcome.
-    pub fn scanned(&self, outcome: Outcome) {
-        self.scans.with([outcome.label()]).inc();
+    pub(crate) fn scanned(&self, outcome: Outcome) {
+        self.scans.with([Outcome::LABELS[outcome as usize]]).inc();
         if matches!(outcome, Outcome::Success | Outcome::ObjectUnknown) {
             self.last_scan.set(unix_seconds());
             self.health.scanned();
         }
     }
 
-    /// Observes the duration of a scan, whatever its outcome.
-    pub fn scan_took(&self, took: Duration) {
+    pub(crate) fn scan_took(&self, took: Duration) {
         self.scan_seconds.observe(took.as_secs_f64());
     }
 
-    /// Records a request to the kubelet.
-    pub fn kubelet_request(&self, method: &str, took: Duration, error: Option<&ClientError>) {
+    pub(crate) fn kubelet_request(&self, method: &str, took: Duration, error: Option<&ClientError>) {
         self.kubelet.record(method, took, error);
     }
 
     /// Records a scan that produced a topology: its devices of resource claims, its findings, and what could
     /// not be read.
-    pub fn accounted(&self, usage: &Usage, unreadable: usize, topology: &Topology) {
+    pub(crate) fn accounted(&self, usage: &Usage, unreadable: usize, topology: &Topology) {
         self.scanned(Outcome::Success);
         self.set_findings(&topology.findings, unreadable);
         let devices = claimed_devices(usage);
@@ -273,7 +247,7 @@ impl Metrics {
     }
 
     /// Records a changed state, which is to be published.
-    pub fn changed(&self, newest: &Publishable) {
+    pub(crate) fn changed(&self, newest: &Publishable) {
         // Native resources first: excess devices are counted as `other`.
         let is_device = |(_, resource, _, _): &(&Zone, &String, _, _)| resource.contains('/');
         let amounts = newest.zones().iter().flat_map(|zone| {
@@ -294,52 +268,45 @@ impl Metrics {
         self.health.write_pending();
     }
 
-    /// Sets the number of pods that are bound to the node but not accounted for in the zones.
-    pub fn unaccounted(&self, pods: usize) {
+    pub(crate) fn unaccounted(&self, pods: usize) {
         self.unaccounted.set(pods as u64);
     }
 
-    /// Sets the reserved amounts by resource name.
-    pub fn reserved(&self, amounts: &BTreeMap<&str, u64>) {
+    pub(crate) fn reserved(&self, amounts: &BTreeMap<&str, u64>) {
         self.reserved.replace(amounts.iter().map(|(resource, amount)| ([*resource], *amount)));
     }
 
     /// Counts a pod that is no longer waited for although the kubelet neither admitted nor rejected it.
-    pub fn pod_timed_out(&self) {
+    pub(crate) fn pod_timed_out(&self) {
         self.admission_timeouts.inc();
     }
 
-    /// Counts a trigger of a scan.
-    pub fn triggered(&self, trigger: &str) {
+    pub(crate) fn triggered(&self, trigger: &str) {
         self.triggers.with([trigger]).inc();
     }
 
-    /// Records a successful write to the API server.
-    pub fn wrote(&self, reason: WriteReason, took: Duration) {
-        self.writes.with([reason.label()]).inc();
+    pub(crate) fn wrote(&self, reason: WriteReason, took: Duration) {
+        self.writes.with([WriteReason::LABELS[reason as usize]]).inc();
         self.publish_seconds.observe(took.as_secs_f64());
         self.last_publish.set(unix_seconds());
         self.health.published(took);
     }
 
     /// Records that the object in the API server equals the newest topology, so no write is needed.
-    pub fn up_to_date(&self) {
+    pub(crate) fn up_to_date(&self) {
         self.last_publish.set(unix_seconds());
         self.health.published(Duration::ZERO);
     }
 
-    /// Counts a failed request to the API server for the object.
-    pub fn write_failed(&self, kind: &str) {
+    pub(crate) fn write_failed(&self, kind: &str) {
         self.write_errors.with([kind]).inc();
     }
 
-    /// Counts a write of the object by another field manager.
-    pub fn foreign_write(&self, by_person: bool) {
+    pub(crate) fn foreign_write(&self, by_person: bool) {
         self.foreign_writes.with([if by_person { "person" } else { "manager" }]).inc();
     }
 
-    /// Counts a posted Kubernetes Event.
-    pub fn event_posted(&self, reason: &str) {
+    pub(crate) fn event_posted(&self, reason: &str) {
         self.events.with([reason]).inc();
     }
 

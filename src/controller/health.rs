@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::telemetry::health::{Probes, late, unless};
+use crate::telemetry::health::{Probes, Recent, late};
 
 /// Maximum interval between iterations of the loop, which normally iterates each second.
 const ITERATION: Duration = Duration::from_secs(60);
@@ -15,26 +15,21 @@ const LEASE: Duration = Duration::from_secs(60);
 /// Time that a pass may take beyond its interval.
 const SLACK: Duration = Duration::from_secs(120);
 
-const NO_LEASE: &str = "the Lease could not be read yet";
-
 /// Intervals of the passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Whether leader election is on.
-    pub lease: bool,
+    pub(crate) lease: bool,
     /// Interval between garbage collection passes.
-    pub garbage: Duration,
+    pub(crate) garbage: Duration,
     /// Interval between passes that sum up all objects.
-    pub fleet: Duration,
+    pub(crate) fleet: Duration,
 }
 
+/// The passes of a leader.
 #[derive(Clone, Copy, Debug)]
-struct Times {
-    iteration: Instant,
-    /// When the Lease was last read or written.
-    lease: Option<Instant>,
-    /// Since when this replica leads.
-    leading_since: Option<Instant>,
+struct Passes {
+    leading_since: Instant,
     garbage: Option<Instant>,
     /// When all objects were last summed up, and the interval until the next time.
     fleet: Option<(Instant, Duration)>,
@@ -42,81 +37,77 @@ struct Times {
 
 /// Updated by the tasks, read by the probes.
 #[derive(Debug)]
-pub struct Health {
+pub(crate) struct Health {
     limits: Limits,
-    times: Mutex<Times>,
+    iteration: Recent,
+    /// The Lease was read or written.
+    lease: Recent,
+    /// While this replica leads.
+    passes: Mutex<Option<Passes>>,
 }
 
 impl Health {
     /// Returns the state of a process that has just started; the start counts as an iteration.
-    #[must_use]
-    pub fn new(limits: Limits) -> Self {
-        let iteration = Instant::now();
-        let times = Times { iteration, lease: None, leading_since: None, garbage: None, fleet: None };
-        Self { limits, times: Mutex::new(times) }
+    pub(crate) fn new(limits: Limits) -> Self {
+        let iteration = Recent::new("the main loop has not run", ITERATION).confirmed();
+        Self { limits, iteration, lease: Recent::new("the Lease was not seen", LEASE), passes: Mutex::default() }
     }
 
-    fn times(&self) -> MutexGuard<'_, Times> {
-        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    fn passes(&self) -> MutexGuard<'_, Option<Passes>> {
+        self.passes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records an iteration of the loop.
-    pub fn loop_ran(&self) {
-        self.times().iteration = Instant::now();
+    pub(crate) fn loop_ran(&self) {
+        self.iteration.confirm();
     }
 
-    /// Records that the Lease was read or written.
-    pub fn lease_seen(&self) {
-        self.times().lease = Some(Instant::now());
+    pub(crate) fn lease_seen(&self) {
+        self.lease.confirm();
     }
 
-    /// Sets whether this replica leads.
-    pub fn leads(&self, leads: bool) {
-        let mut times = self.times();
-        (times.leading_since, times.garbage, times.fleet) = (leads.then(Instant::now), None, None);
+    pub(crate) fn leads(&self, leads: bool) {
+        let leading = Passes { leading_since: Instant::now(), garbage: None, fleet: None };
+        *self.passes() = leads.then_some(leading);
     }
 
     /// Records a garbage collection pass, whatever its result.
-    pub fn garbage_pass(&self) {
-        self.times().garbage = Some(Instant::now());
+    pub(crate) fn garbage_pass(&self) {
+        if let Some(passes) = &mut *self.passes() {
+            passes.garbage = Some(Instant::now());
+        }
     }
 
     /// Records that all objects were summed up; the next pass is due after `next`.
-    pub fn fleet_pass(&self, next: Duration) {
-        self.times().fleet = Some((Instant::now(), next));
+    pub(crate) fn fleet_pass(&self, next: Duration) {
+        if let Some(passes) = &mut *self.passes() {
+            passes.fleet = Some((Instant::now(), next));
+        }
     }
 }
 
 impl Probes for Health {
     fn live(&self) -> Vec<String> {
-        let age = self.times().iteration.elapsed();
-        late("the main loop has not run", age, ITERATION).into_iter().collect()
+        self.iteration.reason().into_iter().collect()
     }
 
     /// A replica that does not lead is ready if it sees the Lease; a leader must also complete its passes.
     fn ready(&self) -> Vec<String> {
-        let Times { lease, leading_since, garbage, fleet, .. } = *self.times();
-        let mut reasons = Vec::new();
-        if self.limits.lease {
-            match lease {
-                Some(at) => reasons.extend(late("the Lease was not seen", at.elapsed(), LEASE)),
-                None => reasons.push(NO_LEASE.to_owned()),
-            }
-        }
-        if let Some(since) = leading_since {
-            let (at, next) = fleet.unwrap_or((since, self.limits.fleet));
-            reasons.extend(late("the objects were not summed up", at.elapsed(), next * 2 + SLACK));
-            let (at, limit) = (garbage.unwrap_or(since), self.limits.garbage * 2 + SLACK);
-            // The first pass is due immediately.
-            let limit = if garbage.is_some() { limit } else { SLACK };
-            reasons.extend(late("no garbage collection pass has ended", at.elapsed(), limit));
-        }
-        reasons
+        let lease = self.lease.reason().filter(|_| self.limits.lease);
+        let Some(Passes { leading_since, garbage, fleet }) = *self.passes() else {
+            return lease.into_iter().collect();
+        };
+        let (at, next) = fleet.unwrap_or((leading_since, self.limits.fleet));
+        let fleet = late("the objects were not summed up", at.elapsed(), next * 2 + SLACK);
+        // The first pass is due immediately.
+        let interval = garbage.map_or(Duration::ZERO, |_| self.limits.garbage * 2);
+        let age = garbage.unwrap_or(leading_since).elapsed();
+        let garbage = late("no garbage collection pass has ended", age, interval + SLACK);
+        [lease, fleet, garbage].into_iter().flatten().collect()
     }
 
     fn started(&self) -> Vec<String> {
-        let Times { lease, leading_since, .. } = *self.times();
-        unless(lease.is_some() || leading_since.is_some(), NO_LEASE).into_iter().collect()
+        let started = self.lease.age().is_some() || self.passes().is_some();
+        self.lease.reason().filter(|_| !started).into_iter().collect()
     }
 }
 
@@ -139,7 +130,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_replica_that_sees_the_lease_is_ready() {
         let health = health(true);
-        assert_eq!([health.started(), health.ready()], [[NO_LEASE]; 2]);
+        assert_eq!([health.started(), health.ready()], [["the Lease was not seen yet"]; 2]);
         health.lease_seen();
         assert_eq!([health.started(), health.ready(), health.live()], [OK; 3]);
         advance(seconds(61)).await;

@@ -6,14 +6,13 @@ use std::time::Duration;
 use super::fleet::Fleet;
 use super::health::Health;
 use crate::cluster::{ClusterError, is_native};
-use crate::telemetry::registry::{Counter, Family, Gauge, Registry, label, unix_seconds};
-
-/// A gauge that only the leader has, and only while the value is known.
-type LeaderGauge = Family<0, Gauge>;
+use crate::telemetry::registry::{
+    Counter, Family, Gauge, OptionalGauge, Registry, label, unix_seconds,
+};
 
 /// The controller's metrics. Updates also go to its health.
 #[derive(Debug)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     health: Arc<Health>,
     leader: Gauge,
     errors: Family<2, Counter>,
@@ -24,84 +23,19 @@ pub struct Metrics {
     last_pass: Family<1, Gauge>,
     nodes: Family<2, Gauge>,
     resources: Family<2, Gauge>,
-    leader_gauges: LeaderGauges,
-}
-
-#[derive(Debug)]
-struct LeaderGauges {
-    garbage: LeaderGauge,
-    rejected_pods: LeaderGauge,
-    daemon_set: LeaderGauge,
-    covered: LeaderGauge,
-    silent: LeaderGauge,
-    missing: LeaderGauge,
-    foreign: LeaderGauge,
-    newer: LeaderGauge,
-}
-
-impl LeaderGauges {
-    fn register(registry: &mut Registry) -> Self {
-        let mut gauge = |name, help| registry.gauges(name, help, []);
-        Self {
-            garbage: gauge(
-                "numacast_garbage_objects",
-                "Objects without a Node in the last pass, those within `controller.garbage.grace` included",
-            ),
-            rejected_pods: gauge(
-                "numacast_rejected_pods",
-                "Pods that are pending because the scheduler plugin (NodeResourceTopologyMatch) rejected nodes for them; \
-                 missing with `controller.nudge: off`",
-            ),
-            daemon_set: gauge(
-                "numacast_fleet_daemonset",
-                "1 if the agents' DaemonSet exists, else 0, and silent agents are not detected; missing without \
-                 `controller.daemonSet`",
-            ),
-            covered: gauge(
-                "numacast_fleet_covered_nodes",
-                "Nodes that should have an agent by the DaemonSet's node selector, affinity and tolerations",
-            ),
-            silent: gauge(
-                "numacast_fleet_silent_nodes",
-                "Covered, Ready Nodes without a Ready agent for at least `controller.silent.after`",
-            ),
-            missing: gauge(
-                "numacast_fleet_missing_objects",
-                "Covered, Ready Nodes with a Ready agent and without an object",
-            ),
-            foreign: gauge(
-                "numacast_fleet_foreign_objects",
-                "Objects whose zones another field manager wrote",
-            ),
-            newer: gauge(
-                "numacast_fleet_objects_newer_than_scheduler",
-                "Objects created after the scheduler started: its plugin ignores them until the scheduler is restarted; \
-                 missing without `controller.scheduler`, and while none of its pods runs",
-            ),
-        }
-    }
-
-    fn clear(&self) {
-        let Self { garbage, rejected_pods, daemon_set, covered, silent, missing, foreign, newer } = self;
-        for gauge in [garbage, rejected_pods, daemon_set, covered, silent, missing, foreign, newer] {
-            gauge.clear();
-        }
-    }
-}
-
-/// Sets a gauge, or removes its sample if the value is unknown.
-fn set(gauge: &LeaderGauge, value: Option<u64>) {
-    match value {
-        Some(value) => {
-            gauge.with([]).set(value);
-        }
-        None => gauge.clear(),
-    }
+    // Only the leader has these, and only while the value is known.
+    garbage: OptionalGauge,
+    rejected_pods: OptionalGauge,
+    daemon_set: OptionalGauge,
+    covered: OptionalGauge,
+    silent: OptionalGauge,
+    missing: OptionalGauge,
+    foreign: OptionalGauge,
+    newer: OptionalGauge,
 }
 
 impl Metrics {
-    /// Registers the controller's metrics.
-    pub fn register(registry: &mut Registry, health: Arc<Health>) -> Self {
+    pub(crate) fn register(registry: &mut Registry, health: Arc<Health>) -> Self {
         Self {
             health,
             leader: registry.gauge(
@@ -166,92 +100,117 @@ impl Metrics {
                     label("type", "`capacity`, `allocatable` or `available`"),
                 ],
             ),
-            leader_gauges: LeaderGauges::register(registry),
+            garbage: registry.optional_gauge(
+                "numacast_garbage_objects",
+                "Objects without a Node in the last pass, including those whose Node has been gone for less than a minute",
+            ),
+            rejected_pods: registry.optional_gauge(
+                "numacast_rejected_pods",
+                "Pods that are pending because the scheduler plugin (NodeResourceTopologyMatch) rejected nodes for them; \
+                 missing with `controller.nudge: off`",
+            ),
+            daemon_set: registry.optional_gauge(
+                "numacast_fleet_daemonset",
+                "1 if the agents' DaemonSet exists, else 0, and silent agents are not detected; missing without \
+                 `controller.daemonSet`",
+            ),
+            covered: registry.optional_gauge(
+                "numacast_fleet_covered_nodes",
+                "Nodes that should have an agent by the DaemonSet's node selector, affinity and tolerations",
+            ),
+            silent: registry.optional_gauge(
+                "numacast_fleet_silent_nodes",
+                "Covered, Ready Nodes without a Ready agent for at least five minutes",
+            ),
+            missing: registry.optional_gauge(
+                "numacast_fleet_missing_objects",
+                "Covered, Ready Nodes with a Ready agent and without an object",
+            ),
+            foreign: registry.optional_gauge(
+                "numacast_fleet_foreign_objects",
+                "Objects whose zones another field manager wrote",
+            ),
+            newer: registry.optional_gauge(
+                "numacast_fleet_objects_newer_than_scheduler",
+                "Objects created after the scheduler started: its plugin ignores them until the scheduler is restarted; \
+                 missing without `controller.scheduler`, and while none of its pods runs",
+            ),
         }
     }
 
-    /// Returns the controller's health, which is updated together with the metrics.
-    #[must_use]
-    pub const fn health(&self) -> &Arc<Health> {
+    pub(crate) const fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
     /// Sets whether this replica leads, and removes what only a leader knows.
-    pub fn leads(&self, leads: bool) {
+    pub(crate) fn leads(&self, leads: bool) {
         self.leader.set(u64::from(leads));
         self.health.leads(leads);
         self.held_back.set(0);
         self.nodes.clear();
         self.resources.clear();
-        self.leader_gauges.clear();
+        let Self { garbage, rejected_pods, daemon_set, covered, silent, missing, foreign, newer, .. } = self;
+        for gauge in [garbage, rejected_pods, daemon_set, covered, silent, missing, foreign, newer] {
+            gauge.clear();
+        }
     }
 
-    /// Counts a failed request to the API server.
-    pub fn request_failed(&self, error: &ClusterError) {
+    pub(crate) fn request_failed(&self, error: &ClusterError) {
         self.errors.with(["request", error.kind()]).inc();
     }
 
-    /// Counts a failed watch.
-    pub fn watch_failed(&self) {
+    pub(crate) fn watch_failed(&self) {
         self.errors.with(["request", "watch"]).inc();
     }
 
-    /// Counts a failed deletion of an object.
-    pub fn delete_failed(&self, error: &ClusterError) {
+    pub(crate) fn delete_failed(&self, error: &ClusterError) {
         self.errors.with(["delete", error.kind()]).inc();
     }
 
-    /// Counts a failed nudge of an object.
-    pub fn nudge_failed(&self, error: &ClusterError) {
+    pub(crate) fn nudge_failed(&self, error: &ClusterError) {
         self.errors.with(["nudge", error.kind()]).inc();
     }
 
-    /// Counts a posted Kubernetes Event.
-    pub fn event_posted(&self, reason: &str) {
+    pub(crate) fn event_posted(&self, reason: &str) {
         self.events.with([reason]).inc();
     }
 
-    /// Counts a deleted object.
-    pub fn deleted(&self) {
+    pub(crate) fn deleted(&self) {
         self.deleted.inc();
     }
 
     /// Records a garbage collection pass that found this many objects without a Node.
-    pub fn garbage_pass(&self, objects: usize) {
+    pub(crate) fn garbage_pass(&self, objects: usize) {
         self.garbage_objects(objects);
         self.last_pass.with(["garbage"]).set(unix_seconds());
         self.health.garbage_pass();
     }
 
-    /// Sets the number of objects without a Node.
-    pub fn garbage_objects(&self, objects: usize) {
-        set(&self.leader_gauges.garbage, Some(objects as u64));
+    pub(crate) fn garbage_objects(&self, objects: usize) {
+        self.garbage.set(Some(objects as u64));
     }
 
-    /// Sets whether deletion is paused.
-    pub fn held_back(&self, is_held_back: bool) {
+    pub(crate) fn held_back(&self, is_held_back: bool) {
         self.held_back.set(u64::from(is_held_back));
     }
 
-    /// Counts a nudged object.
-    pub fn nudged(&self) {
+    pub(crate) fn nudged(&self) {
         self.nudges.inc();
     }
 
     /// Sets the number of pods that are pending because the scheduler plugin rejected nodes.
-    pub fn rejected_pods(&self, pods: usize) {
-        set(&self.leader_gauges.rejected_pods, Some(pods as u64));
+    pub(crate) fn rejected_pods(&self, pods: usize) {
+        self.rejected_pods.set(Some(pods as u64));
     }
 
-    /// Sets whether the agents' DaemonSet exists.
-    pub fn daemon_set(&self, exists: bool) {
-        set(&self.leader_gauges.daemon_set, Some(u64::from(exists)));
+    pub(crate) fn daemon_set(&self, exists: bool) {
+        self.daemon_set.set(Some(u64::from(exists)));
     }
 
     /// Sets the numbers of covered and of silent Nodes; `None` if they are unknown.
-    pub fn agents(&self, covered_and_silent: Option<(u64, usize)>) {
-        set(&self.leader_gauges.covered, covered_and_silent.map(|(covered, _)| covered));
-        set(&self.leader_gauges.silent, covered_and_silent.map(|(_, silent)| silent as u64));
+    pub(crate) fn agents(&self, covered_and_silent: Option<(u64, usize)>) {
+        self.covered.set(covered_and_silent.map(|(covered, _)| covered));
+        self.silent.set(covered_and_silent.map(|(_, silent)| silent as u64));
     }
 
     /// Sets the sums over all objects, and the number of missing ones if that is known.
@@ -267,13 +226,13 @@ impl Metrics {
                 ([name.as_str(), "available"], totals.available),
             ]
         }));
-        set(&self.leader_gauges.foreign, Some(fleet.foreign));
-        set(&self.leader_gauges.newer, fleet.newer_than_scheduler());
-        set(&self.leader_gauges.missing, missing.map(|missing| missing as u64));
+        self.foreign.set(Some(fleet.foreign));
+        self.newer.set(fleet.newer_than_scheduler());
+        self.missing.set(missing.map(|missing| missing as u64));
     }
 
     /// Records that all objects were summed up. The next pass starts within `next`.
-    pub fn fleet_pass(&self, next: Duration) {
+    pub(crate) fn fleet_pass(&self, next: Duration) {
         self.last_pass.with(["fleet"]).set(unix_seconds());
         self.health.fleet_pass(next);
     }

@@ -7,15 +7,14 @@ const COMPONENT: Label = label("component", "`proxy` or `pods_api`");
 
 /// Counts the clients of one component's server.
 #[derive(Clone, Debug)]
-pub struct ServerMetrics {
+pub(crate) struct ServerMetrics {
     component: &'static str,
     connections: Family<1, Gauge>,
     limits_exceeded: Family<2, Counter>,
 }
 
 impl ServerMetrics {
-    /// Registers the metrics of `component`.
-    pub fn register(registry: &mut Registry, component: &'static str) -> Self {
+    pub(crate) fn register(registry: &mut Registry, component: &'static str) -> Self {
         Self {
             component,
             connections: registry.gauges("numacast_grpc_connections", "Connected clients", [COMPONENT]),
@@ -37,18 +36,17 @@ impl ServerMetrics {
         }
     }
 
-    /// Sets the number of connected clients.
-    pub fn connections(&self, count: usize) {
+    pub(crate) fn connections(&self, count: usize) {
         self.connections.with([self.component]).set(count as u64);
     }
 
     /// Counts a client that violated a limit or the protocol.
-    pub fn violation(&self, violation: Violation) {
+    pub(crate) fn violation(&self, violation: Violation) {
         self.limit_exceeded(violation.as_str());
     }
 
     /// Counts a client that exceeded a limit of the service itself.
-    pub fn limit_exceeded(&self, reason: &str) {
+    pub(crate) fn limit_exceeded(&self, reason: &str) {
         self.limits_exceeded.with([self.component, reason]).inc();
     }
 }

@@ -14,15 +14,14 @@ const METHOD: Label =
 
 /// Counts and times the requests of one component.
 #[derive(Clone, Debug)]
-pub struct RequestMetrics {
+pub(crate) struct RequestMetrics {
     component: &'static str,
     requests: Family<3, Counter>,
     seconds: Family<2, Histogram>,
 }
 
 impl RequestMetrics {
-    /// Registers the metrics of `component`.
-    pub fn register(registry: &mut Registry, component: &'static str) -> Self {
+    pub(crate) fn register(registry: &mut Registry, component: &'static str) -> Self {
         let outcomes = ClientError::KINDS.into_iter().chain(["ok"]);
         Self {
             component,
@@ -50,8 +49,7 @@ impl RequestMetrics {
         }
     }
 
-    /// Records a request.
-    pub fn record(&self, method: &str, took: Duration, error: Option<&ClientError>) {
+    pub(crate) fn record(&self, method: &str, took: Duration, error: Option<&ClientError>) {
         let outcome = error.map_or("ok", ClientError::kind);
         self.requests.with([self.component, method, outcome]).inc();
         self.seconds.with([self.component, method]).observe(took.as_secs_f64());

@@ -10,7 +10,7 @@ const CHECK: Duration = Duration::from_secs(120);
 
 /// Updated by the tasks, read by the probes.
 #[derive(Debug)]
-pub struct Health {
+pub(crate) struct Health {
     check: Recent,
     is_serving: AtomicBool,
     is_synced: AtomicBool,
@@ -26,14 +26,14 @@ impl Default for Health {
 
 impl Health {
     /// Records a check: whether the socket is served, and whether the pods are synced.
-    pub fn checked(&self, is_serving: bool, is_synced: bool) {
+    pub(crate) fn checked(&self, is_serving: bool, is_synced: bool) {
         self.check.confirm();
         self.is_serving.store(is_serving, Ordering::Relaxed);
         self.is_synced.store(is_synced, Ordering::Relaxed);
     }
 
     /// Records that the pods are synced.
-    pub fn synced(&self) {
+    pub(crate) fn synced(&self) {
         self.is_synced.store(true, Ordering::Relaxed);
     }
 }

@@ -24,7 +24,7 @@ const VERSION: Label = label("server_api_version", "`v1alpha1`; `podinfo.v1alpha
 
 /// The metrics of the Pods API server. Updates also go to its health. Clones share the same metrics.
 #[derive(Clone, Debug)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     health: Arc<Health>,
     server: ServerMetrics,
     sources: PodSourceMetrics,
@@ -37,8 +37,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the metrics of the Pods API server.
-    pub fn register(registry: &mut Registry, health: Arc<Health>) -> Self {
+    pub(crate) fn register(registry: &mut Registry, health: Arc<Health>) -> Self {
         Self {
             health,
             requests: registry.counters(
@@ -81,19 +80,17 @@ impl Metrics {
         }
     }
 
-    /// Returns the server's health, which is updated together with the metrics.
-    #[must_use]
-    pub const fn health(&self) -> &Arc<Health> {
+    pub(crate) const fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
     /// Counts a call rejected by the rate limiter.
-    pub fn rejected(&self) {
+    pub(crate) fn rejected(&self) {
         self.server.limit_exceeded("rate_limit");
     }
 
     /// Sets the numbers of served and omitted pods, for each of the two APIs.
-    pub fn pods(&self, pods: (usize, usize), infos: (usize, usize)) {
+    pub(crate) fn pods(&self, pods: (usize, usize), infos: (usize, usize)) {
         for (version, (served, omitted)) in [(PODS_VERSION, pods), (INFO_VERSION, infos)] {
             self.pods.with([version, "served"]).set(served as u64);
             self.pods.with([version, "omitted"]).set(omitted as u64);
@@ -101,7 +98,7 @@ impl Metrics {
     }
 
     /// Records an event of a source. `up`: the source works and has listed all pods once.
-    pub fn source_event(&self, source: &str, up: bool) {
+    pub(crate) fn source_event(&self, source: &str, up: bool) {
         self.last_event.with([source]).set(unix_seconds());
         if up {
             self.sources.set_up(source, true);
@@ -110,12 +107,12 @@ impl Metrics {
     }
 
     /// Records that a source is not synced yet, or no longer in use.
-    pub fn source_down(&self, source: &str) {
+    pub(crate) fn source_down(&self, source: &str) {
         self.sources.set_up(source, false);
     }
 
     /// Records that a source could not be reached, or that its stream broke.
-    pub fn source_failed(&self, source: &str) {
+    pub(crate) fn source_failed(&self, source: &str) {
         self.source_down(source);
         self.sources.count_error(source);
     }

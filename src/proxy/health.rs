@@ -12,7 +12,7 @@ const CHECK: Duration = Duration::from_secs(120);
 
 /// Updated by the tasks, read by the probes.
 #[derive(Debug)]
-pub struct Health {
+pub(crate) struct Health {
     check: Recent,
     response: Recent,
     is_serving: AtomicBool,
@@ -23,8 +23,7 @@ pub struct Health {
 
 impl Health {
     /// Returns the state of a process that has just started; the start counts as a check.
-    #[must_use]
-    pub fn new(needs_pods: bool) -> Self {
+    pub(crate) fn new(needs_pods: bool) -> Self {
         Self {
             check: Recent::new("the proxy has not checked its socket", CHECK).confirmed(),
             response: Recent::new("the kubelet has not responded to the proxy", RESPONSE),
@@ -35,20 +34,17 @@ impl Health {
     }
 
     /// Records a check: whether the socket is served, and whether the pods are synced.
-    pub fn checked(&self, is_serving: bool, is_synced: bool) {
+    pub(crate) fn checked(&self, is_serving: bool, is_synced: bool) {
         self.check.confirm();
         self.is_serving.store(is_serving, Ordering::Relaxed);
         self.has_pods.store(is_synced || !self.needs_pods, Ordering::Relaxed);
     }
 
-    /// Records a response of the kubelet.
-    pub fn kubelet_responded(&self) {
+    pub(crate) fn kubelet_responded(&self) {
         self.response.confirm();
     }
 
-    /// Returns the time since the kubelet's last response.
-    #[must_use]
-    pub fn kubelet_age(&self) -> Option<Duration> {
+    pub(crate) fn kubelet_age(&self) -> Option<Duration> {
         self.response.age()
     }
 }

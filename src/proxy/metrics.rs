@@ -19,20 +19,19 @@ const METHOD: Label = label("method", "`List`, `Get`, `GetAllocatableResources` 
 
 /// Figures of the last `List` response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ListStats {
-    /// Its size.
-    pub bytes: usize,
+pub(crate) struct ListStats {
+    pub(crate) bytes: usize,
     /// Devices of annotations in it.
-    pub merged: usize,
+    pub(crate) merged: usize,
     /// Devices of annotations that it omits, by reason.
-    pub omitted: BTreeMap<&'static str, usize>,
+    pub(crate) omitted: BTreeMap<&'static str, usize>,
     /// Pods in it that the pod source does not know.
-    pub unknown: usize,
+    pub(crate) unknown: usize,
 }
 
 /// The proxy's metrics. Updates also go to its health. Clones share the same metrics.
 #[derive(Clone, Debug)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     health: Arc<Health>,
     kubelet: RequestMetrics,
     server: ServerMetrics,
@@ -47,8 +46,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the proxy's metrics.
-    pub fn register(registry: &mut Registry, health: Arc<Health>) -> Self {
+    pub(crate) fn register(registry: &mut Registry, health: Arc<Health>) -> Self {
         Self {
             health,
             requests: registry.counters(
@@ -117,14 +115,11 @@ impl Metrics {
         }
     }
 
-    /// Returns the proxy's health, which is updated together with the metrics.
-    #[must_use]
-    pub const fn health(&self) -> &Arc<Health> {
+    pub(crate) const fn health(&self) -> &Arc<Health> {
         &self.health
     }
 
-    /// Records a `List` response.
-    pub fn listed(&self, stats: &ListStats) {
+    pub(crate) fn listed(&self, stats: &ListStats) {
         self.list_bytes.set(stats.bytes as u64);
         self.unknown_pods.set(stats.unknown as u64);
         let omitted = stats.omitted.iter().map(|(reason, devices)| (*reason, *devices));
@@ -132,18 +127,15 @@ impl Metrics {
         self.devices.replace(devices.map(|(state, devices)| ([state], devices as u64)));
     }
 
-    /// Sets the number of errors in annotations, by kind.
-    pub fn annotation_errors(&self, errors: &BTreeMap<&'static str, usize>) {
+    pub(crate) fn annotation_errors(&self, errors: &BTreeMap<&'static str, usize>) {
         self.annotation_errors.replace(errors.iter().map(|(kind, count)| ([*kind], *count as u64)));
     }
 
-    /// Sets whether responses lack the devices from annotations because the pods are unknown.
-    pub fn passing_through(&self, is_passing: bool) {
+    pub(crate) fn passing_through(&self, is_passing: bool) {
         self.passing_through.set(u64::from(is_passing));
     }
 
-    /// Counts a failed read of Koordinator's Device object.
-    pub fn device_error(&self, kind: &str) {
+    pub(crate) fn device_error(&self, kind: &str) {
         self.device_errors.with([kind]).inc();
     }
 }

@@ -2,8 +2,10 @@
 //! monotonic clock.
 
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// The kubelet's three probes. Each returns the reasons why it fails, one sentence each; it succeeds if there
 /// are none.
@@ -33,6 +35,48 @@ impl Probes for All {
 
     fn started(&self) -> Vec<String> {
         self.0.iter().flat_map(|probes| probes.started()).collect()
+    }
+}
+
+/// A condition that holds as long as it was confirmed recently.
+#[derive(Debug)]
+pub struct Recent {
+    /// What has not happened if it fails, as the start of a sentence.
+    failure: &'static str,
+    limit: Duration,
+    confirmed: Mutex<Option<Instant>>,
+}
+
+impl Recent {
+    /// Returns a condition that has not been confirmed yet.
+    #[must_use]
+    pub fn new(failure: &'static str, limit: Duration) -> Self {
+        Self { failure, limit, confirmed: Mutex::default() }
+    }
+
+    /// Confirms the condition.
+    pub fn confirm(&self) {
+        *self.confirmed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Returns a condition that the start confirms.
+    #[must_use]
+    pub fn confirmed(self) -> Self {
+        self.confirm();
+        self
+    }
+
+    /// Returns the time since it was last confirmed.
+    pub fn age(&self) -> Option<Duration> {
+        self.confirmed.lock().unwrap_or_else(PoisonError::into_inner).map(|at| at.elapsed())
+    }
+
+    /// Returns why the condition fails, if it does.
+    pub fn reason(&self) -> Option<String> {
+        match self.age() {
+            Some(age) => late(self.failure, age, self.limit),
+            None => Some(format!("{} yet", self.failure)),
+        }
     }
 }
 

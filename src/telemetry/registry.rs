@@ -20,6 +20,9 @@ pub use prometheus_client::metrics::histogram::Histogram;
 /// A gauge without fractions or negative values.
 pub type Gauge = gauge::Gauge<u64, AtomicU64>;
 
+/// A gauge without a sample while its value is unknown.
+pub type OptionalGauge = Family<0, Gauge>;
+
 /// Histogram buckets, in seconds. Performance budgets are at 5, 15, 50, 100 and 150 ms and at 1 s; deadlines
 /// at 5 and 10 s.
 const BUCKETS: [f64; 14] =
@@ -54,9 +57,9 @@ impl Label {
     }
 }
 
-/// What the documentation says of a family.
-#[derive(Clone, Debug)]
-pub struct Description {
+/// A registered family.
+#[derive(Debug)]
+pub struct Registered {
     /// The name as used in queries.
     pub name: &'static str,
     /// The OpenMetrics type.
@@ -65,11 +68,6 @@ pub struct Description {
     pub labels: Vec<Label>,
     /// The help text.
     pub help: &'static str,
-}
-
-#[derive(Debug)]
-struct Registered {
-    description: Description,
     metric: Box<dyn Any + Send + Sync>,
 }
 
@@ -110,7 +108,12 @@ impl Registry {
         self.register(name, help, &[], Gauge::default())
     }
 
-    /// Registers gauges by labels. Without labels it is a gauge that has no sample until it is set.
+    /// Registers a gauge that has no sample while its value is unknown.
+    pub fn optional_gauge(&mut self, name: &'static str, help: &'static str) -> OptionalGauge {
+        self.gauges(name, help, [])
+    }
+
+    /// Registers gauges by labels.
     pub fn gauges<const N: usize>(
         &mut self,
         name: &'static str,
@@ -153,20 +156,21 @@ impl Registry {
         labels: &[Label],
         metric: M,
     ) -> M {
-        let known = self.families.iter().find(|family| family.description.name == name);
+        let known = self.families.iter().find(|family| family.name == name);
         if let Some(known) = known.and_then(|family| family.metric.downcast_ref::<M>()) {
             return known.clone();
         }
         // The encoder adds the suffix of counters.
         self.inner.register(name.trim_end_matches("_total"), help, metric.clone());
-        let description = Description { name, kind: metric.metric_type(), labels: labels.to_vec(), help };
-        self.families.push(Registered { description, metric: Box::new(metric.clone()) });
+        let (kind, labels) = (metric.metric_type(), labels.to_vec());
+        self.families.push(Registered { name, kind, labels, help, metric: Box::new(metric.clone()) });
         metric
     }
 
-    /// Returns the descriptions of all families, in the order in which they were registered.
-    pub fn families(&self) -> impl Iterator<Item = &Description> {
-        self.families.iter().map(|family| &family.description)
+    /// Returns all families, in the order in which they were registered.
+    #[must_use]
+    pub fn families(&self) -> &[Registered] {
+        &self.families
     }
 
     /// Returns all metrics in the OpenMetrics text format.
@@ -264,6 +268,18 @@ impl<const N: usize, M: Clone> Family<N, M> {
     }
 }
 
+impl OptionalGauge {
+    /// Sets the value, if it is known.
+    pub fn set(&self, value: Option<u64>) {
+        match value {
+            Some(value) => {
+                self.with([]).set(value);
+            }
+            None => self.clear(),
+        }
+    }
+}
+
 impl<const N: usize> Family<N, Gauge> {
     /// Replaces all series at once: a scrape gets either the old or the new ones.
     pub fn replace<L: AsRef<str>>(&self, new: impl IntoIterator<Item = ([L; N], u64)>) {
@@ -346,13 +362,13 @@ mod tests {
     }
 
     #[test]
-    fn a_gauge_without_labels_has_no_sample_until_it_is_set() {
+    fn an_optional_gauge_has_no_sample_while_its_value_is_unknown() {
         let mut registry = Registry::default();
-        let gauge = registry.gauges("nodes", "Nodes", []);
+        let gauge = registry.optional_gauge("nodes", "Nodes");
         assert_eq!(registry.encode(), "# EOF\n");
-        gauge.with([]).set(2);
+        gauge.set(Some(2));
         assert_eq!(samples(&registry, "nodes"), [" 2"]);
-        gauge.clear();
+        gauge.set(None);
         assert_eq!(registry.encode(), "# EOF\n");
     }
 
@@ -365,7 +381,7 @@ mod tests {
         other.with(["a"]).inc();
         other.with(["b"]).inc();
         assert_eq!(samples(&registry, "errors_total"), [r#"{component="a"} 2"#, r#"{component="b"} 1"#]);
-        assert_eq!(registry.families().count(), 1);
+        assert_eq!(registry.families().len(), 1);
     }
 
     #[test]

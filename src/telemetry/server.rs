@@ -23,7 +23,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::task::{AbortHandle, JoinHandle, JoinSet, yield_now};
+use tokio::task::{AbortHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::rustls::server::Acceptor;
@@ -32,6 +32,7 @@ use super::endpoint::Endpoint;
 use super::health::Probes;
 use super::registry::Registry;
 use super::tls::Tls;
+use crate::util::task::Task;
 use rates::Rates;
 
 /// Maximum number of open connections. An idle one takes about 10 KiB.
@@ -44,7 +45,7 @@ const BACKLOG: u32 = 4096;
 /// Timeout for the TLS handshake and the request header together.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout for the client to read the response.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(8);
 /// Maximum size of the request header in bytes; the minimum that hyper accepts.
 const HEADER_BYTES: usize = 8192;
 /// Delay after a failed accept, for example if descriptors have run out.
@@ -66,23 +67,21 @@ pub struct Endpoints {
 }
 
 impl Endpoints {
-    /// Returns what is served, for error messages, and the configuration key of the address.
-    const fn name(&self) -> (&'static str, &'static str) {
+    /// Returns for messages what is served, the configuration key of the address, and the paths.
+    const fn names(&self) -> (&'static str, &'static str, &'static str) {
         match (&self.metrics, &self.health) {
-            (Some(_), Some(_)) => ("metrics and health are", "metrics.address"),
-            (None, Some(_)) => ("health is", "health.address"),
-            _ => ("metrics are", "metrics.address"),
+            (Some(_), Some(_)) => {
+                ("metrics and health are", "metrics.address", "/metrics, /livez, /readyz and /startupz")
+            }
+            (None, Some(_)) => ("health is", "health.address", "/livez, /readyz and /startupz"),
+            _ => ("metrics are", "metrics.address", "/metrics"),
         }
     }
 
     /// Returns the served paths as text.
     #[must_use]
     pub const fn paths(&self) -> &'static str {
-        match (&self.metrics, &self.health) {
-            (Some(_), Some(_)) => "/metrics, /livez, /readyz and /startupz",
-            (None, Some(_)) => "/livez, /readyz and /startupz",
-            _ => "/metrics",
-        }
+        self.names().2
     }
 }
 
@@ -90,7 +89,7 @@ impl Endpoints {
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
-    task: JoinHandle<()>,
+    _task: Task,
 }
 
 /// The server could not listen on its address.
@@ -116,7 +115,7 @@ impl Server {
         endpoints: Endpoints,
         tls: Option<Tls>,
     ) -> Result<Option<Self>, ServerError> {
-        let (what, key) = endpoints.name();
+        let (what, key, _) = endpoints.names();
         let explain = |source| ServerError { what, key, address, source };
         let listener = match address {
             Endpoint::Nowhere => return Ok(None),
@@ -126,20 +125,13 @@ impl Server {
         // The actual port if the configured one is 0.
         let address = listener.local_addr().map_err(explain)?;
         let shared = Shared { endpoints, tls, rates: Rates::new(), encoded: Mutex::default() };
-        let task = tokio::spawn(accept(listener, Arc::new(shared)));
-        Ok(Some(Self { address, task }))
+        Ok(Some(Self { address, _task: Task::spawn(accept(listener, Arc::new(shared))) }))
     }
 
     /// Returns the address it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
@@ -269,25 +261,25 @@ impl Connections {
 async fn serve(stream: TcpStream, address: IpAddr, shared: Arc<Shared>, requested: Arc<AtomicBool>) {
     let mut connection = pin!(connection(stream, address, &shared, &requested));
     if timeout(HEADER_TIMEOUT, &mut connection).await.is_err() && requested.load(Ordering::Relaxed) {
-        let _ = timeout(ANSWER_TIMEOUT, connection).await;
+        let _ = timeout(RESPONSE_TIMEOUT, connection).await;
     }
 }
 
 /// Serves one request, which is counted once it is there, but before the TLS handshake if there is one.
 async fn connection(stream: TcpStream, address: IpAddr, shared: &Shared, requested: &AtomicBool) {
     let take = || shared.rates.take(address);
-    let Some(tls) = &shared.tls else { return converse(stream, shared, requested, take).await };
+    let Some(tls) = &shared.tls else { return exchange(stream, shared, requested, take).await };
     let Some(acceptor) = tls.acceptor() else { return };
     let Ok(hello) = LazyConfigAcceptor::new(Acceptor::default(), stream).await else { return };
     if take()
         && let Ok(stream) = hello.into_stream(Arc::clone(acceptor.config())).await
     {
-        converse(stream, shared, requested, || true).await;
+        exchange(stream, shared, requested, || true).await;
     }
 }
 
 /// Serves one request if it is allowed, otherwise closes the connection.
-async fn converse(
+async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     shared: &Shared,
     requested: &AtomicBool,
@@ -295,8 +287,8 @@ async fn converse(
 ) {
     let service = service_fn(|request: Request<Incoming>| {
         requested.store(true, Ordering::Relaxed);
-        let answer = allowed().then(|| answer(shared, request.method(), request.uri().path()));
-        async move { answer.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted)) }
+        let response = allowed().then(|| response(shared, request.method(), request.uri().path()));
+        async move { response.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted)) }
     });
     let mut http = http1::Builder::new();
     http.keep_alive(false).max_buf_size(HEADER_BYTES);
@@ -304,11 +296,11 @@ async fn converse(
 }
 
 /// Returns the response for a method and path. hyper omits the body of responses to HEAD.
-fn answer(shared: &Shared, method: &Method, path: &str) -> Response<Full<Bytes>> {
+fn response(shared: &Shared, method: &Method, path: &str) -> Response<Full<Bytes>> {
     if !matches!(*method, Method::GET | Method::HEAD) {
-        let mut refusal = respond(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "only GET and HEAD\n".into());
-        refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-        return refusal;
+        let mut rejected = respond(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "only GET and HEAD\n".into());
+        rejected.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return rejected;
     }
     let Endpoints { metrics, health } = &shared.endpoints;
     let found = match path {

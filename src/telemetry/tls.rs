@@ -1,7 +1,7 @@
 //! The serving certificate for metrics, reloaded when its files change.
 
+use std::fmt::Display;
 use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,20 +17,7 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
 
 /// Minimum interval between checks of the files, which happen when a client connects.
-const LOOK: Duration = Duration::from_secs(1);
-
-/// Why the files cannot be used.
-#[derive(Debug, thiserror::Error)]
-enum TlsError {
-    #[error("cannot read {}: {source}", path.display())]
-    Unreadable { path: PathBuf, source: io::Error },
-    #[error("{} holds no {what} in PEM", path.display())]
-    NoPem { path: PathBuf, what: &'static str },
-    #[error("the key in {} is not that of the certificate in {}", key.display(), cert.display())]
-    Mismatch { cert: PathBuf, key: PathBuf },
-    #[error("{} cannot be used: {reason}", path.display())]
-    Unusable { path: PathBuf, reason: String },
-}
+const CHECK: Duration = Duration::from_secs(1);
 
 /// Paths of the certificates.
 #[derive(Clone, Debug)]
@@ -54,7 +41,7 @@ fn stamp(path: &Path) -> Stamp {
 struct State {
     /// The files' versions when they were last read.
     stamps: Vec<Stamp>,
-    looked: Instant,
+    checked: Instant,
     /// Made from the last valid files.
     acceptor: Option<TlsAcceptor>,
 }
@@ -69,8 +56,8 @@ impl Tls {
     /// Reads the files. If they are invalid, logs a warning and closes connections until they are valid.
     #[must_use]
     pub fn new(files: Files) -> Self {
-        let mut state = State { stamps: Vec::new(), looked: Instant::now(), acceptor: None };
-        look(&files, &mut state);
+        let mut state = State { stamps: Vec::new(), checked: Instant::now(), acceptor: None };
+        reload(&files, &mut state);
         Self { files, state: Mutex::new(state) }
     }
 
@@ -78,16 +65,16 @@ impl Tls {
     /// are rare.
     pub(super) fn acceptor(&self) -> Option<TlsAcceptor> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.looked.elapsed() >= LOOK {
-            look(&self.files, &mut state);
+        if state.checked.elapsed() >= CHECK {
+            reload(&self.files, &mut state);
         }
         state.acceptor.clone()
     }
 }
 
 /// Reloads changed files. If they are invalid, logs that once and keeps the previous acceptor.
-fn look(files: &Files, state: &mut State) {
-    state.looked = Instant::now();
+fn reload(files: &Files, state: &mut State) {
+    state.checked = Instant::now();
     // Taken before reading, so that a change in between is noticed by the next check.
     let paths = [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()];
     let stamps: Vec<Stamp> = paths.into_iter().flatten().map(|path| stamp(path)).collect();
@@ -108,11 +95,12 @@ fn look(files: &Files, state: &mut State) {
     }
 }
 
-fn read(files: &Files) -> Result<ServerConfig, TlsError> {
+/// Returns the configuration of the files, or why they cannot be used.
+fn read(files: &Files) -> Result<ServerConfig, String> {
     let provider = Arc::new(ring::default_provider());
     let chain = certificates(&files.cert)?;
     let key = PrivateKeyDer::from_pem_slice(&contents(&files.key)?)
-        .map_err(|_| TlsError::NoPem { path: files.key.clone(), what: "private key" })?;
+        .map_err(|_| format!("{} holds no private key in PEM", files.key.display()))?;
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(|error| unusable(&files.cert, &error))?;
@@ -129,7 +117,8 @@ fn read(files: &Files) -> Result<ServerConfig, TlsError> {
     };
     let mut config = builder.with_single_cert(chain, key).map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => {
-            TlsError::Mismatch { cert: files.cert.clone(), key: files.key.clone() }
+            let (cert, key) = (files.cert.display(), files.key.display());
+            format!("the key in {key} is not that of the certificate in {cert}")
         }
         error => unusable(&files.cert, &error),
     })?;
@@ -140,20 +129,20 @@ fn read(files: &Files) -> Result<ServerConfig, TlsError> {
     Ok(config)
 }
 
-fn contents(path: &Path) -> Result<Vec<u8>, TlsError> {
-    fs::read(path).map_err(|source| TlsError::Unreadable { path: path.to_owned(), source })
+fn contents(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let none = || TlsError::NoPem { path: path.to_owned(), what: "certificate" };
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let none = || format!("{} holds no certificate in PEM", path.display());
     let text = contents(path)?;
     let found: Vec<_> =
         CertificateDer::pem_slice_iter(&text).collect::<Result<_, _>>().map_err(|_| none())?;
     if found.is_empty() { Err(none()) } else { Ok(found) }
 }
 
-fn unusable(path: &Path, error: &impl ToString) -> TlsError {
-    TlsError::Unusable { path: path.to_owned(), reason: error.to_string() }
+fn unusable(path: &Path, error: &impl Display) -> String {
+    format!("{} cannot be used: {error}", path.display())
 }
 
 #[cfg(test)]
@@ -170,33 +159,33 @@ mod tests {
     }
 
     #[test]
-    fn files_that_cannot_be_used_say_why() {
+    fn unusable_files_have_an_error() {
         let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let good = files(dir.path());
-        let stranger = files(other.path());
-        let refused = |files: &Files| {
+        let another = files(other.path());
+        let error = |files: &Files| {
             let place = |text: String, dir: &Path| text.replace(&format!("{}/", dir.display()), "");
-            place(place(read(files).map(drop).unwrap_err().to_string(), dir.path()), other.path())
+            place(place(read(files).map(drop).unwrap_err(), dir.path()), other.path())
         };
         assert!(read(&good).is_ok());
         let missing = Files { cert: dir.path().join("nothing"), ..good.clone() };
-        assert_eq!(refused(&missing), "cannot read nothing: No such file or directory (os error 2)");
+        assert_eq!(error(&missing), "cannot read nothing: No such file or directory (os error 2)");
         let swapped = Files { cert: good.key.clone(), key: good.cert.clone(), client_ca: None };
-        assert_eq!(refused(&swapped), "tls.key holds no certificate in PEM");
+        assert_eq!(error(&swapped), "tls.key holds no certificate in PEM");
         let keyless = Files { key: good.cert.clone(), ..good.clone() };
-        assert_eq!(refused(&keyless), "tls.crt holds no private key in PEM");
-        let mixed = Files { key: stranger.key.clone(), ..good.clone() };
-        assert_eq!(refused(&mixed), "the key in tls.key is not that of the certificate in tls.crt");
+        assert_eq!(error(&keyless), "tls.crt holds no private key in PEM");
+        let mixed = Files { key: another.key.clone(), ..good.clone() };
+        assert_eq!(error(&mixed), "the key in tls.key is not that of the certificate in tls.crt");
         let ca = Files { client_ca: Some(good.key.clone()), ..good.clone() };
-        assert_eq!(refused(&ca), "tls.key holds no certificate in PEM");
+        assert_eq!(error(&ca), "tls.key holds no certificate in PEM");
         let garbage = dir.path().join("garbage");
         fs::write(&garbage, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
         let ca = Files { client_ca: Some(garbage), ..good };
-        assert!(refused(&ca).starts_with("garbage cannot be used: "), "{}", refused(&ca));
+        assert!(error(&ca).starts_with("garbage cannot be used: "), "{}", error(&ca));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_broken_pair_leaves_the_old_one_and_files_are_looked_at_once_a_second() {
+    async fn a_broken_pair_leaves_the_old_one_and_files_are_checked_once_a_second() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
         let good = fs::read(&files.cert).unwrap();
@@ -204,26 +193,26 @@ mod tests {
         let config = || tls.acceptor().map(|acceptor| Arc::as_ptr(acceptor.config()));
         let first = config().unwrap();
         fs::write(&files.cert, "").unwrap();
-        tokio::time::advance(LOOK).await;
+        tokio::time::advance(CHECK).await;
         assert_eq!(config(), Some(first), "a broken one changes nothing");
         fs::write(&files.cert, good).unwrap();
-        assert_eq!(config(), Some(first), "not looked at yet");
-        tokio::time::advance(LOOK).await;
+        assert_eq!(config(), Some(first), "not checked yet");
+        tokio::time::advance(CHECK).await;
         let second = config().unwrap();
         assert_ne!(second, first);
-        tokio::time::advance(LOOK).await;
+        tokio::time::advance(CHECK).await;
         assert_eq!(config(), Some(second), "nothing changed");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn files_may_come_later() {
+    async fn files_may_appear_later() {
         let dir = tempfile::tempdir().unwrap();
         let place =
             Files { cert: dir.path().join("tls.crt"), key: dir.path().join("tls.key"), client_ca: None };
         let tls = Tls::new(place);
         assert!(tls.acceptor().is_none());
         files(dir.path());
-        tokio::time::advance(LOOK).await;
+        tokio::time::advance(CHECK).await;
         assert!(tls.acceptor().is_some());
     }
 }
