@@ -11,8 +11,8 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::debug;
 
-use crate::cluster::{Cluster, Regarding, Report};
-use crate::telemetry::metrics::Metrics;
+use crate::cluster::{Cluster, NewEvent, Regarding};
+use crate::agent::metrics::Metrics;
 use crate::util::token_bucket::TokenBucket;
 
 /// The reporting component, as a qualified name.
@@ -118,9 +118,9 @@ impl Reason {
                 "Read the note: mostly the kubelet is down, or its socket's directory is not mounted",
             ),
             Self::KubeletNotSettled => (
-                "A kubelet started, and what pods held before did not come back within `scan.settle`; what it says is \
-                 published now",
-                "Look whether device plugins and pods came back. Where kubelets start slowly, make `scan.settle` longer",
+                "A kubelet started, and what pods were allocated before did not come back within half a minute; what it \
+                 reports is published now",
+                "Check whether device plugins and pods came back",
             ),
             Self::NodesNotPublished => (
                 "NUMA nodes have ids above 63, with which the scheduler plugin would panic; they are in no zone",
@@ -138,10 +138,9 @@ impl Reason {
                 "Allow the agent to list and watch pods, or set `fingerprint.view: kubelet`",
             ),
             Self::PodNotAccounted => (
-                "The kubelet has neither admitted nor refused a pod for `fingerprint.holdLimit`; the object is not held \
-                 for it any longer, nor anything reserved, and the scheduler may give what it asks for to another pod as well",
-                "Look at the pod and the kubelet's log. Where admission takes that long, make `fingerprint.holdLimit` \
-                 longer",
+                "The kubelet has neither admitted nor rejected a pod for a minute; the fingerprint is not withheld for it any \
+                 longer, nor anything reserved, and the scheduler may assign what it requests to another pod as well",
+                "Look at the pod and the kubelet's log",
             ),
         }
     }
@@ -192,7 +191,7 @@ async fn post(
     note: &str,
 ) -> Result<(), crate::cluster::ClusterError> {
     let uid = cluster.node_uid(node).await?;
-    let report = Report {
+    let event = NewEvent {
         regarding: Regarding::Node { name: node, uid: &uid },
         reporter: REPORTER,
         instance: node,
@@ -201,7 +200,7 @@ async fn post(
         reason: reason.name(),
         note,
     };
-    cluster.post_event(report).await
+    cluster.create_event(event).await
 }
 
 /// Decides which Events are posted.

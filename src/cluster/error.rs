@@ -9,7 +9,7 @@ use kube::core::Status;
 pub enum ClusterError {
     /// There is no usable client configuration.
     #[error(
-        "no way to reach the API server: {0}; set `publish.kubeconfig` or run in a pod with a service account"
+        "no way to reach the API server: {0}; set --kubeconfig or run in a pod with a service account"
     )]
     NoConfig(String),
     /// The connection failed.
@@ -52,7 +52,7 @@ pub enum ClusterError {
     Forbidden(String),
     /// The Node does not exist.
     #[error(
-        "the cluster has no node `{0}`: is `nodeName` (NODE_NAME) right, and has the kubelet registered?"
+        "the cluster has no node `{0}`: is NODE_NAME right, and has the kubelet registered?"
     )]
     NoSuchNode(String),
     /// The API server rejected the request.

@@ -58,7 +58,7 @@ async fn of(parts: &Parts, binary: &Path, cache: Cache) -> Result<[Fate; 2]> {
     let setup = Setup { cache, clocks, informer: "Dedicated".to_owned() };
     let program = parts.program("scheduler");
     let first = Scheduler::start(&program, &cluster, &setup).await?;
-    let settings: &[&str] = if cache.is_direct() { &["cache=direct"] } else { &[] };
+    let settings: &[&str] = if cache.is_direct() { &["consumer=schedulerPluginsDirect"] } else { &[] };
     let exporter = Exporter::Numacast(Vec::new());
     let _running = exporter.start(&binary.to_owned(), &cluster, &node, settings).await?;
     let late = fate(&node, "late").await?;

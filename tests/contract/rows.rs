@@ -68,8 +68,8 @@ impl Row {
     pub(crate) fn settings(&self) -> &'static [&'static str] {
         match (self.cache.is_direct(), self.reserves) {
             (false, _) => &[],
-            (true, true) => &["cache=direct"],
-            (true, false) => &["cache=direct", "publish.reserve=false"],
+            (true, true) => &["consumer=schedulerPluginsDirect"],
+            (true, false) => &["consumer=schedulerPluginsDirect", "publish.reserve=false"],
         }
     }
 

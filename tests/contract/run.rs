@@ -201,7 +201,7 @@ impl Figures {
     }
 }
 
-/// An object that the plugin reads this long after a bind accounts for the pod, or is held: `fingerprint.holdAfter` (50 ms), the watch
+/// An object that the plugin reads this long after a bind accounts for the pod, or is held: `fingerprint.withholdAfter` (50 ms), the watch
 /// and the write.
 const GAP: Duration = Duration::from_millis(75);
 

@@ -10,10 +10,10 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use numacast::agent::{Agent, Settings};
+use numacast::agent::Agent;
 use numacast::cluster::Cluster as Connection;
 use numacast::config::{Config, Layers, Origin};
-use numacast::controller::{self, Controller};
+use numacast::controller::Controller;
 use numacast::sim::kubelet::{Options as KubeletOptions, PodSpec, SimKubelet};
 use numacast::sim::machine::MachineSpec;
 use numacast::telemetry::health::Probes;
@@ -152,16 +152,15 @@ impl Fleet {
             let kubeconfig = kubeconfig(cluster, &name, &token, &agents)?;
             let view = view(&kubelet)?;
             let places = [
-                ("nodeName", name.clone()),
                 ("host.root", host.display().to_string()),
                 ("host.proc", host.join("proc").display().to_string()),
                 ("kubelet.dir", view.display().to_string()),
-                ("kubelet.devicePlugins", view.join("device-plugins").display().to_string()),
+                ("kubelet.devicePluginsDir", view.join("device-plugins").display().to_string()),
                 ("kubelet.address", configz.address().to_owned()),
                 ("kubelet.caFile", configz.ca_file().display().to_string()),
-                ("publish.kubeconfig", kubeconfig.display().to_string()),
             ];
-            let config = config(&text, &places, set)?;
+            let mut config = config(&text, &places, set)?;
+            (config.node_name, config.kubeconfig) = (name.clone(), Some(kubeconfig));
             let node =
                 FleetNode { name, kubelet, config, agent: Mutex::default(), members: Mutex::default() };
             // The agent's own pod is one of them.
@@ -173,8 +172,8 @@ impl Fleet {
 
         let token = tokens::request(&admin, RELEASE, CONTROLLER, None).await?;
         let kubeconfig = kubeconfig(cluster, CONTROLLER, &token, &controllers)?;
-        let places = [("publish.kubeconfig", kubeconfig.display().to_string())];
-        let controller = config(&config_of(&chart, CONTROLLER)?, &places, &[])?;
+        let mut controller = config(&config_of(&chart, CONTROLLER)?, &[], &[])?;
+        (controller.controller.namespace, controller.kubeconfig) = (RELEASE.to_owned(), Some(kubeconfig));
         Ok(Self {
             nodes,
             pods,
@@ -193,7 +192,7 @@ impl Fleet {
     pub(crate) async fn start_controllers(&mut self) -> Result<()> {
         for replica in 0..2 {
             let pod = format!("{CONTROLLER}-{replica}");
-            let settings = controller::Settings::from_config(&self.controller, Some(&pod))?;
+            let settings = self.controller.controller_settings(Some(&pod))?;
             let connection = connection(&self.controller).await?;
             let (stop, stopped) = oneshot::channel();
             let task = tokio::spawn(Controller::new(settings, connection, &mut Registry::default()).run(async {
@@ -324,7 +323,7 @@ impl FleetNode {
         config.fingerprint.method = serde_json::from_value(json!(method))?;
         let connection = connection(&config).await?;
         let mut metrics = Registry::default();
-        let agent = Agent::new(Settings::from_config(&config), connection, &mut metrics);
+        let agent = Agent::new(config.agent_settings(), connection, &mut metrics);
         let health = agent.health();
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(agent.run(async {
@@ -340,8 +339,7 @@ impl FleetNode {
 }
 
 async fn connection(config: &Config) -> Result<Connection> {
-    let kubeconfig = config.publish.kubeconfig.as_deref();
-    Ok(Connection::new(kubeconfig, config.publish.timeout.get()).await?)
+    Ok(config.cluster().await?)
 }
 
 fn read(metrics: &Registry) -> Samples {
@@ -438,7 +436,7 @@ async fn agent_pod(admin: &Client, node: &str, template: &Value, owner: &Value) 
 /// Waits until the API server accepts the agents' tokens and enforces the chart's policies.
 pub(crate) async fn policies_are_in_force(cluster: &Cluster, fleet: &Fleet) -> Result<()> {
     let node = fleet.nodes.first().context("a fleet without nodes")?;
-    let path = node.config.publish.kubeconfig.as_deref().context("no kubeconfig")?;
+    let path = node.config.kubeconfig.as_deref().context("no kubeconfig")?;
     let connection = Connection::new(Some(path), Duration::from_secs(5)).await?;
     until("an agent may read its object", async || {
         connection.topology(&node.name).await?;

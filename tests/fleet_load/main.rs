@@ -58,7 +58,7 @@ struct Options {
     /// How long pods live, in minutes: a phase for each. The one of 60 is what is extrapolated.
     #[arg(long, value_delimiter = ',', default_values_t = [10, 60, 240])]
     lives: Vec<u64>,
-    /// Any key of the agents' configuration, e.g. --set publish.watch=false
+    /// Any key of the agents' configuration, e.g. --set publish.events=false
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// The seed, instead of a new one (`NUMACAST_SEED`).

@@ -96,7 +96,7 @@ pub(crate) const ALL: &[Table] = &[
     },
     Table {
         name: "patience",
-        title: "How long a pod that was bound may be unaccounted before the object is held (`fingerprint.holdAfter`), resync 1 s, \
+        title: "How long a pod that was bound may be unaccounted before the object is held (`fingerprint.withholdAfter`), resync 1 s, \
                 life 6 s:",
         make: patience,
     },

@@ -71,7 +71,7 @@ async fn under(attack: Attack, options: &Options) -> Result<String> {
     let dir = tempfile::tempdir()?;
     let at = format!("proxy.dir={}", dir.path().join("proxy").display());
     let settings =
-        ["--set", "proxy.enabled=true", "--set", &at, "--set", "proxy.annotations.koordinator=false"];
+        ["--set", "proxy.enabled=true", "--set", &at, "--set", "proxy.annotations.koordinator=[]"];
     let kubelet = Kubelet { release_lag: Duration::ZERO, ..Kubelet::default() };
     let mut agent = Running::start(&options.binary, kubelet, &settings).await?;
     let socket = dir.path().join("proxy/kubelet.sock");

@@ -54,14 +54,7 @@ struct Controller {
 }
 
 /// Short intervals, so that a test sees the effects.
-const QUICK: [&str; 6] = [
-    "--set",
-    "controller.garbage.interval=2s",
-    "--set",
-    "controller.garbage.grace=1s",
-    "--set",
-    "controller.fleet.interval=1s",
-];
+const QUICK: [&str; 2] = ["--set", "controller.garbage.interval=2s"];
 
 impl Controller {
     fn start(name: &str, cluster: &Cluster, kubeconfig: &Path, more: &[&str]) -> Result<Self> {
@@ -425,8 +418,7 @@ async fn silent_agents_are_told_of() -> Result<()> {
     for node in [0, 1, 3, 4] {
         fleet.add_agent(&all[node], node != 1).await?;
     }
-    let soon = ["--set", "controller.silent.after=2s"];
-    let mut controller = Controller::start("controller", &cluster, &fleet.kubeconfig()?, &soon)?;
+    let mut controller = Controller::start("controller", &cluster, &fleet.kubeconfig()?, &[])?;
     controller.shows("numacast_fleet_covered_nodes", 5.0).await?;
     controller.shows("numacast_fleet_silent_nodes", 2.0).await?;
     controller.shows("numacast_fleet_missing_objects", 1.0).await?;

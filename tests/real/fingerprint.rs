@@ -110,9 +110,9 @@ impl Bench {
 
 fn agent(node: &RealNode, Counting { informer, method, plugin }: Counting) -> Result<Agent> {
     let settings = [
-        format!("fingerprint.informer={informer}"),
+        format!("fingerprint.informerMode={informer}"),
         format!("fingerprint.method={method}"),
-        format!("fingerprint.plugin={plugin}"),
+        format!("fingerprint.pluginRelease={plugin}"),
     ];
     let arguments: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting.as_str()]).collect();
     Agent::start(node, &arguments)

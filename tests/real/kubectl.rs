@@ -3,9 +3,9 @@
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use numacast::agent::{Agent, Settings};
+use numacast::agent::Agent;
 use numacast::cluster::Cluster;
-use numacast::config::Config;
+use numacast::config::{API_TIMEOUT, Config};
 use numacast::sim::api_server::ApiServer;
 use numacast::telemetry::registry::Registry;
 
@@ -20,8 +20,8 @@ async fn kubectl_reads_the_embedded_api_server() -> Result<()> {
     let node = SimNode::start();
     let mut config = Config { node_name: "worker".into(), ..Config::default() };
     config.host.root = node.root().to_owned();
-    let cluster = Cluster::with_client(server.client()?, server.url(), config.publish.timeout.get());
-    Agent::new(Settings::from_config(&config), cluster, &mut Registry::default()).run_once().await?;
+    let cluster = Cluster::with_client(server.client()?, server.url(), API_TIMEOUT);
+    Agent::new(config.agent_settings(), cluster, &mut Registry::default()).run_once().await?;
 
     for (words, expected) in [
         (vec!["get", "noderesourcetopologies"], "worker"),

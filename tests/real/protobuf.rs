@@ -14,7 +14,7 @@ use kube::core::{DynamicObject, GroupVersionKind};
 use kube::discovery::ApiResource;
 use numacast::cluster::Cluster as ApiServer;
 use numacast::core_v1::decode_pod;
-use numacast::pod::{Annotation, Life, Pod, PodEvent, Wanted, Whole};
+use numacast::pod::{Annotation, Liveness, Pod, PodEvent, RawPod, Wanted};
 use numacast::util::wire::put_bytes;
 use serde_json::json;
 use tokio::time::timeout;
@@ -95,19 +95,19 @@ impl Listener {
         ensure!(expected.keys().eq(self.pods.keys()), "{:?}\n{:?}", expected.keys(), self.pods.keys());
         for (name, told) in &self.pods {
             let right = &expected[name];
-            match (wanted.wants_whole(), told.whole.as_deref()) {
+            match (wanted.has_raw(), told.raw.as_deref()) {
                 (false, None) => {}
-                (true, Some(Whole::Protobuf(bytes))) => {
+                (true, Some(RawPod::Protobuf(bytes))) => {
                     let read = decode_pod(bytes).map_err(anyhow::Error::msg)?;
                     ensure!(read == *right, "{name}:\n{read:?}\n{right:?}");
                 }
                 (_, whole) => bail!("{name}: {whole:?}"),
             }
             // Only wanted annotations are kept, in this test one, and none of pods that have ended.
-            let is_kept = |key: &str| key == "wanted" && right.life != Life::Ended;
+            let is_kept = |key: &str| key == "wanted" && right.liveness != Liveness::Terminated;
             let annotations = right.annotations.iter().filter(|(key, _)| is_kept(key)).cloned();
             let right = Pod { annotations: annotations.collect(), ..right.clone() };
-            let told = Pod { whole: None, ..told.clone() };
+            let told = Pod { raw: None, ..told.clone() };
             ensure!(told == right, "{name}:\n{told:?}\n{right:?}");
         }
         Ok(())
@@ -152,7 +152,7 @@ async fn protocol_buffers_and_json_tell_the_same_pods() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
     let mut cluster = Cluster::start(&parts).await?;
     let trimmed = Wanted::of(["wanted"]);
-    let whole = trimmed.clone().whole();
+    let whole = trimmed.clone().with_raw();
     let empty = Listener::start(&cluster, whole.clone()).await?;
     ensure!(empty.pods.is_empty());
     fill(&cluster).await?;
@@ -217,7 +217,7 @@ async fn bytes_that_are_no_text_cost_nobody_a_pod() -> Result<()> {
         .body(body)?;
     cluster.client().request::<serde_json::Value>(request).await?;
 
-    let wanted = Wanted::of(["wanted"]).whole();
+    let wanted = Wanted::of(["wanted"]).with_raw();
     let listener = Listener::start(&cluster, wanted.clone()).await?;
     let expected = Annotation::Text("\u{fffd}\u{fffd}".into());
     ensure!(listener.pods["odd"].annotations[0].1 == expected, "{:?}", listener.pods);

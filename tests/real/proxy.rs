@@ -489,12 +489,9 @@ const ACCELERATORS: &str = "example.com/accelerators";
 const CARDS: &str = "example.com/cards";
 
 /// All settings that are off by default, together.
-const EVERYTHING: [&str; 6] = [
-    "proxy.allocatable=true",
+const EVERYTHING: [&str; 3] = [
     "proxy.failClosed=true",
-    "proxy.lastKnown=2s",
-    "proxy.annotations.sharedIds=true",
-    "proxy.annotations.cpus=true",
+    "proxy.annotations.koordinator=[devices, cpus, sharedIds, allocatable]",
     concat!(
         "proxy.annotations.mappings=[",
         "{annotation: example.com/accelerators, path: '*.*', resource: example.com/accelerator, ",
@@ -527,6 +524,12 @@ async fn everything_that_is_off_by_default_is_right_when_it_is_on() -> Result<()
     world.is_right(&right).await.context("two pods share one")?;
 
     world.cluster.kill_api_server()?;
+    world.is_right(&right).await.context("while the API server is away")?;
+    // A proxy that has not listed pods yet does not know which devices are missing.
+    world.proxy.kill()?;
+    let upstream = format!("kubelet.socket={}", world.recorder.socket().display());
+    let settings = [&[upstream.as_str()][..], &EVERYTHING].concat();
+    world.proxy = Proxy::start(&world.node, Place::Alone, &settings).await?;
     world.is_refused(&right).await?;
     world.cluster.restart_api_server().await?;
     until("it is answered again", async || world.is_right_or_refused(&right).await).await?;
@@ -565,7 +568,7 @@ impl World {
         Ok(one)
     }
 
-    /// Without a pod source, responses stay correct for `lastKnown`; after that, requests are refused.
+    /// Waits until requests are rejected. Responses before that are complete.
     async fn is_refused(&self, right: &Right) -> Result<()> {
         until("answers are refused", async || match self.is_right_or_refused(right).await {
             Err(error) if error.is::<Hopeless>() => Err(error),

@@ -68,7 +68,7 @@ async fn a_node_that_the_cluster_does_not_know() -> Result<()> {
         (code, stderr.as_str())
             == (
                 Some(1),
-                "numacast: the cluster has no node `ghost`: is `nodeName` (NODE_NAME) right, and has the \
+                "numacast: the cluster has no node `ghost`: is NODE_NAME right, and has the \
                  kubelet registered?\n"
             ),
         "{code:?} {stderr}"

@@ -541,7 +541,7 @@ async fn answer(running: &Running<'_>, port: u16, path: &str) -> Result<String> 
 async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
     let mut values = with_kubelet_ca();
-    let quick = json!({"garbage": {"interval": "1s", "grace": "1s"}, "fleet": {"interval": "1s"}});
+    let quick = json!({"garbage": {"interval": "1s"}});
     values["controller"]["config"]["controller"] = quick;
     let world = World::start(&parts, &values).await?;
     let agent = world.start_pod("DaemonSet", AGENT, "agent-1").await?;

@@ -523,7 +523,7 @@ fn of_content() -> Vec<Attempt> {
             "writes no topologyPolicies",
             Box::new(|object| object["topologyPolicies"] = json!(["Restricted"])),
         ),
-        yes("say on which NUMA node containers are (only with `publish.placement`)", placed("#$")),
+        yes("say on which NUMA node containers are (only with `consumer: schedulerPlugins`)", placed("#$")),
         no("write a vector of `&`, which decodes to -1", "the only attribute of a zone is", placed("&")),
         no("write a vector that ends within a number", "the only attribute of a zone is", placed("#~")),
         no(
@@ -1173,12 +1173,12 @@ fn set(rights: &[&str]) -> BTreeSet<String> {
 }
 
 /// The rights of every agent.
-const BASE: [&str; 3] = [
+const BASE: [&str; 4] = [
     "create noderesourcetopologies.topology.node.k8s.io",
     "get noderesourcetopologies.topology.node.k8s.io",
     "patch noderesourcetopologies.topology.node.k8s.io",
+    "watch noderesourcetopologies.topology.node.k8s.io",
 ];
-const WATCH: &str = "watch noderesourcetopologies.topology.node.k8s.io";
 const NODES: &str = "get nodes";
 const POST: &str = "create events.events.k8s.io in default";
 const LIST_PODS: [&str; 2] = ["list pods", "watch pods"];
@@ -1190,7 +1190,7 @@ const PODS_PAGE: &str = "get nodes/pods";
 #[tokio::test]
 async fn every_right_goes_with_its_feature() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
-    let all = [&BASE[..], &[WATCH, NODES, POST], &LIST_PODS, &[CONFIGZ]].concat();
+    let all = [&BASE[..], &[NODES, POST], &LIST_PODS, &[CONFIGZ]].concat();
     let without = |gone: &[&'static str]| -> Vec<&'static str> {
         all.iter().copied().filter(|right| !gone.contains(right)).collect()
     };
@@ -1206,7 +1206,6 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     };
     for (values, expected) in [
         (json!({}), all.clone()),
-        (json!({"config": {"publish": {"watch": false}}}), without(&[WATCH])),
         (json!({"config": {"publish": {"events": false}}}), without(&[POST])),
         (json!({"config": {"publish": {"ownerReference": false}}}), all.clone()),
         (pods("apiServer"), all.clone()),
@@ -1225,8 +1224,8 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
             without(&LIST_PODS),
         ),
         (proxy(json!({"enabled": true})), [&all[..], &[DEVICES]].concat()),
-        (proxy(json!({"enabled": true, "annotations": {"koordinator": false}})), all.clone()),
-        (proxy(json!({"enabled": false, "annotations": {"koordinator": true}})), all.clone()),
+        (proxy(json!({"enabled": true, "annotations": {"koordinator": []}})), all.clone()),
+        (proxy(json!({"enabled": false, "annotations": {"koordinator": ["devices"]}})), all.clone()),
         (pods_api("auto", "none"), all.clone()),
         (pods_api("apiServer", "none"), all.clone()),
         (pods_api("podsApi", "none"), without(&LIST_PODS)),
@@ -1241,7 +1240,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
             json!({
                 "kubelet": {"configFile": "/var/lib/kubelet/config.yaml"},
                 "config": {
-                    "publish": {"watch": false, "events": false, "ownerReference": false},
+                    "publish": {"events": false, "ownerReference": false},
                     "pods": {"source": "none"},
                 },
             }),
@@ -1273,7 +1272,6 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     ];
     for (config, gone) in [
         (json!({}), &whole[..0]),
-        (json!({"controller": {"dryRun": true}}), &whole[2..7]),
         (json!({"controller": {"nudge": "off"}}), &whole[3..7]),
         (json!({"controller": {"nudge": false}}), &whole[3..7]),
         (json!({"controller": {"nudge": "5s"}}), &whole[..0]),
@@ -1294,12 +1292,16 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     for (values, gone) in [
         (json!({"config": {"consumer": "kai"}}), &whole[3..7]),
         (json!({"config": {"consumer": "none"}}), &whole[3..7]),
-        (json!({"config": {"cache": "direct"}}), &whole[3..7]),
-        (json!({"config": {"cache": "overReserve"}}), &whole[..0]),
+        (json!({"config": {"consumer": "schedulerPluginsDirect"}}), &whole[3..7]),
+        (json!({"config": {"consumer": "schedulerPlugins"}}), &whole[..0]),
         (
-            json!({"config": {"cache": "direct"}, "controller": {"config": {"controller": {"nudge": "auto"}}}}),
+            json!({
+                "config": {"consumer": "schedulerPluginsDirect"},
+                "controller": {"config": {"controller": {"nudge": "auto"}}},
+            }),
             &whole[..0],
         ),
+        (json!({"controller": {"extraArgs": ["--dry-run"]}}), &whole[2..7]),
     ] {
         let found = rights_of(&Chart::render(&parts, &values)?, CONTROLLER)?;
         let expected: Vec<&str> = whole.into_iter().filter(|right| !gone.contains(right)).collect();
@@ -1470,9 +1472,8 @@ async fn the_policy_follows_the_configuration() -> Result<()> {
     for (most, config, cases) in [
         (9, json!({"consumer": "kai"}), of_placement(Policy)),
         (10, json!({"consumer": "none"}), of_placement(Policy)),
-        (11, json!({"cache": "direct"}), of_placement(Policy)),
-        (12, json!({"publish": {"placement": false}}), of_placement(Policy)),
-        (13, json!({"consumer": "kai", "publish": {"placement": true}}), of_placement(Yes)),
+        (11, json!({"consumer": "schedulerPluginsDirect"}), of_placement(Policy)),
+        (12, json!({"consumer": "schedulerPlugins"}), of_placement(Yes)),
         (14, json!({"publish": {"topologyPolicies": true}}), of_policies),
         (15, json!({"publish": {"apiVersion": "v1alpha1"}}), of_v1alpha1),
         (16, json!({"zones": {"fillers": false}}), of_sparse),

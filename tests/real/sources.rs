@@ -11,7 +11,7 @@ use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use numacast::cluster::Cluster as ApiServer;
 use numacast::kubelet::{Https, Target, follow_pods, poll_pods};
-use numacast::pod::{Life, Phase, Pod, PodEvent, Wanted};
+use numacast::pod::{Liveness, Phase, Pod, PodEvent, Wanted};
 use serde_json::Value;
 use tokio::task::JoinHandle;
 
@@ -250,7 +250,7 @@ async fn all_sources_tell_the_same_in_every_state_of_a_pod() -> Result<()> {
     let known = bench.pods_api.known().pods.clone();
     let guaranteed: Vec<&str> = known
         .values()
-        .filter(|pod| pod.guaranteed && pod.said_guaranteed)
+        .filter(|pod| pod.guaranteed && pod.qos_guaranteed)
         .map(|pod| pod.name.as_str())
         .collect();
     ensure!(guaranteed == ["helped", "whole"], "{guaranteed:?}");
@@ -267,7 +267,7 @@ async fn all_sources_tell_the_same_in_every_state_of_a_pod() -> Result<()> {
     bench.node.finish("failed", 1).await?;
     bench.node.try_to_run(pod("refused").cpus(8).memory("64Mi")).await?;
     bench.agree("pods have completed, have failed and were refused").await?;
-    ensure!(bench.page.known().pods["refused"].life == Life::Ended);
+    ensure!(bench.page.known().pods["refused"].liveness == Liveness::Terminated);
 
     let manifest = bench.cluster.dir().join("manifests/static.yaml");
     let limits_only = pod("static").cpus(1).memory("64Mi").bound_to("")?;
@@ -328,13 +328,13 @@ async fn no_source_loses_a_pod_when_its_server_goes_and_comes_back() -> Result<(
     bench.node.exit("ends", 0)?;
     until("the Pods API says that the pod has ended", async || {
         let known = bench.pods_api.known();
-        let life = known.pods.get("ends").map(|pod| pod.life);
-        ensure!(life == Some(Life::Ended), "{life:?}, and it was lost: {:?}, {:?}", known.lost, known.errors);
+        let life = known.pods.get("ends").map(|pod| pod.liveness);
+        ensure!(life == Some(Liveness::Terminated), "{life:?}, and it was lost: {:?}, {:?}", known.lost, known.errors);
         Ok(())
     })
     .await?;
-    let life = bench.api_server.known().pods.get("ends").map(|pod| pod.life);
-    ensure!(life == Some(Life::Living), "{life:?}");
+    let life = bench.api_server.known().pods.get("ends").map(|pod| pod.liveness);
+    ensure!(life == Some(Liveness::Live), "{life:?}");
     bench.cluster.restart_api_server().await?;
     bench.agree("the API server is back").await?;
 
@@ -373,7 +373,7 @@ async fn the_object_is_never_wrong_whatever_the_source_goes_through() -> Result<
     for (round, source) in ["podsApi", "kubelet", "apiServer"].into_iter().enumerate() {
         let source = format!("pods.source={source}");
         let settings =
-            [source.as_str(), "fingerprint.view=kubelet", "pods.interval=1s", &port, &name, &address];
+            [source.as_str(), "fingerprint.view=kubelet", "scan.poll=1s", &port, &name, &address];
         let arguments: Vec<&str> = settings.into_iter().flat_map(|setting| ["--set", setting]).collect();
         let mut agent = Agent::start(&bench.node, &arguments)?;
         bench

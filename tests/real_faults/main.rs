@@ -23,7 +23,7 @@ use support::{Cluster, Needs, Parts};
 /// longest wait is the ten seconds, plus or minus a tenth, between two attempts to write.
 const BOUND: Duration = Duration::from_secs(12);
 
-/// `scan.settle`: how long a restarted kubelet that does not list a pod is distrusted if no source reports
+/// How long a restarted kubelet that does not list a pod is distrusted if no source reports
 /// the pod as gone. After a restart of the API server, the agents relist their pods at random moments within
 /// half a minute.
 const DOUBT: Duration = Duration::from_secs(30);

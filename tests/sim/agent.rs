@@ -47,7 +47,7 @@ impl World {
         let mut config = Config { node_name: "worker".into(), ..Config::default() };
         config.host.root = node.root().to_owned();
         configure(&mut config);
-        let mut settings = Settings::from_config(&config);
+        let mut settings = config.agent_settings();
         change(&mut settings);
         let cluster =
             Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_millis(500));
@@ -223,7 +223,7 @@ async fn a_single_pass_says_what_an_agent_says_that_goes_on() {
     config.host.root = world.node.root().to_owned();
     let cluster =
         Cluster::with_client(world.server.client().unwrap(), world.server.url(), Duration::from_secs(5));
-    Agent::new(Settings::from_config(&config), cluster, &mut Registry::default()).run_once().await.unwrap();
+    Agent::new(config.agent_settings(), cluster, &mut Registry::default()).run_once().await.unwrap();
     assert_eq!(world.server.topology("worker").unwrap().spec, goes_on);
 }
 

@@ -4,11 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use numacast::agent::{self, Depth, Merge, MergeAnswer, ScanError, Scanner};
+use numacast::agent::{Depth, Merge, MergeAnswer, ScanError, Scanner};
 use numacast::cluster::Cluster;
 use numacast::config::Config;
 use numacast::kubelet::{Ask, Asker, Upstream, usage_of};
-use numacast::pod_source::{KubeletPort, PodTellers};
 use numacast::proxy::{Proxy, Settings};
 use numacast::sim::api_server::{ApiServer, Fault, PODS, Rule};
 use numacast::sim::kubelet::PodSpec;
@@ -47,15 +46,13 @@ impl Served {
         let node = SimNode::start();
         let mut config = Config { node_name: "worker".into(), ..Config::default() };
         config.host.root = node.root().to_owned();
-        let config = config.resolved();
-        let tellers = PodTellers::from_config(&config, KubeletPort::from_config(&config));
-        let mut settings = Settings::from_config(&config, &tellers.order);
+        let (mut settings, tellers) = (config.proxy_settings(), config.pod_sources());
         change(&mut settings);
         let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
         let mut metrics = Registry::default();
         let proxy = Proxy::with_pod_sources(settings, tellers, cluster, &mut metrics);
-        let (health, socket) = (proxy.health(), config.proxy.socket());
-        let mut scanner = Scanner::new(&agent::Settings::from_config(&config));
+        let (health, socket) = (proxy.health(), config.proxy_socket().path);
+        let mut scanner = Scanner::new(&config.agent_settings());
         scanner.merge_with(Merge {
             list: proxy.list_merger().map(|merge| Arc::new(merge) as MergeAnswer),
             allocatable: proxy.allocatable_merger().map(|merge| Arc::new(merge) as MergeAnswer),

@@ -1,11 +1,11 @@
-//! What each choice of `consumer` and `cache` publishes with the chart's default mounts: the directories of
+//! What each choice of `consumer` publishes with the chart's default mounts: the directories of
 //! the kubelet's sockets, without its checkpoints.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use numacast::agent::Settings;
-use numacast::config::{Cache, Config, Consumer, PodSource};
+use numacast::config::{Config, Consumer, PodSource};
 use numacast::scheduler::FingerprintMethod;
 use numacast::sim::api_server::{EVENTS, PODS, TOPOLOGIES};
 use numacast::sim::kubelet::{Call, Fault, PodSpec};
@@ -18,13 +18,9 @@ use crate::support::SimNode;
 
 const GIB: u64 = 1 << 30;
 
-/// Every combination that a configuration allows.
-const CHOICES: [(Consumer, Option<Cache>); 4] = [
-    (Consumer::SchedulerPlugins, Some(Cache::OverReserve)),
-    (Consumer::SchedulerPlugins, Some(Cache::Direct)),
-    (Consumer::Kai, None),
-    (Consumer::None, None),
-];
+/// Every consumer.
+const CHOICES: [Consumer; 4] =
+    [Consumer::SchedulerPlugins, Consumer::SchedulerPluginsDirect, Consumer::Kai, Consumer::None];
 
 /// Hides the directories that the chart does not mount, and disables polling.
 fn in_the_charts_mounts(settings: &mut Settings) {
@@ -33,12 +29,12 @@ fn in_the_charts_mounts(settings: &mut Settings) {
 }
 
 async fn start(
-    (consumer, cache): (Consumer, Option<Cache>),
+    consumer: Consumer,
     configure: impl FnOnce(&mut Config),
     change: impl FnOnce(&mut Settings),
 ) -> World {
     let choose = |config: &mut Config| {
-        (config.consumer, config.cache) = (consumer, cache);
+        config.consumer = consumer;
         configure(config);
     };
     let change = |settings: &mut Settings| {
@@ -50,12 +46,12 @@ async fn start(
     world
 }
 
-async fn world(choice: (Consumer, Option<Cache>)) -> World {
+async fn world(choice: Consumer) -> World {
     world_with(choice, |_| {}).await
 }
 
 /// As [`world`], with settings that no configuration can express.
-async fn world_with(choice: (Consumer, Option<Cache>), change: impl FnOnce(&mut Settings)) -> World {
+async fn world_with(choice: Consumer, change: impl FnOnce(&mut Settings)) -> World {
     let world = start(choice, |_| {}, change).await;
     quiet(&world).await;
     world
@@ -131,7 +127,7 @@ async fn a_pod_that_holds_nothing_alone_is_not_looked_for() {
 async fn only_the_overreserving_cache_is_told_of_pods() {
     for choice in CHOICES {
         let world = world(choice).await;
-        let overreserving = choice.1 == Some(Cache::OverReserve);
+        let overreserving = choice == Consumer::SchedulerPlugins;
         let object = published(&world);
         assert_eq!(object.contains("nodeTopologyPodsFingerprint"), overreserving, "{choice:?}: {object}");
         let mut changes = world.server.changes();
@@ -150,8 +146,7 @@ async fn only_the_overreserving_cache_is_told_of_pods() {
 }
 
 /// The choices whose consumer reads the object directly, without an overreserving cache.
-const DIRECT: [(Consumer, Option<Cache>); 2] =
-    [(Consumer::SchedulerPlugins, Some(Cache::Direct)), (Consumer::Kai, None)];
+const DIRECT: [Consumer; 2] = [Consumer::SchedulerPluginsDirect, Consumer::Kai];
 
 fn free(world: &World) -> [u64; 2] {
     [0, 1].map(|zone| world.available(zone, "cpu"))
@@ -236,7 +231,7 @@ async fn a_reservation_goes_with_the_pod_and_with_its_refusal() {
 
 #[tokio::test]
 async fn nothing_is_reserved_for_a_pod_for_ever() {
-    let world = world_with((Consumer::Kai, None), |settings| {
+    let world = world_with(Consumer::Kai, |settings| {
         settings.gate.give_up_after = Duration::from_millis(700);
     })
     .await;
@@ -266,7 +261,7 @@ async fn what_was_bound_while_the_agent_was_away_is_reserved_with_the_first_writ
         // The kubelet knows the pod but has not allocated anything to it yet.
         world.node.kubelet.announce_pod(db("a")).unwrap();
         let mut changes = world.server.changes();
-        let choose = |config: &mut Config| (config.consumer, config.cache) = choice;
+        let choose = |config: &mut Config| config.consumer = choice;
         let world = world.again_configured(choose, in_the_charts_mounts);
         frees(&world, [one - 2, other - 2]).await;
         let mut writes = 0;
@@ -280,7 +275,7 @@ async fn what_was_bound_while_the_agent_was_away_is_reserved_with_the_first_writ
 
 #[tokio::test]
 async fn nothing_is_reserved_for_pods_whose_resources_are_to_look_free() {
-    let world = world_with((Consumer::Kai, None), |settings| {
+    let world = world_with(Consumer::Kai, |settings| {
         let mine = PodPattern { namespace: "default".parse().unwrap(), name: "mine".parse().unwrap() };
         settings.rules.exclude = Exclude { pods: vec![mine], ..Exclude::default() };
     })
@@ -294,7 +289,7 @@ async fn nothing_is_reserved_for_pods_whose_resources_are_to_look_free() {
 
 #[tokio::test]
 async fn without_reservations_a_binding_is_no_write() {
-    let world = world((Consumer::None, None)).await;
+    let world = world(Consumer::None).await;
     let writes = world.server.writes().changes;
     show(&world, &db("a"), "Pending");
     let lists = world.node.kubelet.calls().list;
@@ -315,7 +310,7 @@ enum Counted {
 
 /// Returns the number of writes that a pod causes from its binding to its end in the common case: the kubelet
 /// admits it soon, it runs for a while, and it is deleted.
-async fn writes_in_a_life(choice: (Consumer, Option<Cache>), counted: Counted, pod: &PodSpec) -> u64 {
+async fn writes_in_a_life(choice: Consumer, counted: Counted, pod: &PodSpec) -> u64 {
     let world = world_with(choice, |settings| {
         if let Counted::Exclusive = counted {
             settings.gate.method = FingerprintMethod::WithExclusiveResources;
@@ -386,7 +381,7 @@ async fn the_life_of_a_pod_costs_few_writes() {
 
 #[tokio::test]
 async fn what_only_says_that_pods_agree_goes_out_with_what_changes_a_zone() {
-    let world = world((Consumer::SchedulerPlugins, None)).await;
+    let world = world(Consumer::SchedulerPlugins).await;
     let before = world.server.writes().changes;
     for number in 0..20 {
         show(&world, &PodSpec::new(&format!("modest-{number}")), "Running");
@@ -399,8 +394,8 @@ async fn what_only_says_that_pods_agree_goes_out_with_what_changes_a_zone() {
 
 #[tokio::test]
 async fn where_nobody_tells_of_pods_the_poll_looks_for_allocations() {
-    let nobody = |config: &mut Config| config.pods.source = Some(PodSource::None);
-    let world = start((Consumer::None, None), nobody, |_| {}).await;
+    let nobody = |config: &mut Config| config.pods.source = PodSource::None;
+    let world = start(Consumer::None, nobody, |_| {}).await;
     let before = world.node.kubelet.calls().list;
     // No object is held and nothing happens: only the poll sends requests.
     world.lists_reach(before + 2).await;

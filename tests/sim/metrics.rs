@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use numacast::agent::{Agent, Settings};
+use numacast::agent::Agent;
 use numacast::cluster::Cluster;
-use numacast::config::{Config, Endpoint};
+use numacast::config::{API_TIMEOUT, Config, Endpoint};
 use numacast::sim::api_server::ApiServer;
 use numacast::sim::kubelet::{Call, Fault};
 use numacast::telemetry::registry::Registry;
@@ -40,11 +40,11 @@ async fn a_scrape_has_scans_findings_and_the_build() {
     server.add_node("worker").unwrap();
     let mut config = Config { node_name: "worker".into(), ..Config::default() };
     config.host.root = node.root().to_owned();
-    let cluster = Cluster::with_client(server.client().unwrap(), server.url(), config.publish.timeout.get());
+    let cluster = Cluster::with_client(server.client().unwrap(), server.url(), API_TIMEOUT);
     let limited = Fault::Status(tonic::Code::ResourceExhausted, "rejected by rate limit".into());
     node.kubelet.fail_next(Call::List, 2, &limited);
     let mut registry = Registry::of_process();
-    let agent = Agent::new(Settings::from_config(&config), cluster, &mut registry);
+    let agent = Agent::new(config.agent_settings(), cluster, &mut registry);
     let endpoints = metrics(Arc::new(registry));
     let scraped = Server::start(Endpoint::At(ANYWHERE), endpoints, None).await.unwrap().unwrap();
     let agent = tokio::spawn(agent.run(std::future::pending()));

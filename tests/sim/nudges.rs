@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use numacast::cluster::{Cluster, NUDGE};
 use numacast::config::Config;
-use numacast::controller::{Controller, Settings};
+use numacast::controller::Controller;
 use numacast::sim::api_server::{ApiServer, Change, PODS, TOPOLOGIES};
 use numacast::telemetry::registry::Registry;
 use serde_json::{Value, json};
@@ -28,7 +28,7 @@ impl Replica {
         config.controller.namespace = "numacast".to_owned();
         config.controller.daemon_set = String::new();
         change(&mut config);
-        let settings = Settings::from_config(&config, None).unwrap();
+        let settings = config.controller_settings(None).unwrap();
         let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
         let mut metrics = Registry::default();
         let controller = Controller::new(settings, cluster, &mut metrics);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use numacast::core_v1::proto as core;
 use numacast::kubelet::{PodsClient, PodsError, PodsFollow};
-use numacast::pod::{PodEvent, Wanted, Whole};
+use numacast::pod::{PodEvent, RawPod, Wanted};
 use numacast::sim::pods_api::SimPodsApi;
 use prost::Message;
 use tempfile::TempDir;
@@ -76,13 +76,13 @@ async fn pods_are_listed_and_got_by_uid_whole_where_that_is_wanted() {
     server.set_encoded("4", vec![0xff; 9]);
     let mut client = places.client();
     assert_eq!(uids(&mut client).await, ["1", "2", "3"], "what cannot be read is left out");
-    let whole = Wanted::default().whole();
+    let whole = Wanted::default().with_raw();
     for (wanted, expected) in [(&whole, true), (&Wanted::default(), false)] {
         let (listed, got) =
             (client.list(wanted).await.unwrap().remove(1), client.get("2", wanted).await.unwrap());
         assert_eq!(listed, got);
-        let bytes = expected.then(|| Box::new(Whole::Protobuf(pod("b", "2").encode_to_vec().into())));
-        assert_eq!(got.whole, bytes);
+        let bytes = expected.then(|| Box::new(RawPod::Protobuf(pod("b", "2").encode_to_vec().into())));
+        assert_eq!(got.raw, bytes);
     }
     let path = places.sockets().remove(0);
     let uid = "no such".to_owned();

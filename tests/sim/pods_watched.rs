@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use numacast::cluster::Cluster;
 use numacast::core_v1::decode_pod;
-use numacast::pod::{Pod, PodEvent, Wanted, Whole};
+use numacast::pod::{Pod, PodEvent, RawPod, Wanted};
 use numacast::sim::api_server::{ApiServer, Fault, NODES, PODS};
 use numacast::util::wire::put_bytes;
 use serde_json::json;
@@ -126,7 +126,7 @@ impl World {
 
 #[tokio::test(start_paused = true)]
 async fn a_node_full_of_pods_is_one_list() {
-    let mut world = World::new(Wanted::default().whole()).await;
+    let mut world = World::new(Wanted::default().with_raw()).await;
     for index in 0..300 {
         world.put(&format!("pod-{index}"), "Running");
         world.put_on("other", &format!("other-{index}"), "Running");
@@ -134,7 +134,7 @@ async fn a_node_full_of_pods_is_one_list() {
     world.until(|world| world.lists == 1).await;
     assert!(world.errors.is_empty(), "{:?}", world.errors);
     for pod in world.pods.values_mut() {
-        let Some(Whole::Protobuf(bytes)) = pod.whole.take().map(|whole| *whole) else { panic!("{pod:?}") };
+        let Some(RawPod::Protobuf(bytes)) = pod.raw.take().map(|whole| *whole) else { panic!("{pod:?}") };
         assert_eq!(decode_pod(&bytes).as_ref(), Ok(&*pod));
     }
     world.is_right();

@@ -125,7 +125,7 @@ async fn a_single_pass_keeps_policies_that_nobody_can_read() {
     let node = SimNode::with(quick());
     let mut config = Config { node_name: "worker".into(), ..Config::default() };
     config.host.root = node.root().to_owned();
-    let mut settings = Settings::from_config(&config);
+    let mut settings = config.agent_settings();
     without_config(&mut settings);
     let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
     Agent::new(settings, cluster, &mut Registry::default()).run_once().await.unwrap();

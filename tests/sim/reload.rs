@@ -154,7 +154,7 @@ async fn sigusr1_switches_to_debug_and_back() {
 async fn sigusr1_switches_the_log_level_of_the_standalone_servers_too() {
     let node = SimNode::start();
     for (verb, flags) in
-        [("proxy", ["--set", "proxy.annotations.koordinator=false"]), ("pods-api", ["--source", "podsApi"])]
+        [("proxy", ["--set", "proxy.annotations.koordinator=[]"]), ("pods-api", ["--source", "podsApi"])]
     {
         let mut server = Command::new(env!("CARGO_BIN_EXE_numacast"))
             .args([verb, "--set", "metrics.address=none", "--set", "health.address=none"])
@@ -185,9 +185,9 @@ async fn sigusr1_switches_the_log_level_of_the_standalone_servers_too() {
 #[tokio::test]
 async fn exclusions_hold_at_once_and_other_keys_are_named() {
     let mut world = World::start("", &[]).await;
-    world.configure("exclude: {resources: {worker: [example.com/nic]}}\nscan: {poll: 1s, settle: 1m}\n");
+    world.configure("exclude: {resources: {worker: [example.com/nic]}}\nscan: {poll: 1s, notifyFile: /n}\n");
     let lines = world.lines_until(" and holds from now on").await;
-    assert!(any(&lines, "`scan.poll`, `scan.settle` changed in "), "{lines:#?}");
+    assert!(any(&lines, "`scan.notifyFile`, `scan.poll` changed in "), "{lines:#?}");
     assert!(any(&lines, ": restart numacast for it to hold"), "{lines:#?}");
     let lists_nics = |world: &World| {
         let zones = world.api.topology("worker").unwrap().spec.zones;

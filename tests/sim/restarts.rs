@@ -15,8 +15,7 @@ use futures::future::join_all;
 use numacast::cluster::Cluster;
 use numacast::config::Config;
 use numacast::kubelet::{Ask, Client, ClientError, usage_of};
-use numacast::pod_source::{KubeletPort, PodTellers};
-use numacast::proxy::{Proxy, Settings};
+use numacast::proxy::Proxy;
 use numacast::sim::api_server::{ApiServer, PODS};
 use numacast::sim::kubelet::PodSpec;
 use numacast::telemetry::registry::Registry;
@@ -76,9 +75,8 @@ impl World {
         let mut config = Config { node_name: "worker".into(), ..Config::default() };
         config.host.root = node.root().to_owned();
         config.proxy.fail_closed = true;
-        let config = config.resolved();
         let world = Self {
-            socket: config.proxy.socket(),
+            socket: config.proxy_socket().path,
             node,
             server,
             config,
@@ -97,8 +95,7 @@ impl World {
 
     /// Starts a new proxy, equivalent to a new process as seen from outside.
     fn serve(&self) -> Running {
-        let tellers = PodTellers::from_config(&self.config, KubeletPort::from_config(&self.config));
-        let settings = Settings::from_config(&self.config, &tellers.order);
+        let (settings, tellers) = (self.config.proxy_settings(), self.config.pod_sources());
         let client = self.server.client().unwrap();
         let cluster = Cluster::with_client(client, self.server.url(), Duration::from_secs(5));
         let proxy = Proxy::with_pod_sources(settings, tellers, cluster, &mut Registry::default());

@@ -201,7 +201,7 @@ impl Walk {
         let kubelet = SimKubelet::start(&cell.machine, &root, options).map_err(|error| error.to_string())?;
         let mut config = Config { node_name: "worker".into(), ..Config::default() };
         config.host.root = dir.path().to_owned();
-        let settings = Settings::from_config(&config);
+        let settings = config.agent_settings();
         let described = cell.machine.devices.iter().map(|of| (of.resource.clone(), of.devices.clone()));
         let mut walk = Self {
             scanner: Scanner::new(&settings),

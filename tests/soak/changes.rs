@@ -43,7 +43,7 @@ pub(crate) async fn run(binary: &Path, changes: u64, rate: u64, seed: u64) -> Re
         ..Options::default()
     };
     let agent =
-        Running::start(binary, options, &["--set", "scan.settle=2s", "--set", "publish.timeout=1s"]).await?;
+        Running::start(binary, options, &[]).await?;
     let mut soak = Soak { agent, rng: Rng::with_seed(seed), pods: Vec::new(), started: 0, trouble: [0; 3] };
     let start = Instant::now();
     let mut samples: Vec<(f64, Sample)> = Vec::new();

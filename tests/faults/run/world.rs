@@ -115,11 +115,11 @@ impl World {
         let node = SimNode::start(NODE, &machine, anywhere, options).await.map_err(text)?;
         let mut config = node.config();
         if !variant.state_files {
-            config.kubelet.device_plugins = Some(node.kubelet.root().join("device-plugins"));
+            config.kubelet.device_plugins_dir = Some(node.kubelet.root().join("device-plugins"));
             config.kubelet.socket = Some(node.kubelet.socket());
             config.kubelet.dir = Some(node.directory().join("nowhere"));
         }
-        let mut settings = Settings::from_config(&config);
+        let mut settings = config.agent_settings();
         (settings.poll, settings.settle, settings.refresh) = (POLL, SETTLE, REFRESH);
         settings.kubelet_timeout = DEADLINE;
         let hooks = node.directory().join("hooks");

@@ -23,8 +23,8 @@ impl Source {
             Self::Kubelet => None,
             Self::PodsApi => Some(&["podsApi.source=podsApi"]),
             // As on a kubelet without the Pods API.
-            Self::ApiServer => Some(&["podsApi.source=auto", "kubelet.podsSocket=/nowhere/pods-api.sock"]),
-            Self::Page => Some(&["podsApi.source=kubelet", "pods.interval=1s"]),
+            Self::ApiServer => Some(&["podsApi.source=auto", "kubelet.dir=/nowhere"]),
+            Self::Page => Some(&["podsApi.source=kubelet", "scan.poll=1s"]),
         }
     }
 
