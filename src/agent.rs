@@ -4,6 +4,9 @@
 //! may have changed. The zones are computed from that one List and published in one write. If a scan fails,
 //! or the kubelet is not ready yet, nothing is published: the last good object stays.
 
+pub(crate) mod health;
+pub(crate) mod metrics;
+
 mod accord;
 mod changes;
 mod hotplug;
@@ -35,11 +38,11 @@ use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError};
 use crate::kubelet::{PodUsage, Upstream, Usage};
-use crate::pod::{Pod, PodEvent, PodName, Terminal, Wanted};
+use crate::pod::{Pod, PodEvent, PodName, TerminalPods, Wanted};
 use crate::pod_source::{LINGER, PodSource, PodView};
 use crate::scheduler::{self, Contract, Reading, Requirements, Reservation};
-use crate::telemetry::health::{Bounds, Health};
-use crate::telemetry::metrics::{Metrics, Outcome};
+use crate::telemetry::health::Probes;
+use crate::telemetry::registry::Registry;
 use crate::topology::{self, Finding, Rules, Topology};
 use crate::util::backoff::{back_off, jittered};
 use crate::util::token_bucket::TokenBucket;
@@ -54,7 +57,9 @@ pub use settings::Settings;
 pub use standing::Standing;
 
 use accord::{Accord, Asked};
+use health::{Health, Limits};
 use known::KnownDevices;
+use metrics::{Metrics, Outcome};
 use notices::Notices;
 use pace::Pace;
 use publish::Publisher;
@@ -134,7 +139,7 @@ pub async fn reserved(
     scan: &Scan,
     topology: &Topology,
 ) -> Vec<Reservation> {
-    if !settings.terms.reserve {
+    if !settings.gate.reserve {
         return Vec::new();
     }
     let pods = listed_pods(settings, cluster).await;
@@ -147,7 +152,7 @@ pub async fn reserved(
         answers: true,
         unlisted: Some(scan.unlisted()),
     };
-    let verdict = Contract::new(settings.terms.clone()).judge(pods.as_deref(), &reading, Duration::ZERO);
+    let verdict = Contract::new(settings.gate.clone()).judge(pods.as_deref(), &reading, Duration::ZERO);
     scheduler::allowed(&verdict.reserved, &settings.rules.exclude, &topology.zones)
 }
 
@@ -257,12 +262,12 @@ pub struct Agent {
 impl Agent {
     /// Returns an agent for this node and cluster. [`Agent::run`] starts it.
     #[must_use]
-    pub fn new(settings: Settings, cluster: Cluster) -> Self {
+    pub fn new(settings: Settings, cluster: Cluster, registry: &mut Registry) -> Self {
         let cluster = cluster.in_form(settings.form);
-        let bounds = Bounds::new(settings.poll, settings.kubelet_timeout, settings.refresh);
-        let metrics = Arc::new(Metrics::new(Arc::new(Health::new(bounds))));
-        let tally = metrics.pod_source();
-        let pods = PodSource::follow(settings.pods.clone(), settings.node.clone(), cluster.clone(), tally);
+        let limits = Limits::new(settings.poll, settings.kubelet_timeout, settings.refresh);
+        let metrics = Arc::new(Metrics::register(registry, Arc::new(Health::new(limits))));
+        let (pods, node) = (settings.pods.clone(), settings.node.clone());
+        let pods = PodSource::follow(pods, node, cluster.clone(), metrics.pod_source());
         let notices = match settings.events {
             true => Notices::start(settings.node.clone(), cluster.clone(), Arc::clone(&metrics)),
             false => Notices::nowhere(),
@@ -359,10 +364,10 @@ impl Agent {
         self.rules.clone()
     }
 
-    /// Returns the agent's metrics and health, to be served.
+    /// Returns the agent's health, to be served.
     #[must_use]
-    pub fn metrics(&self) -> Arc<Metrics> {
-        Arc::clone(&self.metrics)
+    pub fn health(&self) -> Arc<dyn Probes> {
+        self.metrics.health().clone()
     }
 
     /// Runs the loop until `shutdown` completes, then gives a write in flight a moment to end.
@@ -376,7 +381,7 @@ impl Agent {
             () = sleep(WATCHES) => {}
         }
         loop {
-            self.metrics.health().beat();
+            self.metrics.health().loop_ran();
             let next = tokio::select! {
                 biased;
                 () = &mut shutdown => break,
@@ -550,17 +555,17 @@ impl Agent {
         self.previous = Arc::clone(&scan.usage);
         self.previous_terminal = Arc::clone(&self.view.terminal);
         if self.still_being_admitted(&scan) {
-            self.metrics.scanned(Outcome::Admitting);
+            self.metrics.scanned(Outcome::PodAdmission);
             return Next { at: now + FOLD, depth: Depth::Usage };
         }
         if !self.knows_what_stood(scan.socket_age, now) {
             // Nothing can be published yet, and what to carry over is not known.
-            self.metrics.scanned(Outcome::Early);
+            self.metrics.scanned(Outcome::ObjectUnknown);
             return Next { at: self.everything_due, depth: Depth::Everything };
         }
         if self.waits_for_configuration(&scan, now) {
             // The response starts the next scan.
-            self.metrics.scanned(Outcome::Early);
+            self.metrics.scanned(Outcome::ObjectUnknown);
             return Next { at: self.started + AT_ONCE, depth: Depth::Everything };
         }
         if self.carried.waits(certainty(&self.scanner, &scan), now) {
@@ -591,7 +596,7 @@ impl Agent {
     }
 
     /// Returns the terminated pods without the names that a new pod has taken.
-    fn terminal(&self) -> Terminal {
+    fn terminal(&self) -> TerminalPods {
         let names = self.view.terminal.keys().filter(|name| !self.returned.contains_key(*name));
         Arc::new(names.cloned().collect())
     }
@@ -652,7 +657,7 @@ impl Agent {
 
     /// Schedules the next scan of a kubelet that responds and is about to be ready: soon.
     fn wait_to_settle(&mut self, reason: String) -> Next {
-        self.metrics.scanned(Outcome::Unsettled);
+        self.metrics.scanned(Outcome::KubeletNotReady);
         let next = self.fail(reason);
         Next { at: next.at.min(Instant::now() + jittered(SETTLE_RETRY)), ..next }
     }

@@ -5,8 +5,8 @@
 //! One replica is active, elected by a Lease. Decisions are made in pure modules (`garbage_collection`,
 //! `coverage`, `node_problems`, `fleet`, `nudge`); `workers` query the API server and carry them out.
 
-pub mod health;
-pub mod metrics;
+pub(crate) mod health;
+pub(crate) mod metrics;
 
 mod check;
 mod coverage;
@@ -33,6 +33,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::info;
 
 use crate::cluster::Cluster;
+use crate::telemetry::health::Probes;
 use crate::telemetry::registry::Registry;
 
 pub use check::{Report, check};
@@ -76,8 +77,8 @@ impl Controller {
 
     /// Returns the controller's health, to be served.
     #[must_use]
-    pub fn health(&self) -> Arc<Health> {
-        Arc::clone(self.metrics.health())
+    pub fn health(&self) -> Arc<dyn Probes> {
+        self.metrics.health().clone()
     }
 
     /// Runs until `shutdown` completes, then releases the Lease.

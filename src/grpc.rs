@@ -24,6 +24,7 @@ mod clients;
 mod connection;
 mod incoming;
 mod message;
+mod metrics;
 mod notices;
 mod socket;
 mod turns;
@@ -47,8 +48,9 @@ use tracing::warn;
 
 pub use incoming::made_acceptable;
 pub use message::{Feed, Message};
+pub(crate) use metrics::ServerMetrics;
 
-use crate::bucket::Bucket;
+use crate::util::token_bucket::TokenBucket;
 use answers::Answers;
 use clients::{Admission, Clients, Connection, Order};
 use notices::Notices;
@@ -421,7 +423,7 @@ async fn serve(
     // Connections that were ordered to leave take a moment to close.
     let most = inner.limits.connections + inner.limits.connections / 4 + 1;
     let (mut looked, mut complained) = (Instant::now(), None);
-    let mut taken = Bucket::new(ACCEPTED, AT_ONCE, looked);
+    let mut taken = TokenBucket::new(ACCEPTED, AT_ONCE, looked);
     loop {
         tokio::select! {
             accepted = place.listener.accept(), if connections.len() < most => match accepted {

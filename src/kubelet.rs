@@ -23,7 +23,7 @@ pub use ask::{Ask, Refusal, allocatable_of, usage_of};
 pub use client::{Api, Client, ClientError};
 pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, parse_config, parse_configz};
 pub use https::{Https, HttpsError, PORT, Target};
-pub use metrics::RequestMetrics;
+pub(crate) use metrics::RequestMetrics;
 pub use pods_api::{PodsClient, PodsError, PodsFollow, follow_pods};
 pub use pods_page::{poll_pods, split_pods};
 pub use state::{ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state};

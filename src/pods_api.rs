@@ -5,8 +5,8 @@
 //! contents within a budget of bytes, and `watchers` its watchers. `info` builds the messages of `PodInfo`,
 //! `service` handles the calls, and `crate::grpc` is the server.
 
-pub mod health;
-pub mod metrics;
+pub(crate) mod health;
+pub(crate) mod metrics;
 pub mod proto;
 
 mod board;
@@ -29,11 +29,11 @@ use crate::cluster::Cluster;
 use crate::grpc::{Limits, ServeError, Server, Socket};
 use crate::pod::{PodEvent, Wanted};
 use crate::pod_source::{PodTeller, PodTellers, Telling};
+use crate::telemetry::health::Probes;
 use crate::telemetry::registry::Registry;
 use crate::util::backoff::back_off;
 
 use board::{Shared, lock};
-use health::Health;
 use metrics::{INFO_VERSION, Metrics, PODS_VERSION, WatcherMetrics};
 use service::{Limiter, Service};
 use store::{LeftOut, Store};
@@ -95,14 +95,14 @@ impl PodsApi {
             limiter: Limiter::default(),
             metrics: metrics.clone(),
         });
-        let tellers = PodTellers { wanted: Wanted::default().whole(), ..tellers };
+        let tellers = PodTellers { wanted: Wanted::default().with_raw(), ..tellers };
         Self { settings, tellers, node, cluster, store, service, metrics }
     }
 
     /// Returns the server's health, to be served.
     #[must_use]
-    pub fn health(&self) -> Arc<Health> {
-        Arc::clone(self.metrics.health())
+    pub fn health(&self) -> Arc<dyn Probes> {
+        self.metrics.health().clone()
     }
 
     /// Starts listening, and serves in tasks of its own.

@@ -7,9 +7,9 @@
 //! the server.
 
 pub mod annotations;
-pub mod health;
+pub(crate) mod health;
 pub mod merge;
-pub mod metrics;
+pub(crate) mod metrics;
 
 mod allocations;
 mod annotation_state;
@@ -34,6 +34,7 @@ use crate::grpc::{Limits, ServeError, Server, Socket};
 use crate::kubelet::{Caller, Request, SharedClient};
 use crate::pod::Wanted;
 use crate::pod_source::{PodSource, PodSourceMetrics, PodTellers};
+use crate::telemetry::health::Probes;
 use crate::telemetry::registry::Registry;
 use crate::util::backoff::back_off;
 
@@ -151,8 +152,8 @@ impl Proxy {
 
     /// Returns the proxy's health, to be served.
     #[must_use]
-    pub fn health(&self) -> Arc<Health> {
-        Arc::clone(self.metrics.health())
+    pub fn health(&self) -> Arc<dyn Probes> {
+        self.metrics.health().clone()
     }
 
     /// Waits until the pods and the node's devices are known, at most as long as a response may wait.
