@@ -64,7 +64,7 @@ pub enum ClusterError {
         code: u16,
         /// The server's message.
         message: String,
-        /// The delay before a retry that the server asks for.
+        /// The delay before a retry that the server requests.
         retry_after: Option<Duration>,
     },
 }
@@ -147,7 +147,7 @@ impl ClusterError {
     }
 
     /// Returns true if every other call would fail too. A 403 may concern a single object: RBAC and an
-    /// admission policy cannot be told apart.
+    /// admission policy cannot be distinguished.
     #[must_use]
     pub const fn affects_every_call(&self) -> bool {
         match self {
@@ -157,7 +157,7 @@ impl ClusterError {
         }
     }
 
-    /// Returns the delay before a retry that the server asks for.
+    /// Returns the delay before a retry that the server requests.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {

@@ -1,9 +1,9 @@
 //! Decodes the metadata of objects whatever their `managedFields` contain.
 //!
-//! Whoever may update an object may put anything into its `managedFields`, and the API server keeps it. kube
-//! decodes each `fieldsV1` as a JSON value, and serde_json rejects values of 128 levels: one such entry would
-//! make every response with the object unreadable. Here lower levels are skipped, which serde_json does
-//! without recursion and therefore without a limit.
+//! A client that may update an object may put anything into its `managedFields`, and the API server keeps
+//! it. kube decodes each `fieldsV1` as a JSON value, and serde_json rejects values of 128 levels: one such
+//! entry would make every response with the object unreadable. Here lower levels are skipped, which
+//! serde_json does without recursion and therefore without a limit.
 
 use std::fmt;
 
