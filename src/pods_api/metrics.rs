@@ -7,7 +7,7 @@ use tonic::Code;
 
 use super::health::Health;
 use super::service::{INFO, PODS};
-use super::watchers::Tally;
+use super::watchers::WatcherObserver;
 use crate::grpc::{self, Peer, ServerMetrics, Violation, code_name};
 use crate::pod_source::PodSourceMetrics;
 use crate::telemetry::registry::{
@@ -154,7 +154,7 @@ pub(super) struct WatcherMetrics {
     pub(super) metrics: Metrics,
 }
 
-impl Tally for WatcherMetrics {
+impl WatcherObserver for WatcherMetrics {
     fn watchers(&self, more: i64) {
         let watchers = self.metrics.watchers.with([self.version]);
         match more.is_negative() {
@@ -163,11 +163,11 @@ impl Tally for WatcherMetrics {
         };
     }
 
-    fn cut(&self, watchers: usize) {
+    fn cut_off(&self, watchers: usize) {
         self.metrics.dropped_events.inc_by(watchers as u64);
     }
 
-    fn heard(&self, after: Duration) {
+    fn delivered(&self, after: Duration) {
         self.metrics.event_seconds.observe(after.as_secs_f64());
     }
 }
