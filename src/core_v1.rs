@@ -1,7 +1,6 @@
 //! Decoding of pods in protocol buffers: a `core/v1` Pod as the Pods API and the API server send it, without
 //! an envelope.
 
-mod json;
 mod outline;
 
 use std::borrow::Cow;
@@ -11,8 +10,8 @@ use prost::Message;
 use prost::bytes::Bytes;
 use serde::de::IgnoredAny;
 
-use crate::pod::raw::{self, Amount, Amounts, RawContainer, RawPod, Resources};
-use crate::pod::{Pod, Wanted, Whole};
+use crate::pod::api::{self, Amount, Amounts, ApiContainer, ApiPod, Resources};
+use crate::pod::{Pod, RawPod, Wanted};
 
 /// The parts of `core/v1` that are read from a Pod; generated from `proto/core`.
 #[allow(missing_docs, clippy::all, unreachable_pub)] // generated code
@@ -21,9 +20,8 @@ pub mod proto {
 }
 use proto as core;
 
-pub use json::pod_json;
 pub use outline::outline;
-pub(crate) use outline::{BUDGET, ORIGINS, keep_within};
+pub(crate) use outline::{MAX_RAW_BYTES, SOURCE_ANNOTATIONS, reduce_to};
 
 /// Decodes a `core/v1` Pod.
 ///
@@ -31,7 +29,7 @@ pub(crate) use outline::{BUDGET, ORIGINS, keep_within};
 /// If the bytes are invalid. So is a pod without a name or a namespace, which cannot be identified.
 pub fn decode_pod(bytes: &[u8]) -> Result<Pod, String> {
     let pod = core::Pod::decode(bytes).map_err(|error| error.to_string())?;
-    Pod::from(RawPod::from(pod)).identified()
+    Pod::from(ApiPod::from(pod)).identified()
 }
 
 /// Like [`decode_pod`], keeping only what is wanted. `bytes` may be part of a larger buffer, which is not
@@ -41,8 +39,8 @@ pub fn decode_pod(bytes: &[u8]) -> Result<Pod, String> {
 /// As [`decode_pod`].
 pub fn read_pod(bytes: &[u8], wanted: &Wanted) -> Result<Pod, String> {
     let mut pod = decode_pod(bytes)?.keeping(wanted);
-    if wanted.wants_whole() {
-        pod.whole = Some(Box::new(Whole::Protobuf(Bytes::copy_from_slice(bytes))));
+    if wanted.has_raw() {
+        pod.raw = Some(Box::new(RawPod::Protobuf(Bytes::copy_from_slice(bytes))));
     }
     Ok(pod)
 }
@@ -60,30 +58,30 @@ pub(crate) fn text(bytes: &[u8]) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-impl From<core::Pod> for RawPod {
+impl From<core::Pod> for ApiPod {
     fn from(pod: core::Pod) -> Self {
         let metadata = pod.metadata.unwrap_or_default();
         let spec = pod.spec.unwrap_or_default();
         let status = pod.status.unwrap_or_default();
-        let mut annotations = raw::Annotations::default();
+        let mut annotations = api::Annotations::default();
         for (key, value) in &metadata.annotations {
             // As it would be written in JSON.
             annotations.put(key, &text(value));
         }
         Self {
-            metadata: raw::Metadata {
+            metadata: api::Metadata {
                 name: metadata.name,
                 namespace: metadata.namespace,
                 uid: metadata.uid,
                 deletion_timestamp: metadata.deletion_timestamp.map(|_| IgnoredAny),
                 annotations,
             },
-            spec: raw::Spec {
-                init_containers: spec.init_containers.into_iter().map(RawContainer::from).collect(),
-                containers: spec.containers.into_iter().map(RawContainer::from).collect(),
+            spec: api::Spec {
+                init_containers: spec.init_containers.into_iter().map(ApiContainer::from).collect(),
+                containers: spec.containers.into_iter().map(ApiContainer::from).collect(),
                 resources: spec.resources.map(Resources::from),
             },
-            status: raw::Status {
+            status: api::Status {
                 phase: status.phase.into(),
                 qos_class: status.qos_class.into(),
                 init_container_statuses: statuses(status.init_container_statuses),
@@ -93,7 +91,7 @@ impl From<core::Pod> for RawPod {
     }
 }
 
-impl From<core::Container> for RawContainer {
+impl From<core::Container> for ApiContainer {
     fn from(container: core::Container) -> Self {
         Self {
             name: container.name.into(),
@@ -118,10 +116,10 @@ fn amounts(quantities: BTreeMap<String, core::Quantity>) -> Amounts {
     quantities.into_iter().map(|(name, quantity)| (name.into(), Amount::read(&text(quantity)))).collect()
 }
 
-fn statuses(statuses: Vec<core::ContainerStatus>) -> Vec<raw::ContainerStatus> {
+fn statuses(statuses: Vec<core::ContainerStatus>) -> Vec<api::ContainerStatus> {
     let running = |status: core::ContainerStatus| status.state.and_then(|state| state.running);
-    let state = |status| raw::State { running: running(status).map(|_| IgnoredAny) };
-    statuses.into_iter().map(|status| raw::ContainerStatus { state: state(status) }).collect()
+    let state = |status| api::State { running: running(status).map(|_| IgnoredAny) };
+    statuses.into_iter().map(|status| api::ContainerStatus { state: state(status) }).collect()
 }
 
 #[cfg(test)]
@@ -130,7 +128,7 @@ mod tests {
     use crate::pod::Annotation;
 
     #[test]
-    fn of_a_pod_what_is_wanted_is_kept() {
+    fn only_wanted_parts_of_a_pod_are_kept() {
         let annotation = |key: &str| (key.to_owned(), b"v".to_vec().into());
         let metadata = core::ObjectMeta {
             name: "a".to_owned(),
@@ -140,14 +138,14 @@ mod tests {
         };
         let bytes = core::Pod { metadata: Some(metadata), ..core::Pod::default() }.encode_to_vec();
         let pod = read_pod(&bytes, &Wanted::of(["k"])).unwrap();
-        assert_eq!((&*pod.name, pod.whole), ("a", None));
+        assert_eq!((&*pod.name, pod.raw), ("a", None));
         assert_eq!(*pod.annotations, [("k".into(), Annotation::Text("v".into()))]);
-        let pod = read_pod(&bytes, &Wanted::default().whole()).unwrap();
-        assert_eq!(pod.whole.as_deref(), Some(&Whole::Protobuf(bytes.into())));
+        let pod = read_pod(&bytes, &Wanted::default().with_raw()).unwrap();
+        assert_eq!(pod.raw.as_deref(), Some(&RawPod::Protobuf(bytes.into())));
     }
 
     #[test]
-    fn an_empty_quantity_is_none_of_it() {
+    fn an_empty_quantity_is_zero() {
         let containers = |text: &str| {
             let quantity = core::Quantity { string: text.to_owned() };
             let requests = [("cpu".to_owned(), quantity)].into();

@@ -3,22 +3,26 @@
 //! The podresources List reports what pods are allocated; this type reports their identity, phase and
 //! requests.
 
-pub(crate) mod raw;
-pub(crate) mod texts;
+pub(crate) mod annotation;
+pub(crate) mod api;
+mod container;
+mod convert;
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use prost::bytes::Bytes;
 
 use crate::seen::Seen;
 
+pub use annotation::Annotation;
+pub use container::{Container, ContainerKind};
+
 /// Namespace and name of a pod.
 pub type PodName = (String, String);
 
-/// Pods in a terminal phase.
-pub type Terminal = Arc<BTreeSet<PodName>>;
+/// Names of pods in a terminal phase.
+pub type TerminalPods = Arc<BTreeSet<PodName>>;
 
 /// One pod of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,12 +39,12 @@ pub struct Pod {
     /// Whether it was deleted (has a deletion timestamp). It may still be running.
     pub deleted: bool,
     /// How far its shutdown has got.
-    pub life: Life,
+    pub liveness: Liveness,
     /// Whether its specification makes it Guaranteed, computed as the kubelet does.
     pub guaranteed: bool,
     /// Whether its status reports the QoS class Guaranteed, which is what the scheduler uses. Falls back to
     /// `guaranteed` if the status has no class.
-    pub said_guaranteed: bool,
+    pub qos_guaranteed: bool,
     /// Whether its specification has pod-level CPU, memory or huge pages. Kubelets up to 1.36 then allocate
     /// no exclusive CPUs or memory to its containers, unless the feature gate `PodLevelResourceManagers` is
     /// on.
@@ -51,12 +55,12 @@ pub struct Pod {
     /// The annotations that are [`Wanted`], sorted by key.
     pub annotations: Box<[(Box<str>, Annotation)]>,
     /// The serialized pod, if [`Wanted`].
-    pub whole: Option<Box<Whole>>,
+    pub raw: Option<Box<RawPod>>,
 }
 
 /// A pod in serialized form.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Whole {
+pub enum RawPod {
     /// A `core/v1` Pod message, without an envelope.
     Protobuf(Bytes),
     /// The part of a `core/v1` Pod message that is too large to cache ([`outline`](crate::core_v1::outline)):
@@ -66,165 +70,32 @@ pub enum Whole {
     Json(Bytes),
 }
 
-/// The value of an annotation. Untrusted: written by the pod's creator.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Annotation {
-    /// The text, shared by all copies of the pod.
-    Text(Arc<str>),
-    /// The size in bytes of a text that was dropped: it exceeds [`Annotation::LONGEST`], or is among the
-    /// longest of its pod or of the node's pods, whose texts exceed their maximum together.
-    TooLong(usize),
-}
-
-impl Annotation {
-    /// Maximum size in bytes of a cached text, and of all cached texts of one pod. A scheduler's annotation
-    /// for a node full of devices takes a few KiB; a pod's creator may write 256 KiB
-    /// (`TotalAnnotationSizeLimitB` of `k8s.io/apimachinery/pkg/api/validation`).
-    pub const LONGEST: usize = 64 << 10;
-
-    /// Wraps a text, dropping it if it is too long.
-    #[must_use]
-    pub fn of(text: &str) -> Self {
-        match text.len() {
-            bytes if bytes > Self::LONGEST => Self::TooLong(bytes),
-            _ => Self::Text(text.into()),
-        }
-    }
-
-    fn kept(&self) -> usize {
-        match self {
-            Self::Text(text) => text.len(),
-            Self::TooLong(_) => 0,
-        }
-    }
-}
-
-/// Drops the longest of these annotations until the rest take at most `most` bytes. Returns how many bytes
-/// they take then.
-fn drop_longest<'a>(annotations: impl Iterator<Item = &'a mut Annotation>, most: usize) -> usize {
-    let mut texts: Vec<&mut Annotation> = annotations.filter(|annotation| annotation.kept() > 0).collect();
-    let mut bytes = texts.iter().map(|text| text.kept()).sum();
-    if bytes > most {
-        texts.sort_by_key(|text| Reverse(text.kept()));
-        for longest in texts {
-            if bytes <= most {
-                break;
-            }
-            bytes -= longest.kept();
-            *longest = Annotation::TooLong(longest.kept());
-        }
-    }
-    bytes
-}
-
 /// The optional parts of a pod to cache: annotations by key, and the serialized pod. The rest is dropped when
 /// a pod is parsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
     annotations: Arc<BTreeSet<Box<str>>>,
-    whole: bool,
+    raw: bool,
 }
 
 impl Wanted {
     /// Selects the annotations with these keys.
     #[must_use]
     pub fn of<K: Into<Box<str>>>(keys: impl IntoIterator<Item = K>) -> Self {
-        Self { annotations: Arc::new(keys.into_iter().map(Into::into).collect()), whole: false }
+        Self { annotations: Arc::new(keys.into_iter().map(Into::into).collect()), raw: false }
     }
 
     /// Also selects the serialized pod.
     #[must_use]
-    pub fn whole(self) -> Self {
-        Self { whole: true, ..self }
+    pub fn with_raw(self) -> Self {
+        Self { raw: true, ..self }
     }
 
     /// Returns true if the serialized pod is selected.
     #[must_use]
-    pub const fn wants_whole(&self) -> bool {
-        self.whole
+    pub const fn has_raw(&self) -> bool {
+        self.raw
     }
-}
-
-/// The requests of one container.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Container {
-    /// Its name.
-    pub name: Box<str>,
-    /// When it runs.
-    pub kind: ContainerKind,
-    /// CPU in millicores. A multiple of 1000 where the kubelet allocates whole CPUs. Like all amounts here it
-    /// is computed as Kubernetes does: rounded up, and nearly always 0 if it does not fit in 64 bits.
-    pub cpu_milli: u64,
-    /// Memory in bytes.
-    pub memory: u64,
-    /// Other requested resources, sorted by name: `hugepages-*` in bytes, without zeros; domain-qualified
-    /// (extended) resources as counts, which may be zero. `ephemeral-storage` and `storage` are left out.
-    pub others: Box<[(Box<str>, u64)]>,
-}
-
-impl Container {
-    /// Returns the entries of [`Container::others`] with a nonzero request.
-    pub fn wanted(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.others.iter().map(|(name, amount)| (&**name, *amount)).filter(|(_, amount)| *amount > 0)
-    }
-
-    /// Maximum number of containers kept per pod (and of other resources per container, below). A pod of 1.5
-    /// MB has room for some twenty thousand of either, and each takes more memory here than in the message.
-    pub(crate) const MOST: usize = 256;
-    const MOST_OTHERS: usize = 64;
-
-    /// Bounds the number of containers of one pod: the surplus is merged into the last one, with summed
-    /// requests.
-    pub(crate) fn bounded(containers: impl Iterator<Item = Self>) -> Box<[Self]> {
-        let mut kept: Vec<Self> = Vec::new();
-        for mut container in containers {
-            container.others = Self::most_of(container.others.into());
-            match kept.get_mut(Self::MOST - 1) {
-                Some(last) => last.add(container),
-                None => kept.push(container),
-            }
-        }
-        kept.into()
-    }
-
-    /// Adds the requests of another container. The kind that runs longer wins.
-    fn add(&mut self, more: Self) {
-        if self.kind == ContainerKind::Init || more.kind == ContainerKind::App {
-            self.kind = more.kind;
-        }
-        self.cpu_milli = self.cpu_milli.saturating_add(more.cpu_milli);
-        self.memory = self.memory.saturating_add(more.memory);
-        if !more.others.is_empty() {
-            let mut others: BTreeMap<Box<str>, u64> = std::mem::take(&mut self.others).into_iter().collect();
-            for (name, amount) in more.others {
-                let known = others.entry(name).or_default();
-                *known = known.saturating_add(amount);
-            }
-            self.others = Self::most_of(others.into_iter().collect());
-        }
-    }
-
-    /// Truncates sorted resources to the maximum, dropping those with a zero request first.
-    fn most_of(mut others: Vec<(Box<str>, u64)>) -> Box<[(Box<str>, u64)]> {
-        if others.len() > Self::MOST_OTHERS {
-            others.sort_by_key(|(_, amount)| *amount == 0);
-            others.truncate(Self::MOST_OTHERS);
-            others.sort();
-        }
-        others.into()
-    }
-}
-
-/// When a container runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ContainerKind {
-    /// For the pod's whole life.
-    #[default]
-    App,
-    /// A restartable init container: starts before the app containers and keeps running.
-    Sidecar,
-    /// An init container: runs to completion before the app containers start.
-    Init,
 }
 
 /// The phase of a pod.
@@ -253,14 +124,14 @@ impl Phase {
 
 /// How far a pod's shutdown has got.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Life {
+pub enum Liveness {
     /// It is running or will run.
     #[default]
-    Living,
+    Live,
     /// It was deleted and none of its containers is running: the kubelet is about to release its resources.
-    Leaving,
+    Stopped,
     /// It is `Succeeded` or `Failed`: none of its containers will run again.
-    Ended,
+    Terminated,
 }
 
 /// An event of a pod source. For a deleted pod only namespace, name and UID need be set.
@@ -272,8 +143,8 @@ impl Pod {
     /// # Errors
     /// If the JSON is invalid, or the pod has no name or namespace.
     pub fn from_json(bytes: &[u8]) -> Result<Self, String> {
-        let raw: raw::RawPod = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        Self::from(raw).identified()
+        let pod: api::ApiPod = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        Self::from(pod).identified()
     }
 
     /// Returns the pod if it has a name and a namespace.
@@ -284,22 +155,20 @@ impl Pod {
         }
     }
 
-    /// Drops everything that is not wanted, and the annotations of a pod that has ended: it has no devices any
+    /// Drops everything that is not wanted, and the annotations of a terminated pod, which has no devices any
     /// more.
     #[must_use]
     pub(crate) fn keeping(mut self, wanted: &Wanted) -> Self {
-        if self.life == Life::Ended {
+        if self.liveness == Liveness::Terminated {
             self.annotations = Box::default();
         }
         if !self.annotations.is_empty() {
-            let keys = &wanted.annotations;
-            let annotations = std::mem::take(&mut self.annotations).into_vec();
-            self.annotations = annotations.into_iter().filter(|(key, _)| keys.contains(key)).collect();
-            let annotations = self.annotations.iter_mut().map(|(_, annotation)| annotation);
-            drop_longest(annotations, Annotation::LONGEST);
+            let annotations = std::mem::take(&mut self.annotations).into_vec().into_iter();
+            self.annotations = annotations.filter(|(key, _)| wanted.annotations.contains(key)).collect();
+            annotation::drop_longest(&mut self.annotations, Annotation::MAX_BYTES);
         }
-        if !wanted.whole {
-            self.whole = None;
+        if !wanted.raw {
+            self.raw = None;
         }
         self
     }
@@ -312,4 +181,42 @@ impl Pod {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn unwanted_parts_are_dropped() {
+        let raw = || Some(Box::new(RawPod::Json(Bytes::from_static(b"{}"))));
+        let annotations = || ["a", "b"].map(|key| (key.into(), Annotation::of(key))).into();
+        let pod = || Pod { annotations: annotations(), raw: raw(), ..Pod::default() };
+        let wanted = Wanted::of(["b"]);
+        assert!(!wanted.has_raw() && wanted.clone().with_raw().has_raw());
+        let read = pod().keeping(&wanted);
+        assert_eq!((read.annotations.len(), &*read.annotations[0].0, read.raw), (1, "b", None));
+        let read = pod().keeping(&wanted.with_raw());
+        assert_eq!((read.annotations.len(), read.raw), (1, raw()));
+        assert!(Wanted::default().with_raw().annotations.is_empty());
+    }
+
+    #[test]
+    fn annotations_of_a_terminated_pod_are_dropped() {
+        for (liveness, kept) in [(Liveness::Live, 1), (Liveness::Stopped, 1), (Liveness::Terminated, 0)] {
+            let annotations = [("a".into(), Annotation::of("text"))].into();
+            let pod = Pod { liveness, annotations, ..Pod::default() };
+            assert_eq!(pod.keeping(&Wanted::of(["a"])).annotations.len(), kept, "{liveness:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_needs_a_name_and_a_namespace() {
+        let read = |name: &str, namespace: &str| {
+            let metadata = json!({"name": name, "namespace": namespace, "uid": "u"});
+            let pod = json!({"metadata": metadata, "spec": {"containers": []}});
+            Pod::from_json(pod.to_string().as_bytes()).map(|pod| pod.full_name())
+        };
+        assert_eq!(read("a", "ns"), Ok(("ns".into(), "a".into())));
+        assert!(read("", "ns").is_err() && read("a", "").is_err() && read("", "").is_err());
+    }
+}

@@ -32,8 +32,8 @@ pub struct ParseQuantityError(String);
 impl Quantity {
     /// Creates a quantity of whole units.
     #[must_use]
-    pub fn whole(value: u64) -> Self {
-        Self { nano: i128::from(value) * NANO }
+    pub const fn whole(value: u64) -> Self {
+        Self { nano: value as i128 * NANO }
     }
 
     /// Returns the quantity rounded up to whole units; 0 for negative quantities.

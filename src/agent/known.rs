@@ -82,7 +82,7 @@ mod tests {
     use super::*;
     use crate::agent::Inventory;
     use crate::kubelet::{Allocatable, Connection, DeviceGroup, Usage};
-    use crate::pod::Terminal;
+    use crate::pod::TerminalPods;
 
     fn scan(resources: &[String]) -> Scan {
         let group = |resource: &String| DeviceGroup {
@@ -98,7 +98,7 @@ mod tests {
             state: None,
             state_problems: Vec::new(),
             files_tell: false,
-            terminal: Terminal::default(),
+            terminal: TerminalPods::default(),
             connection: Connection::default(),
             socket_age: Duration::ZERO,
         }

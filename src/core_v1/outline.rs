@@ -6,19 +6,19 @@ use std::ops::Range;
 
 use prost::bytes::Bytes;
 
-use crate::pod::{Pod, Whole};
+use crate::pod::{Pod, RawPod};
 use crate::util::wire::{self, Field, Value, WireError};
 
 /// Maximum size, in bytes, of all serialized pods that are cached or buffered in one place. Above it, the
-/// largest pods are replaced by outlines ([`Whole::Outline`]). A thousand typical pods take 10 MiB. gRPC
+/// largest pods are replaced by outlines ([`RawPod::Outline`]). A thousand typical pods take 10 MiB. gRPC
 /// clients accept messages of 4 MiB, or 16 MiB if configured, so larger lists would be useless to most.
 ///
 /// The API server accepts objects of up to 1.5 MiB (etcd's `--max-request-bytes`), and anybody who may create
 /// pods may create many and bind them to one node.
-pub(crate) const BUDGET: usize = 16 << 20;
+pub(crate) const MAX_RAW_BYTES: usize = 16 << 20;
 
 /// The annotations with the source from which the kubelet got a pod (`pkg/kubelet/types/pod_update.go`).
-pub(crate) const ORIGINS: [&str; 2] = ["kubernetes.io/config.source", "kubernetes.io/config.mirror"];
+pub(crate) const SOURCE_ANNOTATIONS: [&str; 2] = ["kubernetes.io/config.source", "kubernetes.io/config.mirror"];
 
 /// Field numbers of `core/v1` and `meta/v1` (`generated.proto` of `k8s.io/api` and `k8s.io/apimachinery`).
 mod outlined {
@@ -55,7 +55,7 @@ fn try_outline(bytes: &[u8]) -> Result<Vec<u8>, WireError> {
             let Field { number: inner, record, value } = inner?;
             let keep = match (number, inner, value) {
                 (outlined::METADATA, outlined::ANNOTATIONS, Value::Bytes(entry)) => {
-                    says_origin(bytes, entry)?
+                    is_source_annotation(bytes, entry)?
                 }
                 (outlined::METADATA, inner, _) => outlined::OF_METADATA.contains(&inner),
                 (outlined::STATUS, inner, _) => outlined::OF_STATUS.contains(&inner),
@@ -72,34 +72,34 @@ fn try_outline(bytes: &[u8]) -> Result<Vec<u8>, WireError> {
     Ok(outline)
 }
 
-/// Returns true if the annotation is one of [`ORIGINS`].
-fn says_origin(bytes: &[u8], entry: Range<usize>) -> Result<bool, WireError> {
+/// Returns true if the annotation is one of [`SOURCE_ANNOTATIONS`].
+fn is_source_annotation(bytes: &[u8], entry: Range<usize>) -> Result<bool, WireError> {
     for field in wire::fields_in(bytes, entry) {
         if let Field { number: outlined::KEY, value: Value::Bytes(key), .. } = field? {
-            return Ok(ORIGINS.iter().any(|known| known.as_bytes() == &bytes[key.clone()]));
+            return Ok(SOURCE_ANNOTATIONS.iter().any(|known| known.as_bytes() == &bytes[key.clone()]));
         }
     }
     Ok(false)
 }
 
 /// Reduces the largest of these pods to their outlines, and then drops the largest outlines, until all take at
-/// most `budget` bytes. Returns how many bytes they take then: more than the budget only if pods in JSON do,
+/// most `limit` bytes. Returns how many bytes they take then: more than the limit only if pods in JSON do,
 /// which are never reduced.
-pub(crate) fn keep_within<'a>(budget: usize, pods: impl Iterator<Item = &'a mut Pod>) -> usize {
+pub(crate) fn reduce_to<'a>(limit: usize, pods: impl Iterator<Item = &'a mut Pod>) -> usize {
     let mut pods: Vec<&mut Pod> = pods.collect();
-    let mut bytes = pods.iter().map(|pod| pod.whole_bytes()).sum();
-    if bytes <= budget {
+    let mut bytes = pods.iter().map(|pod| pod.raw_bytes()).sum();
+    if bytes <= limit {
         return bytes;
     }
-    for reduce in [Pod::leave_out, Pod::drop_outline] {
-        pods.sort_by_key(|pod| Reverse(pod.whole_bytes()));
+    for reduce in [Pod::reduce_to_outline, Pod::drop_outline] {
+        pods.sort_by_key(|pod| Reverse(pod.raw_bytes()));
         for pod in &mut pods {
-            if bytes <= budget {
+            if bytes <= limit {
                 return bytes;
             }
-            bytes -= pod.whole_bytes();
+            bytes -= pod.raw_bytes();
             reduce(pod);
-            bytes += pod.whole_bytes();
+            bytes += pod.raw_bytes();
         }
     }
     bytes
@@ -107,22 +107,22 @@ pub(crate) fn keep_within<'a>(budget: usize, pods: impl Iterator<Item = &'a mut 
 
 impl Pod {
     /// Returns the size of the serialized pod, in bytes.
-    pub(crate) fn whole_bytes(&self) -> usize {
-        match self.whole.as_deref() {
-            Some(Whole::Protobuf(bytes) | Whole::Outline(bytes, _) | Whole::Json(bytes)) => bytes.len(),
+    pub(crate) fn raw_bytes(&self) -> usize {
+        match self.raw.as_deref() {
+            Some(RawPod::Protobuf(bytes) | RawPod::Outline(bytes, _) | RawPod::Json(bytes)) => bytes.len(),
             None => 0,
         }
     }
 
-    fn leave_out(&mut self) {
-        if let Some(Whole::Protobuf(bytes)) = self.whole.as_deref() {
-            self.whole = Some(Box::new(Whole::Outline(outline(bytes), bytes.len())));
+    fn reduce_to_outline(&mut self) {
+        if let Some(RawPod::Protobuf(bytes)) = self.raw.as_deref() {
+            self.raw = Some(Box::new(RawPod::Outline(outline(bytes), bytes.len())));
         }
     }
 
     /// Annotations count for the outline, and a tenant may write 256 KiB of them.
     fn drop_outline(&mut self) {
-        if let Some(Whole::Outline(outline, _)) = self.whole.as_deref_mut() {
+        if let Some(RawPod::Outline(outline, _)) = self.raw.as_deref_mut() {
             *outline = Bytes::new();
         }
     }
@@ -136,7 +136,7 @@ mod tests {
     use crate::core_v1::core;
 
     #[test]
-    fn an_outline_of_half_a_pod_or_more_is_none() {
+    fn an_outline_of_half_a_pod_or_more_is_empty() {
         let mut named = Vec::new();
         wire::put_bytes(&mut named, outlined::METADATA, &[0x0a, 1, b'a']);
         // A specification with this many bytes of content, after a header of two.
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_annotations_those_stay_that_say_where_a_pod_is_from() {
+    fn outlines_keep_the_source_annotations() {
         let pod = |keys: &[&str]| {
             let annotation = |key: &&str| ((*key).to_owned(), b"v".to_vec().into());
             let annotations = keys.iter().map(annotation).collect();
@@ -158,23 +158,24 @@ mod tests {
             core::Pod { metadata: Some(metadata), ..core::Pod::default() }.encode_to_vec()
         };
         let other = "x".repeat(200);
-        assert_eq!(outline(&pod(&[ORIGINS[0], &other, ORIGINS[1]])), pod(&ORIGINS));
+        let [source, mirror] = SOURCE_ANNOTATIONS;
+        assert_eq!(outline(&pod(&[source, &other, mirror])), pod(&SOURCE_ANNOTATIONS));
     }
 
     #[test]
-    fn the_largest_pods_are_left_out_until_the_others_fit() {
-        let kept = |budget: usize, sizes: &[usize]| {
+    fn the_largest_pods_are_reduced_until_the_others_fit() {
+        let kept = |limit: usize, sizes: &[usize]| {
             // Its outline has 5 bytes: a name of one character.
-            let whole = |size: usize| {
+            let raw = |size: usize| {
                 let mut bytes = vec![0x0a, 3, 0x0a, 1, b'a'];
                 wire::put_bytes(&mut bytes, 2, &vec![0; size - 7]);
                 assert_eq!(bytes.len(), size);
-                Whole::Protobuf(bytes.into())
+                RawPod::Protobuf(bytes.into())
             };
-            let of = |&size: &usize| Pod { whole: Some(Box::new(whole(size))), ..Pod::default() };
+            let of = |&size: &usize| Pod { raw: Some(Box::new(raw(size))), ..Pod::default() };
             let mut pods: Vec<Pod> = sizes.iter().map(of).collect();
-            let bytes = keep_within(budget, pods.iter_mut());
-            let sizes: Vec<usize> = pods.iter().map(Pod::whole_bytes).collect();
+            let bytes = reduce_to(limit, pods.iter_mut());
+            let sizes: Vec<usize> = pods.iter().map(Pod::raw_bytes).collect();
             assert_eq!(bytes, sizes.iter().sum::<usize>());
             sizes
         };

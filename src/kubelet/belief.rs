@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::pod::{Life, Pod, PodEvent};
+use crate::pod::{Liveness, Pod, PodEvent};
 
 /// Delay before the next list while the last one is suspected to be incomplete.
 pub(super) const SOON: Duration = Duration::from_secs(2);
@@ -52,7 +52,7 @@ struct Trace {
 
 impl Trace {
     fn of(pod: &Pod) -> (Name, Self) {
-        let goes = pod.deleted || pod.life != Life::Living;
+        let goes = pod.deleted || pod.liveness != Liveness::Live;
         (pod.full_name(), Self { uid: pod.uid.clone(), goes })
     }
 }
@@ -137,7 +137,7 @@ mod tests {
             namespace: "ns".into(),
             name: letter.to_ascii_lowercase().into(),
             // X has terminated, q to z were deleted.
-            life: if letter.is_ascii_uppercase() { Life::Ended } else { Life::Living },
+            liveness: if letter.is_ascii_uppercase() { Liveness::Terminated } else { Liveness::Live },
             deleted: letter >= 'q',
             ..Pod::default()
         };

@@ -21,7 +21,7 @@ use tracing::warn;
 use super::ask::Raw;
 use super::client::{Identity, channel, identity, innermost};
 use super::proto::pods::{GetPodRequest, GetPodResponse, ListPodsResponse};
-use crate::core_v1::{BUDGET, read_pod};
+use crate::core_v1::{MAX_RAW_BYTES, read_pod};
 use crate::pod::{Pod, PodEvent, Wanted};
 
 pub use error::PodsError;
@@ -39,9 +39,8 @@ const SOCKETS: [&str; 2] = ["run/numacast/pods-api/pods-api.sock", "var/lib/kube
 /// use std::path::Path;
 /// use std::time::Duration;
 ///
-/// use numacast::core_v1::pod_json;
 /// use numacast::kubelet::PodsClient;
-/// use numacast::pod::{PodEvent, Wanted, Whole};
+/// use numacast::pod::{PodEvent, RawPod, Wanted};
 ///
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// // Numacast's socket, then the kubelet's: the first that responds.
@@ -49,10 +48,10 @@ const SOCKETS: [&str; 2] = ["run/numacast/pods-api/pods-api.sock", "var/lib/kube
 /// for pod in client.list(&Wanted::default()).await? {
 ///     println!("{}/{} is {:?}", pod.namespace, pod.name, pod.phase);
 /// }
-/// // One pod with all its fields: the undecoded message, here converted to JSON.
-/// let pod = client.get("0b5f3b0e-91d6-4f5c-8c3f-7d2f3a1f0e11", &Wanted::default().whole()).await?;
-/// if let Some(Whole::Protobuf(message)) = pod.whole.as_deref() {
-///     println!("{}", pod_json(message)?["status"]["podIP"]);
+/// // One pod with all its fields: the undecoded `core/v1` message.
+/// let pod = client.get("0b5f3b0e-91d6-4f5c-8c3f-7d2f3a1f0e11", &Wanted::default().with_raw()).await?;
+/// if let Some(RawPod::Protobuf(message)) = pod.raw.as_deref() {
+///     println!("{} bytes", message.len());
 /// }
 /// let mut follow = client.follow(Wanted::default());
 /// loop {
@@ -100,7 +99,7 @@ pub fn follow_pods(
     deadline: Duration,
     wanted: Wanted,
 ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static {
-    let follow = PodsClient::new([socket], deadline).doubting().within(BUDGET).follow(wanted);
+    let follow = PodsClient::new([socket], deadline).doubting().within(MAX_RAW_BYTES).follow(wanted);
     follow.stream().map(|told| told.map_err(|error| error.to_string()))
 }
 
@@ -128,7 +127,7 @@ impl PodsClient {
 
     /// For callers that cache all pods of a node: of those listed by [`PodsClient::follow`], at most `budget`
     /// bytes come serialized in full; the largest are reduced to outlines
-    /// ([`Whole::Outline`](crate::pod::Whole::Outline)).
+    /// ([`RawPod::Outline`](crate::pod::RawPod::Outline)).
     #[must_use]
     pub fn within(self, budget: usize) -> Self {
         Self { budget, ..self }

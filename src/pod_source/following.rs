@@ -17,8 +17,8 @@ use tracing::{info, warn};
 use super::metrics::PodSourceMetrics;
 use super::tellers::{PodTeller, PodTellers, Telling};
 use crate::cluster::Cluster;
-use crate::pod::{Life, Pod, PodEvent, PodName};
-use crate::pod::texts::PodMap;
+use crate::pod::{Liveness, Pod, PodEvent, PodName};
+use crate::pod::annotation::PodMap;
 use crate::util::backoff::{back_off, jittered};
 
 /// The first kubelet whose List contains active pods only.
@@ -179,7 +179,7 @@ impl PodSource {
     #[must_use]
     pub fn knows_gone(&self, name: &PodName) -> bool {
         let pods = lock(&self.pods);
-        let has_ended = pods.now.get(name).is_some_and(|pod| pod.life == Life::Ended);
+        let has_ended = pods.now.get(name).is_some_and(|pod| pod.liveness == Liveness::Terminated);
         (has_ended || pods.departed.contains_key(name)) && !pods.is_living(name)
     }
 
@@ -202,7 +202,7 @@ impl PodSource {
     #[must_use]
     pub fn living_besides(&self, listed: &BTreeSet<PodName>) -> usize {
         let pods = lock(&self.pods);
-        let living = pods.now.iter().filter(|(_, pod)| pod.life == Life::Living);
+        let living = pods.now.iter().filter(|(_, pod)| pod.liveness == Liveness::Live);
         living.filter(|(name, _)| !listed.contains(*name)).count()
     }
 
@@ -390,7 +390,7 @@ impl Pods {
     }
 
     fn put(&mut self, name: PodName, pod: Pod, at: Instant) {
-        if pod.life == Life::Living {
+        if pod.liveness == Liveness::Live {
             // It may be another pod with the same name.
             self.gone.remove(&name);
         } else if self.is_living(&name) || self.now.get(&name).is_none_or(|known| known.uid != pod.uid) {
@@ -427,7 +427,7 @@ impl Pods {
     }
 
     fn is_living(&self, name: &PodName) -> bool {
-        self.now.get(name).is_some_and(|pod| pod.life == Life::Living)
+        self.now.get(name).is_some_and(|pod| pod.liveness == Liveness::Live)
     }
 
     fn listed_since(&self, moment: Instant) -> bool {
@@ -435,16 +435,16 @@ impl Pods {
     }
 
     fn is_settled(&self, name: &PodName) -> bool {
-        let settled = |pod: &Pod| match pod.life {
-            Life::Living => true,
-            Life::Leaving => false,
-            Life::Ended => !pod.deleted,
+        let settled = |pod: &Pod| match pod.liveness {
+            Liveness::Live => true,
+            Liveness::Stopped => false,
+            Liveness::Terminated => !pod.deleted,
         };
         self.now.get(name).is_some_and(settled)
     }
 
     fn ended(&self) -> BTreeMap<PodName, String> {
-        let ended = self.now.iter().filter(|(_, pod)| pod.life == Life::Ended);
+        let ended = self.now.iter().filter(|(_, pod)| pod.liveness == Liveness::Terminated);
         ended.map(|(name, pod)| (name.clone(), pod.uid.clone())).collect()
     }
 
@@ -469,8 +469,8 @@ fn lists_ended_pods(version: &str) -> bool {
 mod tests {
     use super::*;
     use crate::pod::Annotation;
-    use crate::pod::texts::TEXTS;
-    use crate::pod::texts::tests::annotated;
+    use crate::pod::annotation::MAX_ANNOTATION_BYTES;
+    use crate::pod::annotation::tests::annotated;
 
     #[test]
     fn kubelets_before_1_34_list_pods_that_have_ended() {
@@ -482,8 +482,8 @@ mod tests {
         }
     }
 
-    fn pod(name: &str, uid: &str, life: Life) -> Pod {
-        Pod { namespace: "ns".into(), name: name.into(), uid: uid.into(), life, ..Pod::default() }
+    fn pod(name: &str, uid: &str, liveness: Liveness) -> Pod {
+        Pod { namespace: "ns".into(), name: name.into(), uid: uid.into(), liveness, ..Pod::default() }
     }
 
     fn names<'a>(set: impl IntoIterator<Item = &'a PodName>) -> String {
@@ -500,20 +500,20 @@ mod tests {
             names(pods.gone(now).keys())
         };
         for name in ["a", "b", "c"] {
-            assert_eq!(gone(PodEvent::Is(pod(name, "1", Life::Living)), 0), "");
+            assert_eq!(gone(PodEvent::Is(pod(name, "1", Liveness::Live)), 0), "");
         }
-        assert_eq!(gone(PodEvent::Is(pod("a", "1", Life::Leaving)), 1), "a");
-        assert_eq!(gone(PodEvent::Is(pod("b", "1", Life::Ended)), 2), "a,b");
-        assert_eq!(gone(PodEvent::Gone(pod("c", "1", Life::Living)), 3), "a,b,c");
+        assert_eq!(gone(PodEvent::Is(pod("a", "1", Liveness::Stopped)), 1), "a");
+        assert_eq!(gone(PodEvent::Is(pod("b", "1", Liveness::Terminated)), 2), "a,b");
+        assert_eq!(gone(PodEvent::Gone(pod("c", "1", Liveness::Live)), 3), "a,b,c");
         // Later events of a pod that is already gone change nothing.
-        assert_eq!(gone(PodEvent::Is(pod("a", "1", Life::Ended)), 15), "a,b,c");
-        assert_eq!(gone(PodEvent::Gone(pod("a", "1", Life::Ended)), 16), "b,c", "long enough");
-        assert_eq!(gone(PodEvent::Is(pod("b", "2", Life::Living)), 16), "c", "another pod");
-        assert_eq!(gone(PodEvent::Is(pod("d", "1", Life::Ended)), 18), "d", "refused at once");
+        assert_eq!(gone(PodEvent::Is(pod("a", "1", Liveness::Terminated)), 15), "a,b,c");
+        assert_eq!(gone(PodEvent::Gone(pod("a", "1", Liveness::Terminated)), 16), "b,c", "long enough");
+        assert_eq!(gone(PodEvent::Is(pod("b", "2", Liveness::Live)), 16), "c", "another pod");
+        assert_eq!(gone(PodEvent::Is(pod("d", "1", Liveness::Terminated)), 18), "d", "refused at once");
         assert_eq!(names(pods.departed.keys()), "a,b,c,d");
         pods.gone(start + DEPARTED + Duration::from_secs(10));
         assert_eq!(names(pods.departed.keys()), "d");
-        let many = (0..3 * MOST_DEPARTED).map(|number| pod(&number.to_string(), "1", Life::Ended));
+        let many = (0..3 * MOST_DEPARTED).map(|number| pod(&number.to_string(), "1", Liveness::Terminated));
         many.for_each(|pod| pods.take(PodEvent::Is(pod), start));
         assert_eq!(pods.departed.len(), MOST_DEPARTED);
     }
@@ -538,11 +538,11 @@ mod tests {
         let name = ("ns".to_owned(), "a".to_owned());
         assert!(!pods.is_settled(&name));
         for (life, deleted, settled) in [
-            (Life::Living, false, true),
-            (Life::Living, true, true),
-            (Life::Leaving, true, false),
-            (Life::Ended, false, true),
-            (Life::Ended, true, false),
+            (Liveness::Live, false, true),
+            (Liveness::Live, true, true),
+            (Liveness::Stopped, true, false),
+            (Liveness::Terminated, false, true),
+            (Liveness::Terminated, true, false),
         ] {
             pods.take(PodEvent::Is(Pod { deleted, ..pod("a", "1", life) }), Instant::now());
             assert_eq!(pods.is_settled(&name), settled, "{life:?} {deleted}");
@@ -554,12 +554,12 @@ mod tests {
         let mut pods = Pods::default();
         let now = Instant::now();
         for event in [
-            PodEvent::Is(pod("a", "1", Life::Living)),
-            PodEvent::Is(pod("b", "1", Life::Ended)),
-            PodEvent::Is(pod("c", "1", Life::Living)),
+            PodEvent::Is(pod("a", "1", Liveness::Live)),
+            PodEvent::Is(pod("b", "1", Liveness::Terminated)),
+            PodEvent::Is(pod("c", "1", Liveness::Live)),
             PodEvent::Listing,
-            PodEvent::Listed(pod("b", "1", Life::Ended)),
-            PodEvent::Listed(pod("c", "1", Life::Ended)),
+            PodEvent::Listed(pod("b", "1", Liveness::Terminated)),
+            PodEvent::Listed(pod("c", "1", Liveness::Terminated)),
         ] {
             pods.take(event, now);
         }
@@ -576,19 +576,19 @@ mod tests {
     #[test]
     fn annotations_of_the_list_and_of_events_are_bounded_together() {
         let (mut pods, now) = (Pods::default(), Instant::now());
-        let texts = |pods: &PodMap<PodName>| pods.values().map(Pod::texts).sum::<usize>();
-        let many = || (0..1000).map(|number| annotated(&number.to_string(), Annotation::LONGEST));
+        let texts = |pods: &PodMap<PodName>| pods.values().map(Pod::annotation_bytes).sum::<usize>();
+        let many = || (0..1000).map(|number| annotated(&number.to_string(), Annotation::MAX_BYTES));
         let small = || PodEvent::Is(annotated("small", 1000));
         pods.take(PodEvent::Listing, now);
         many().for_each(|pod| pods.take(PodEvent::Listed(pod), now));
-        assert!((TEXTS / 2..=TEXTS).contains(&texts(&pods.listed.as_ref().unwrap().0)));
+        assert!((MAX_ANNOTATION_BYTES / 2..=MAX_ANNOTATION_BYTES).contains(&texts(&pods.listed.as_ref().unwrap().0)));
         pods.take(PodEvent::Complete, now);
-        assert!((TEXTS / 2..=TEXTS).contains(&texts(&pods.now)));
+        assert!((MAX_ANNOTATION_BYTES / 2..=MAX_ANNOTATION_BYTES).contains(&texts(&pods.now)));
         pods.take(small(), now);
         let version = pods.version;
         many().for_each(|pod| pods.take(PodEvent::Is(pod), now));
-        assert!((TEXTS / 2..=TEXTS).contains(&texts(&pods.now)));
-        assert_eq!(pods.now[&("ns".into(), "small".into())].texts(), 1000, "the longest go");
+        assert!((MAX_ANNOTATION_BYTES / 2..=MAX_ANNOTATION_BYTES).contains(&texts(&pods.now)));
+        assert_eq!(pods.now[&("ns".into(), "small".into())].annotation_bytes(), 1000, "the longest go");
         assert!(pods.version > version);
         many().for_each(|pod| pods.take(PodEvent::Gone(pod), now));
         assert_eq!(texts(&pods.now), 1000);
@@ -605,13 +605,13 @@ mod tests {
         };
         assert!(!source.lacks_since(&name("b"), early), "nothing was listed");
         take(PodEvent::Listing, asked);
-        take(PodEvent::Listed(pod("a", "1", Life::Living)), late);
+        take(PodEvent::Listed(pod("a", "1", Liveness::Live)), late);
         assert!(!source.lacks_since(&name("b"), early), "not all of it is there");
         take(PodEvent::Complete, late);
         assert!(source.lacks_since(&name("b"), early));
         assert!(!source.lacks_since(&name("a"), early), "it is there");
         assert!(!source.lacks_since(&name("b"), asked), "it may have come since");
-        take(PodEvent::Is(pod("b", "1", Life::Living)), late);
+        take(PodEvent::Is(pod("b", "1", Liveness::Live)), late);
         assert!(!source.lacks_since(&name("b"), early), "it has come since");
         take(PodEvent::Listing, late);
         assert!(!source.lacks_since(&name("c"), asked), "the next list is not complete yet");

@@ -10,9 +10,9 @@ use tokio::sync::{Notify, watch};
 use tokio::task::{JoinHandle, yield_now};
 
 use super::PodTeller;
-use crate::core_v1::{BUDGET, keep_within};
-use crate::pod::texts::{PodMap, TEXTS, shorten};
-use crate::pod::{Life, Pod, PodEvent, PodName, Wanted};
+use crate::core_v1::{MAX_RAW_BYTES, reduce_to};
+use crate::pod::annotation::{MAX_ANNOTATION_BYTES, PodMap, drop_longest_annotations};
+use crate::pod::{Liveness, Pod, PodEvent, PodName, Wanted};
 
 /// Queue length above which only the last event of each pod is kept.
 const BEHIND: usize = 1024;
@@ -111,7 +111,7 @@ fn key(pod: &Pod) -> Key {
 }
 
 fn without_whole(pod: &Pod) -> Pod {
-    Pod { whole: None, ..pod.clone() }
+    Pod { raw: None, ..pod.clone() }
 }
 
 /// A subscriber's stream.
@@ -149,7 +149,7 @@ impl Relay {
         wanted: Wanted,
         open: impl FnOnce(Wanted) -> Events,
     ) -> Events {
-        let whole = wanted.wants_whole();
+        let whole = wanted.has_raw();
         let asked = self.ask(teller, whole, open);
         let number = lock(&asked.heard).join(whole);
         let mut news = asked.bell.subscribe();
@@ -162,7 +162,7 @@ impl Relay {
         let mut all = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|(_, asked)| asked.strong_count() > 0);
         let same = all.iter().find(|(asked, _)| *asked == teller).and_then(|(_, asked)| asked.upgrade());
-        let open = |whole| open(if whole { self.wanted.clone().whole() } else { self.wanted.clone() });
+        let open = |whole| open(if whole { self.wanted.clone().with_raw() } else { self.wanted.clone() });
         if let Some(asked) = same {
             if whole {
                 asked.ask_anew(open(true));
@@ -196,15 +196,15 @@ fn pod_of_mut(told: &mut Told) -> Option<&mut Pod> {
 }
 
 fn is_whole(told: &Told) -> bool {
-    pod_of(told).is_some_and(|pod| pod.whole.is_some())
+    pod_of(told).is_some_and(|pod| pod.raw.is_some())
 }
 
 fn whole_bytes(told: &Told) -> usize {
-    pod_of(told).map_or(0, Pod::whole_bytes)
+    pod_of(told).map_or(0, Pod::raw_bytes)
 }
 
 fn texts(told: &Told) -> usize {
-    pod_of(told).map_or(0, Pod::texts)
+    pod_of(told).map_or(0, Pod::annotation_bytes)
 }
 
 fn lock(heard: &Mutex<Heard>) -> MutexGuard<'_, Heard> {
@@ -304,17 +304,17 @@ impl Queue {
         self.bytes += whole_bytes(&told);
         self.texts += texts(&told);
         self.told.push_back(told);
-        if self.told.len() > self.most || self.bytes > BUDGET || self.texts > TEXTS {
-            self.shorten();
+        if self.told.len() > self.most || self.bytes > MAX_RAW_BYTES || self.texts > MAX_ANNOTATION_BYTES {
+            self.drop_longest_annotations();
             self.most = BEHIND.max(2 * self.told.len());
-            self.bytes = keep_within(BUDGET, self.told.iter_mut().filter_map(pod_of_mut));
-            self.texts = shorten(self.told.iter_mut().filter_map(pod_of_mut));
+            self.bytes = reduce_to(MAX_RAW_BYTES, self.told.iter_mut().filter_map(pod_of_mut));
+            self.texts = drop_longest_annotations(self.told.iter_mut().filter_map(pod_of_mut));
         }
     }
 
     /// Drops superseded events: those before the start of the newest list, and all but the last event of each
     /// pod and the last error.
-    fn shorten(&mut self) {
+    fn drop_longest_annotations(&mut self) {
         let start = self.told.iter().rposition(|told| matches!(told, Ok(PodEvent::Listing))).unwrap_or(0);
         let (mut seen, mut trouble) = (BTreeSet::new(), false);
         let mut kept: VecDeque<Told> = VecDeque::new();
@@ -335,7 +335,7 @@ impl Queue {
 /// Returns the pods as list events. If two pods share a name, the running one comes last, so name-keyed
 /// caches keep it.
 fn listed(pods: &BTreeMap<Key, Pod>) -> impl Iterator<Item = PodEvent> {
-    let (running, others): (Vec<_>, Vec<_>) = pods.values().partition(|pod| pod.life == Life::Living);
+    let (running, others): (Vec<_>, Vec<_>) = pods.values().partition(|pod| pod.liveness == Liveness::Live);
     others.into_iter().chain(running).cloned().map(PodEvent::Listed)
 }
 
@@ -365,8 +365,8 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::pod::texts::tests::annotated;
-    use crate::pod::{Annotation, Whole};
+    use crate::pod::annotation::tests::annotated;
+    use crate::pod::{Annotation, RawPod};
 
     #[derive(Default)]
     struct Teller {
@@ -380,7 +380,7 @@ mod tests {
     impl Teller {
         fn listen(&self, wanted: &Wanted) -> Events {
             self.relay.listen(PodTeller::ApiServer, wanted.clone(), |wanted| {
-                self.opened.borrow_mut().push(wanted.wants_whole());
+                self.opened.borrow_mut().push(wanted.has_raw());
                 let (tell, told) = mpsc::unbounded_channel();
                 self.tell.replace(Some(tell));
                 unfold(told, |mut told| async { Some((told.recv().await?, told)) }).boxed()
@@ -409,8 +409,8 @@ mod tests {
     }
 
     fn pod(name: &str) -> Pod {
-        let whole = Some(Box::new(Whole::Protobuf("bytes".into())));
-        Pod { namespace: "ns".into(), name: name.into(), uid: format!("uid-{name}"), whole, ..Pod::default() }
+        let whole = Some(Box::new(RawPod::Protobuf("bytes".into())));
+        Pod { namespace: "ns".into(), name: name.into(), uid: format!("uid-{name}"), raw: whole, ..Pod::default() }
     }
 
     /// Returns all available events in short form.
@@ -422,7 +422,7 @@ mod tests {
                 Ok(PodEvent::Complete) => "]".into(),
                 Ok(PodEvent::Listed(pod)) => pod.name,
                 Ok(PodEvent::Is(pod)) => {
-                    format!("+{}{}", pod.name, if pod.whole.is_some() { "!" } else { "" })
+                    format!("+{}{}", pod.name, if pod.raw.is_some() { "!" } else { "" })
                 }
                 Ok(PodEvent::Gone(pod)) => format!("-{}", pod.name),
                 Ok(PodEvent::Again) => "again".into(),
@@ -435,7 +435,7 @@ mod tests {
     #[tokio::test]
     async fn who_comes_later_hears_what_is_there_and_then_the_same_as_all() {
         let teller = Teller::default();
-        let mut first = teller.listen(&Wanted::default().whole());
+        let mut first = teller.listen(&Wanted::default().with_raw());
         teller.tell(PodEvent::Listing).await;
         teller.tell(PodEvent::Listed(pod("a"))).await;
         let mut amid = teller.listen(&Wanted::default());
@@ -477,7 +477,7 @@ mod tests {
             teller.tell(event).await;
         }
         assert_eq!(heard(&mut plain), "[ a ]");
-        let mut whole = teller.listen(&Wanted::default().whole());
+        let mut whole = teller.listen(&Wanted::default().with_raw());
         assert_eq!(teller.opened.borrow()[..], [false, true], "it was opened for more");
         assert_eq!(heard(&mut whole), "", "what is kept is not whole");
         for event in [PodEvent::Listing, PodEvent::Listed(pod("a"))] {
@@ -513,11 +513,11 @@ mod tests {
     #[tokio::test]
     async fn what_waits_is_bounded_in_bytes_and_nobody_waits_for_what_it_does_not_want() {
         let teller = Teller::default();
-        let mut whole = teller.listen(&Wanted::default().whole());
+        let mut whole = teller.listen(&Wanted::default().with_raw());
         let mut slim = teller.listen(&Wanted::default());
         let large = |number: usize| {
             let bytes = vec![0; 1_400_000];
-            Pod { whole: Some(Box::new(Whole::Protobuf(bytes.into()))), ..pod(&number.to_string()) }
+            Pod { raw: Some(Box::new(RawPod::Protobuf(bytes.into()))), ..pod(&number.to_string()) }
         };
         teller.say(Ok(PodEvent::Listing));
         teller.say(Ok(PodEvent::Listed(pod("small"))));
@@ -531,20 +531,20 @@ mod tests {
         let waiting = |number: u64| -> usize {
             lock(&asked.heard).listeners[&number].told.iter().map(whole_bytes).sum()
         };
-        assert!(waiting(0) <= BUDGET && waiting(0) > BUDGET / 2, "{}", waiting(0));
+        assert!(waiting(0) <= MAX_RAW_BYTES && waiting(0) > MAX_RAW_BYTES / 2, "{}", waiting(0));
         assert_eq!(waiting(1), 0);
         assert_eq!(heard(&mut slim).split(' ').count(), 2 + 1 + 64 + 64);
         let (mut kept, mut outlines) = (0, 0);
         while let Some(Some(told)) = tokio::task::unconstrained(whole.next()).now_or_never() {
-            match pod_of(&told).and_then(|pod| pod.whole.as_deref()) {
-                Some(Whole::Protobuf(_)) => kept += 1,
+            match pod_of(&told).and_then(|pod| pod.raw.as_deref()) {
+                Some(RawPod::Protobuf(_)) => kept += 1,
                 Some(_) => outlines += 1,
                 None => {}
             }
         }
         assert_eq!(
             (kept, outlines),
-            (1 + BUDGET / 1_400_000, 128 - BUDGET / 1_400_000),
+            (1 + MAX_RAW_BYTES / 1_400_000, 128 - MAX_RAW_BYTES / 1_400_000),
             "the largest are left out"
         );
         assert_eq!(lock(&asked.heard).listeners[&0].bytes, 0);
@@ -557,10 +557,10 @@ mod tests {
         let asked = teller.relay.ask(PodTeller::ApiServer, false, |_| unreachable!());
         let tell = |event| lock(&asked.heard).take(&Ok(event));
         let bounded = |pods: &mut dyn Iterator<Item = &Pod>| {
-            let bytes: usize = pods.map(Pod::texts).sum();
-            assert!((TEXTS / 2..=TEXTS).contains(&bytes), "{bytes}");
+            let bytes: usize = pods.map(Pod::annotation_bytes).sum();
+            assert!((MAX_ANNOTATION_BYTES / 2..=MAX_ANNOTATION_BYTES).contains(&bytes), "{bytes}");
         };
-        let many = || (0..500).map(|number| annotated(&number.to_string(), Annotation::LONGEST));
+        let many = || (0..500).map(|number| annotated(&number.to_string(), Annotation::MAX_BYTES));
         tell(PodEvent::Listing);
         tell(PodEvent::Listed(annotated("small", 1000)));
         many().for_each(|pod| tell(PodEvent::Listed(pod)));
@@ -573,7 +573,7 @@ mod tests {
         for events in [&mut first, &mut teller.listen(&Wanted::of(["a"]))] {
             let mut kept = Vec::new();
             while let Some(Some(told)) = tokio::task::unconstrained(events.next()).now_or_never() {
-                kept.extend(pod_of(&told).map(Pod::texts));
+                kept.extend(pod_of(&told).map(Pod::annotation_bytes));
             }
             assert!(kept.contains(&1000) && kept.len() > 500, "the longest go, and no pod");
         }

@@ -15,7 +15,7 @@ use tracing::{debug, info, warn};
 use crate::cluster::Cluster;
 use crate::kubelet;
 use crate::pod::{Pod, PodEvent, Wanted};
-use crate::pod::texts::{TEXTS, shorten};
+use crate::pod::annotation::{MAX_ANNOTATION_BYTES, drop_longest_annotations};
 use crate::util::backoff::{back_off, jittered};
 
 use super::{KubeletPort, Relay};
@@ -156,10 +156,10 @@ impl Better {
             self.told.clear();
             self.texts = 0;
         }
-        self.texts += event.object().map_or(0, Pod::texts);
+        self.texts += event.object().map_or(0, Pod::annotation_bytes);
         self.told.push_back(event);
-        if self.texts > TEXTS {
-            self.texts = shorten(self.told.iter_mut().filter_map(PodEvent::object_mut));
+        if self.texts > MAX_ANNOTATION_BYTES {
+            self.texts = drop_longest_annotations(self.told.iter_mut().filter_map(PodEvent::object_mut));
         }
     }
 
@@ -371,7 +371,7 @@ mod tests {
 
     use super::*;
     use crate::pod::Annotation;
-    use crate::pod::texts::tests::annotated;
+    use crate::pod::annotation::tests::annotated;
     use crate::sim::api_server::{ApiServer, PODS};
     use crate::sim::pods_api::SimPodsApi;
 
@@ -395,11 +395,11 @@ mod tests {
         for _ in 0..2 {
             better.keep(PodEvent::Listing);
             better.keep(PodEvent::Listed(annotated("small", 1000)));
-            (0..500).for_each(|_| better.keep(PodEvent::Listed(annotated("large", Annotation::LONGEST))));
+            (0..500).for_each(|_| better.keep(PodEvent::Listed(annotated("large", Annotation::MAX_BYTES))));
             let sizes: Vec<_> =
-                better.told.iter().filter_map(|event| Some(event.object()?.texts())).collect();
+                better.told.iter().filter_map(|event| Some(event.object()?.annotation_bytes())).collect();
             let bytes: usize = sizes.iter().sum();
-            assert!((TEXTS / 2..=TEXTS).contains(&bytes) && better.texts == bytes, "{bytes}");
+            assert!((MAX_ANNOTATION_BYTES / 2..=MAX_ANNOTATION_BYTES).contains(&bytes) && better.texts == bytes, "{bytes}");
             assert_eq!((sizes.len(), sizes[0]), (501, 1000), "the longest go, and no pod");
         }
     }

@@ -1,25 +1,25 @@
-//! The records of one list within a budget of bytes, since users who can create pods on the node must not
-//! decide how much memory this process takes. Pods that do not fit are left out, the largest first, so that
+//! The pods of one cache within a budget of bytes, since users who can create pods on the node must not
+//! decide how much memory this process takes. Pods that do not fit are omitted, the largest first, so that
 //! large pods of one user displace no pod of usual size.
 
 use std::collections::btree_map::{BTreeMap, Iter};
 
 use prost::bytes::Bytes;
 
-use crate::core_v1::BUDGET;
+use crate::core_v1::MAX_RAW_BYTES;
 
-/// The budget of one list.
+/// The budget of one cache.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     /// Bytes of all contents.
     pub(super) bytes: usize,
-    /// Reduces the content of a pod that is left out.
+    /// Reduces the content of a pod that is omitted.
     pub(super) outline: fn(&[u8]) -> Bytes,
 }
 
-/// The record of one pod.
+/// One pod.
 #[derive(Debug)]
-pub(super) struct Record {
+pub(super) struct Entry {
     content: Content,
     /// The content of its `DELETED` event.
     pub(super) tombstone: Bytes,
@@ -27,24 +27,24 @@ pub(super) struct Record {
     pub(super) alias: Option<Box<str>>,
     /// Namespace and name, for messages.
     name: Box<str>,
-    /// Whether it was reported as left out.
-    told: bool,
+    /// Whether it was reported as omitted.
+    is_reported: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// It is served.
-    Whole(Bytes),
-    /// It is left out: the reduced content, possibly empty, and its full size in bytes.
+    Served(Bytes),
+    /// It is omitted: the reduced content, possibly empty, and its full size in bytes.
     Outline(Bytes, usize),
 }
 
-/// A pod that is left out, and its size in bytes.
+/// A pod that is omitted, and its size in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the pod {name} is left out, for its {bytes} bytes do not fit beside the node's other pods, the largest of which are left out \
      above {} bytes: read it from the API server, or make it smaller",
-    BUDGET
+    MAX_RAW_BYTES
 )]
 pub(super) struct TooLarge {
     name: Box<str>,
@@ -52,15 +52,15 @@ pub(super) struct TooLarge {
 }
 
 impl Content {
-    fn kept(&self) -> &Bytes {
+    fn bytes(&self) -> &Bytes {
         match self {
-            Self::Whole(bytes) | Self::Outline(bytes, _) => bytes,
+            Self::Served(bytes) | Self::Outline(bytes, _) => bytes,
         }
     }
 }
 
-impl Record {
-    /// Creates a record. The content is shared, not copied.
+impl Entry {
+    /// Creates an entry. The content is shared, not copied.
     pub(super) fn new(
         content: Content,
         tombstone: Vec<u8>,
@@ -68,147 +68,146 @@ impl Record {
         (namespace, name): (&str, &str),
     ) -> Self {
         let name = format!("{namespace}/{name}").into();
-        Self { content, tombstone: tombstone.into(), alias: alias.map(Into::into), name, told: false }
+        Self { content, tombstone: tombstone.into(), alias: alias.map(Into::into), name, is_reported: false }
     }
 
-    /// Returns the served content; `None` if the pod is left out.
-    pub(super) fn whole(&self) -> Option<&Bytes> {
+    /// Returns the served content; `None` if the pod is omitted.
+    pub(super) fn served(&self) -> Option<&Bytes> {
         match &self.content {
-            Content::Whole(bytes) => Some(bytes),
+            Content::Served(bytes) => Some(bytes),
             Content::Outline(..) => None,
         }
     }
 
-    /// Returns name and size of a pod that is left out.
+    /// Returns name and size of a pod that is omitted.
     pub(super) fn too_large(&self) -> Option<TooLarge> {
         match &self.content {
-            Content::Whole(_) => None,
+            Content::Served(_) => None,
             Content::Outline(_, bytes) => Some(TooLarge { name: self.name.clone(), bytes: *bytes }),
         }
     }
 
-    fn bytes(&self) -> usize {
-        self.content.kept().len()
+    fn len(&self) -> usize {
+        self.content.bytes().len()
     }
 
     /// Reduces the content to its outline, or an outline to nothing.
     fn shrink(&mut self, outline: fn(&[u8]) -> Bytes) {
         self.content = match &self.content {
-            Content::Whole(bytes) => Content::Outline(outline(bytes), bytes.len()),
+            Content::Served(bytes) => Content::Outline(outline(bytes), bytes.len()),
             Content::Outline(_, bytes) => Content::Outline(Bytes::new(), *bytes),
         };
     }
 }
 
-/// Records by UID.
+/// Entries by UID.
 #[derive(Debug)]
-pub(super) struct Records {
-    all: BTreeMap<Box<str>, Record>,
+pub(super) struct Entries {
+    all: BTreeMap<Box<str>, Entry>,
     /// Bytes of all contents.
     bytes: usize,
-    left_out: usize,
+    omitted: usize,
     limit: Limit,
 }
 
-impl Records {
+impl Entries {
     pub(super) fn new(limit: Limit) -> Self {
-        Self { all: BTreeMap::new(), bytes: 0, left_out: 0, limit }
+        Self { all: BTreeMap::new(), bytes: 0, omitted: 0, limit }
     }
 
-    /// Returns the number of records, including pods that are left out.
+    /// Returns the number of entries, including pods that are omitted.
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Returns how many pods are left out.
-    pub(super) fn left_out(&self) -> usize {
-        self.left_out
+    /// Returns how many pods are omitted.
+    pub(super) fn omitted(&self) -> usize {
+        self.omitted
     }
 
-    pub(super) fn get(&self, uid: &str) -> Option<&Record> {
+    pub(super) fn get(&self, uid: &str) -> Option<&Entry> {
         self.all.get(uid)
     }
 
     /// Returns a pod's served content.
-    pub(super) fn whole(&self, uid: &str) -> Option<&Bytes> {
-        self.get(uid)?.whole()
+    pub(super) fn served(&self, uid: &str) -> Option<&Bytes> {
+        self.get(uid)?.served()
     }
 
-    pub(super) fn iter(&self) -> Iter<'_, Box<str>, Record> {
+    pub(super) fn iter(&self) -> Iter<'_, Box<str>, Entry> {
         self.all.iter()
     }
 
     /// Returns all served pods, by UID.
-    pub(super) fn served(&self) -> impl Iterator<Item = (&str, &Bytes)> {
-        self.iter().filter_map(|(uid, record)| Some((&**uid, record.whole()?)))
+    pub(super) fn all_served(&self) -> impl Iterator<Item = (&str, &Bytes)> {
+        self.iter().filter_map(|(uid, entry)| Some((&**uid, entry.served()?)))
     }
 
-    /// Returns all contents by UID, including the reduced ones of pods that are left out.
-    pub(super) fn kept(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        let kept = self.iter().map(|(uid, record)| (&**uid, &**record.content.kept()));
-        kept.filter(|(_, kept)| !kept.is_empty())
+    /// Returns all contents by UID, including the reduced ones of pods that are omitted.
+    pub(super) fn contents(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        let contents = self.iter().map(|(uid, entry)| (&**uid, &**entry.content.bytes()));
+        contents.filter(|(_, content)| !content.is_empty())
     }
 
-    /// Returns true if one of the pods that are left out would fit.
-    pub(super) fn has_room_again(&self) -> bool {
-        let smallest = self.all.values().filter_map(|record| Some(record.too_large()?.bytes)).min();
+    /// Returns true if one of the pods that are omitted would fit.
+    pub(super) fn has_room(&self) -> bool {
+        let smallest = self.all.values().filter_map(|entry| Some(entry.too_large()?.bytes)).min();
         smallest.is_some_and(|bytes| self.bytes + bytes <= self.limit.bytes)
     }
 
-    /// Returns the pods left out that were not returned before.
-    pub(super) fn newly_left_out(&mut self) -> Vec<TooLarge> {
-        if self.left_out == 0 {
+    /// Returns the omitted pods that were not returned before.
+    pub(super) fn take_newly_omitted(&mut self) -> Vec<TooLarge> {
+        if self.omitted == 0 {
             return Vec::new();
         }
-        let untold = self.all.values_mut().filter(|record| record.whole().is_none() && !record.told);
-        untold
-            .filter_map(|record| {
-                record.told = true;
-                record.too_large()
-            })
-            .collect()
+        let new = self.all.values_mut().filter(|entry| entry.served().is_none() && !entry.is_reported);
+        new.filter_map(|entry| {
+            entry.is_reported = true;
+            entry.too_large()
+        })
+        .collect()
     }
 
-    /// Inserts a record, even above the budget. Returns the previous one.
-    pub(super) fn put(&mut self, uid: &str, mut record: Record) -> Option<Record> {
+    /// Inserts an entry, even above the budget. Returns the previous one.
+    pub(super) fn put(&mut self, uid: &str, mut entry: Entry) -> Option<Entry> {
         let before = self.remove(uid);
-        record.told |= before.as_ref().is_some_and(|before| before.told);
-        self.bytes += record.bytes();
-        self.left_out += usize::from(record.whole().is_none());
-        self.all.insert(uid.into(), record);
+        entry.is_reported |= before.as_ref().is_some_and(|before| before.is_reported);
+        self.bytes += entry.len();
+        self.omitted += usize::from(entry.served().is_none());
+        self.all.insert(uid.into(), entry);
         before
     }
 
-    /// Takes over which pods were reported as left out.
-    pub(super) fn take_told(&mut self, before: &Self) {
-        for (uid, record) in &mut self.all {
-            record.told |= before.get(uid).is_some_and(|before| before.told);
+    /// Copies which pods were reported as omitted.
+    pub(super) fn copy_reported(&mut self, before: &Self) {
+        for (uid, entry) in &mut self.all {
+            entry.is_reported |= before.get(uid).is_some_and(|before| before.is_reported);
         }
     }
 
-    pub(super) fn remove(&mut self, uid: &str) -> Option<Record> {
-        let record = self.all.remove(uid)?;
-        self.bytes -= record.bytes();
-        self.left_out -= usize::from(record.whole().is_none());
-        Some(record)
+    pub(super) fn remove(&mut self, uid: &str) -> Option<Entry> {
+        let entry = self.all.remove(uid)?;
+        self.bytes -= entry.len();
+        self.omitted -= usize::from(entry.served().is_none());
+        Some(entry)
     }
 
-    /// Leaves out the largest pods until the rest fit; of equally large ones, new pods first. Returns those
-    /// that were served before.
-    pub(super) fn fit(&mut self, is_new: impl Fn(&str) -> bool) -> Vec<Box<str>> {
-        let mut left_out = Vec::new();
+    /// Omits the largest pods until the rest fit; of equally large ones, new pods first. Returns those that
+    /// were served before.
+    pub(super) fn enforce_limit(&mut self, is_new: impl Fn(&str) -> bool) -> Vec<Box<str>> {
+        let mut omitted = Vec::new();
         while self.bytes > self.limit.bytes {
             let all = self.all.iter_mut();
-            let largest = all.max_by_key(|(uid, record)| (record.bytes(), is_new(uid)));
-            let Some((uid, record)) = largest else { break };
-            if record.whole().is_some() {
-                left_out.push(uid.clone());
+            let largest = all.max_by_key(|(uid, entry)| (entry.len(), is_new(uid)));
+            let Some((uid, entry)) = largest else { break };
+            if entry.served().is_some() {
+                omitted.push(uid.clone());
             }
-            self.bytes -= record.bytes();
-            record.shrink(self.limit.outline);
-            self.bytes += record.bytes();
+            self.bytes -= entry.len();
+            entry.shrink(self.limit.outline);
+            self.bytes += entry.len();
         }
-        self.left_out += left_out.len();
-        left_out
+        self.omitted += omitted.len();
+        omitted
     }
 }

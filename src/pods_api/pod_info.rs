@@ -1,6 +1,6 @@
-//! The messages of `PodInfo` (`proto/podinfo`): a pod's conditions and phase, read from the serialized pod
-//! and encoded field by field. The same state gives the same bytes, whatever the pod's encoding, so that
-//! comparing bytes shows whether anything changed.
+//! The messages of the service `PodInfo` (`proto/podinfo`): a pod's conditions and phase, read from the
+//! serialized pod and encoded field by field. The same state gives the same bytes, whatever the pod's
+//! encoding, so that comparing bytes shows whether anything changed.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 
 use crate::core_v1;
-use crate::pod::{Pod, Whole};
+use crate::pod::{Pod, RawPod};
 use crate::util::wire::{Field, Value, WireError, fields, fields_in, put_bytes, put_number};
 
 /// Where the kubelet has the pod from: `api`, or for static pods `file` or `http`.
@@ -39,16 +39,16 @@ mod tags {
 mod condition {
     pub(super) const TYPE: u32 = 1;
     pub(super) const STATUS: u32 = 2;
-    pub(super) const PROBED: u32 = 3;
-    pub(super) const CHANGED: u32 = 4;
+    pub(super) const LAST_PROBE: u32 = 3;
+    pub(super) const LAST_TRANSITION: u32 = 4;
     pub(super) const REASON: u32 = 5;
     pub(super) const MESSAGE: u32 = 6;
     pub(super) const GENERATION: u32 = 7;
 }
 
-/// What `PodInfo` contains of one pod.
+/// What the service `PodInfo` has of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Info {
+pub(super) struct PodInfo {
     /// The UID the kubelet has for the pod.
     pub(super) uid: String,
     pub(super) namespace: String,
@@ -69,49 +69,49 @@ struct Origin {
 }
 
 impl Origin {
-    fn put(&mut self, key: &str, value: &str) {
-        let place = match key {
+    fn record(&mut self, key: &str, value: &str) {
+        let field = match key {
             SOURCE => &mut self.source,
             MIRROR => &mut self.mirror,
             _ => return,
         };
-        *place = Some(value.to_owned());
+        *field = Some(value.to_owned());
     }
 }
 
-impl Info {
-    /// Extracts the info from a serialized pod.
+impl PodInfo {
+    /// Reads it from a serialized pod.
     ///
     /// # Errors
     /// If it cannot be parsed, or the pod has no serialized form.
     pub(super) fn of(pod: &Pod) -> Result<Self, String> {
-        match pod.whole.as_deref() {
-            Some(Whole::Protobuf(bytes) | Whole::Outline(bytes, _)) => {
+        match pod.raw.as_deref() {
+            Some(RawPod::Protobuf(bytes) | RawPod::Outline(bytes, _)) => {
                 Self::of_protobuf(bytes).map_err(|error| error.to_string())
             }
-            Some(Whole::Json(bytes)) => Self::of_json(bytes),
-            None => Err("it did not come whole".to_owned()),
+            Some(RawPod::Json(bytes)) => Self::of_json(bytes),
+            None => Err("the source has no full pod".to_owned()),
         }
     }
 
-    /// Extracts the info from a `core/v1` Pod message.
+    /// Reads it from a `core/v1` Pod message.
     pub(super) fn of_protobuf(bytes: &[u8]) -> Result<Self, WireError> {
         let (mut info, mut origin) = (Self::default(), Origin::default());
         for field in fields(bytes) {
             match field? {
                 Field { number: tags::METADATA, value: Value::Bytes(part), .. } => {
-                    info.take_metadata(bytes, part, &mut origin)?;
+                    info.read_metadata(bytes, part, &mut origin)?;
                 }
                 Field { number: tags::STATUS, value: Value::Bytes(part), .. } => {
-                    info.take_status(bytes, part)?;
+                    info.read_status(bytes, part)?;
                 }
                 _ => {}
             }
         }
-        Ok(info.from(origin))
+        Ok(info.with_origin(origin))
     }
 
-    fn take_metadata(
+    fn read_metadata(
         &mut self,
         bytes: &[u8],
         part: Range<usize>,
@@ -123,10 +123,10 @@ impl Info {
                 tags::NAME => self.name = text(bytes, part).into_owned(),
                 tags::NAMESPACE => self.namespace = text(bytes, part).into_owned(),
                 tags::UID => self.uid = text(bytes, part).into_owned(),
-                tags::DELETED => self.deleted = moment(bytes, part)?,
+                tags::DELETED => self.deleted = encode_time(bytes, part)?,
                 tags::ANNOTATIONS => {
                     let (key, value) = entry(bytes, part)?;
-                    origin.put(&key, &value);
+                    origin.record(&key, &value);
                 }
                 _ => {}
             }
@@ -134,12 +134,12 @@ impl Info {
         Ok(())
     }
 
-    fn take_status(&mut self, bytes: &[u8], part: Range<usize>) -> Result<(), WireError> {
+    fn read_status(&mut self, bytes: &[u8], part: Range<usize>) -> Result<(), WireError> {
         for field in fields_in(bytes, part) {
             let Field { number, value: Value::Bytes(part), .. } = field? else { continue };
             match number {
                 tags::PHASE => self.phase = text(bytes, part).into_owned(),
-                tags::CONDITIONS => self.conditions.push(read_condition(bytes, part)?),
+                tags::CONDITIONS => self.conditions.push(encode_condition(bytes, part)?),
                 _ => {}
             }
         }
@@ -151,22 +151,22 @@ impl Info {
             serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let mut origin = Origin::default();
         for (key, value) in metadata.annotations.iter().flatten() {
-            origin.put(key, value);
+            origin.record(key, value);
         }
         let info = Self {
             uid: metadata.uid,
             namespace: metadata.namespace,
             name: metadata.name,
             is_static: false,
-            conditions: status.conditions.iter().flatten().map(JsonCondition::encoded).collect(),
-            deleted: metadata.deletion_timestamp.map(encoded_moment),
+            conditions: status.conditions.iter().flatten().map(JsonCondition::encode).collect(),
+            deleted: metadata.deletion_timestamp.map(encode_timestamp),
             phase: status.phase,
         };
-        Ok(info.from(origin))
+        Ok(info.with_origin(origin))
     }
 
     /// Sets the UID to the kubelet's, which a mirror pod has in an annotation.
-    fn from(mut self, origin: Origin) -> Self {
+    fn with_origin(mut self, origin: Origin) -> Self {
         let Origin { source, mirror } = origin;
         self.is_static = mirror.is_some() || matches!(source.as_deref(), Some("file" | "http"));
         if let Some(uid) = mirror.filter(|uid| !uid.is_empty()) {
@@ -176,14 +176,14 @@ impl Info {
     }
 
     /// Encodes the message.
-    pub(super) fn encoded(&self) -> Vec<u8> {
+    pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = tombstone(&self.uid, &self.namespace, &self.name);
         if self.is_static {
             put_number(&mut out, 4, 1);
         }
         self.conditions.iter().for_each(|condition| put_bytes(&mut out, 5, condition));
-        if let Some(moment) = &self.deleted {
-            put_bytes(&mut out, 6, moment);
+        if let Some(time) = &self.deleted {
+            put_bytes(&mut out, 6, time);
         }
         put_text(&mut out, 7, &self.phase);
         out
@@ -238,7 +238,7 @@ fn entry(bytes: &[u8], part: Range<usize>) -> Result<(Cow<'_, str>, Cow<'_, str>
 
 /// Reads and encodes a timestamp. Go writes an unset one as an empty message, which other languages would
 /// read as 1970.
-fn moment(bytes: &[u8], part: Range<usize>) -> Result<Option<Vec<u8>>, WireError> {
+fn encode_time(bytes: &[u8], part: Range<usize>) -> Result<Option<Vec<u8>>, WireError> {
     if part.is_empty() {
         return Ok(None);
     }
@@ -250,15 +250,15 @@ fn moment(bytes: &[u8], part: Range<usize>) -> Result<Option<Vec<u8>>, WireError
             _ => {}
         }
     }
-    Ok(Some(put_moment(seconds, nanos)))
+    Ok(Some(encode_seconds(seconds, nanos)))
 }
 
-fn encoded_moment(moment: Timestamp) -> Vec<u8> {
+fn encode_timestamp(time: Timestamp) -> Vec<u8> {
     // Protocol buffers encode a negative number with all its 64 bits.
-    put_moment(moment.as_second() as u64, i64::from(moment.subsec_nanosecond()) as u64)
+    encode_seconds(time.as_second() as u64, i64::from(time.subsec_nanosecond()) as u64)
 }
 
-fn put_moment(seconds: u64, nanos: u64) -> Vec<u8> {
+fn encode_seconds(seconds: u64, nanos: u64) -> Vec<u8> {
     let mut out = Vec::new();
     [(tags::SECONDS, seconds), (tags::NANOS, nanos)]
         .into_iter()
@@ -268,7 +268,7 @@ fn put_moment(seconds: u64, nanos: u64) -> Vec<u8> {
 }
 
 /// Encodes a condition: without unset fields, and with unknown fields unchanged.
-fn read_condition(bytes: &[u8], part: Range<usize>) -> Result<Vec<u8>, WireError> {
+fn encode_condition(bytes: &[u8], part: Range<usize>) -> Result<Vec<u8>, WireError> {
     let mut out = Vec::with_capacity(part.len());
     for field in fields_in(bytes, part) {
         let Field { number, record, value } = field?;
@@ -277,9 +277,9 @@ fn read_condition(bytes: &[u8], part: Range<usize>) -> Result<Vec<u8>, WireError
                 condition::TYPE | condition::STATUS | condition::REASON | condition::MESSAGE,
                 Value::Bytes(part),
             ) => put_text(&mut out, number, &text(bytes, part)),
-            (condition::PROBED | condition::CHANGED, Value::Bytes(part)) => {
-                if let Some(moment) = moment(bytes, part)? {
-                    put_bytes(&mut out, number, &moment);
+            (condition::LAST_PROBE | condition::LAST_TRANSITION, Value::Bytes(part)) => {
+                if let Some(time) = encode_time(bytes, part)? {
+                    put_bytes(&mut out, number, &time);
                 }
             }
             (condition::GENERATION, Value::Varint(0)) => {}
@@ -328,17 +328,17 @@ struct JsonCondition {
 }
 
 impl JsonCondition {
-    fn encoded(&self) -> Vec<u8> {
+    fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         let put_time = |out: &mut Vec<u8>, number, time: Option<Timestamp>| {
             if let Some(time) = time {
-                put_bytes(out, number, &encoded_moment(time));
+                put_bytes(out, number, &encode_timestamp(time));
             }
         };
         put_text(&mut out, condition::TYPE, &self.r#type);
         put_text(&mut out, condition::STATUS, &self.status);
-        put_time(&mut out, condition::PROBED, self.last_probe_time);
-        put_time(&mut out, condition::CHANGED, self.last_transition_time);
+        put_time(&mut out, condition::LAST_PROBE, self.last_probe_time);
+        put_time(&mut out, condition::LAST_TRANSITION, self.last_transition_time);
         put_text(&mut out, condition::REASON, &self.reason);
         put_text(&mut out, condition::MESSAGE, &self.message);
         if self.observed_generation != 0 {

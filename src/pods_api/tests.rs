@@ -24,7 +24,7 @@ use super::watchers::{BEHIND, Tally};
 use crate::core_v1::proto as core;
 use crate::grpc::Feed;
 use crate::kubelet::proto::pods::{EventType, ListPodsResponse, WatchPodsEvent};
-use crate::pod::{Pod, PodEvent, Whole};
+use crate::pod::{Pod, PodEvent, RawPod};
 use crate::util::wire::{put_bytes, put_number};
 
 #[derive(Debug, Default)]
@@ -87,8 +87,8 @@ fn pod(uid: &str, annotations: &[(&str, &str)], phase: &str, note: &str) -> Pod 
     }
     put_bytes(&mut message, 1, &metadata);
     put_bytes(&mut message, 3, &status(phase, "True"));
-    let whole = Some(Box::new(Whole::Protobuf(message.into())));
-    Pod { namespace: "ns".into(), name: uid.into(), uid: uid.into(), whole, ..Pod::default() }
+    let whole = Some(Box::new(RawPod::Protobuf(message.into())));
+    Pod { namespace: "ns".into(), name: uid.into(), uid: uid.into(), raw: whole, ..Pod::default() }
 }
 
 fn tell<const N: usize>(store: &mut Store, events: [PodEvent; N]) {
@@ -104,8 +104,8 @@ fn page_pod(uid: &str, annotations: &[(&str, &str)], phase: &str) -> Pod {
         "metadata": {"name": uid, "namespace": "ns", "uid": uid, "annotations": annotations},
         "status": {"phase": phase, "conditions": [{"type": "Ready", "status": "True", "lastProbeTime": null}]},
     });
-    let whole = Some(Box::new(Whole::Json(item.to_string().into())));
-    Pod { namespace: "ns".into(), name: uid.into(), uid: uid.into(), whole, ..Pod::default() }
+    let whole = Some(Box::new(RawPod::Json(item.to_string().into())));
+    Pod { namespace: "ns".into(), name: uid.into(), uid: uid.into(), raw: whole, ..Pod::default() }
 }
 
 fn uid_of_pod(content: &[u8]) -> String {
@@ -313,7 +313,7 @@ impl World {
                 if told && lock(&self.store.pods).has_told() {
                     self.told.remove(&number);
                     // Only namespace, name and UID need be set.
-                    let gone = Pod { whole: None, ..made(number, 0) };
+                    let gone = Pod { raw: None, ..made(number, 0) };
                     self.tell([PodEvent::Gone(gone)]);
                 }
             }
@@ -381,7 +381,7 @@ impl World {
             }
         }
         let told = self.told.iter().map(|(number, version)| {
-            let Some(Whole::Protobuf(bytes)) = made(*number, *version).whole.map(|whole| *whole) else {
+            let Some(RawPod::Protobuf(bytes)) = made(*number, *version).raw.map(|whole| *whole) else {
                 panic!("it is whole")
             };
             (format!("u{number:02}"), bytes)
@@ -580,11 +580,11 @@ fn what_comes_in_one_go_cuts_nobody_off_and_is_bounded() {
 /// Returns a mirror pod as in the API server. Its name is a second field in the message: the last one wins.
 fn mirror(uid: &str, name: &str, of: &str) -> Pod {
     let mut mirror = pod(uid, &[("kubernetes.io/config.mirror", of)], "Running", "");
-    let Some(Whole::Protobuf(bytes)) = mirror.whole.as_deref() else { panic!("it is whole") };
+    let Some(RawPod::Protobuf(bytes)) = mirror.raw.as_deref() else { panic!("it is whole") };
     let (mut metadata, mut message) = (Vec::new(), bytes.to_vec());
     put_bytes(&mut metadata, 1, name.as_bytes());
     put_bytes(&mut message, 1, &metadata);
-    (mirror.name, mirror.whole) = (name.into(), Some(Box::new(Whole::Protobuf(message.into()))));
+    (mirror.name, mirror.raw) = (name.into(), Some(Box::new(RawPod::Protobuf(message.into()))));
     mirror
 }
 
@@ -737,7 +737,7 @@ fn who_cannot_be_served_is_named_and_the_others_are_served() {
     store.take(PodEvent::Listing, now).unwrap();
     store.take(PodEvent::Listed(pod("a", &[], "Running", "")), now).unwrap();
     for (strange, reason) in [
-        (Pod { whole: None, ..pod("b", &[], "Running", "") }, "it did not come as protocol buffers"),
+        (Pod { raw: None, ..pod("b", &[], "Running", "") }, "it did not come as protocol buffers"),
         (page_pod("c", &[], "Running"), "it did not come as protocol buffers"),
         (pod("", &[], "Running", ""), "it has no UID"),
     ] {
@@ -780,8 +780,8 @@ fn conditions_are_read_alike_whatever_the_pod_came_as() {
     put_bytes(&mut status, 2, &condition);
     put_bytes(&mut message, 1, &metadata);
     put_bytes(&mut message, 3, &status);
-    let came = |whole| Pod { whole: Some(Box::new(whole)), ..Pod::default() };
-    let info = Info::of(&came(Whole::Protobuf(message.clone().into()))).unwrap();
+    let came = |whole| Pod { raw: Some(Box::new(whole)), ..Pod::default() };
+    let info = Info::of(&came(RawPod::Protobuf(message.clone().into()))).unwrap();
     let item = json!({
         "metadata": {
             "name": "etcd-worker", "namespace": "kube-system", "uid": "u", "deletionTimestamp": "2023-11-14T22:14:20Z",
@@ -793,7 +793,7 @@ fn conditions_are_read_alike_whatever_the_pod_came_as() {
             "lastTransitionTime": "2023-11-14T22:13:20.5Z", "message": "not yet \u{e9}",
         }]},
     });
-    assert_eq!(info, Info::of(&came(Whole::Json(item.to_string().into()))).unwrap());
+    assert_eq!(info, Info::of(&came(RawPod::Json(item.to_string().into()))).unwrap());
     let shown = PodConditions::decode(&*info.encoded()).unwrap();
     assert!(shown.r#static);
     assert_eq!((&*shown.phase, shown.deletion_timestamp.unwrap().seconds), ("Running", 1_700_000_060));
@@ -808,7 +808,7 @@ fn conditions_are_read_alike_whatever_the_pod_came_as() {
         put_bytes(&mut status, 2, &newer);
         status
     });
-    let encoded = Info::of(&came(Whole::Protobuf(message.into()))).unwrap().encoded();
+    let encoded = Info::of(&came(RawPod::Protobuf(message.into()))).unwrap().encoded();
     assert!(encoded.windows(4).any(|bytes| bytes == [0xa2, 0x06, 1, b'x']));
 }
 
@@ -817,10 +817,10 @@ fn text_that_is_no_utf_8_does_not_spoil_the_list() {
     let mut whole = pod("a", &[], "Running", "");
     let mut status = Vec::new();
     put_bytes(&mut status, 1, b"Run\xffning");
-    let Some(Whole::Protobuf(bytes)) = whole.whole.as_deref() else { panic!("it is whole") };
+    let Some(RawPod::Protobuf(bytes)) = whole.raw.as_deref() else { panic!("it is whole") };
     let mut message = bytes.to_vec();
     put_bytes(&mut message, 3, &status);
-    whole.whole = Some(Box::new(Whole::Protobuf(message.into())));
+    whole.raw = Some(Box::new(RawPod::Protobuf(message.into())));
     let shown = PodConditions::decode(&*Info::of(&whole).unwrap().encoded()).unwrap();
     assert_eq!(shown.phase, "Run\u{fffd}ning");
 }

@@ -50,7 +50,7 @@ fn counts(
     }
     let whole_cpus = container.cpu_milli > 0 && container.cpu_milli.is_multiple_of(1000);
     let huge_pages = || container.requested().any(|(name, _)| is_native(name) && is_huge_pages(name));
-    pod.said_guaranteed && (whole_cpus || container.memory > 0 || huge_pages())
+    pod.qos_guaranteed && (whole_cpus || container.memory > 0 || huge_pages())
 }
 
 /// Returns true if Kubernetes treats the resource as native: no domain, or its own.
@@ -70,7 +70,7 @@ mod tests {
     fn pod(guaranteed: bool, kind: ContainerKind, cpu: u64, memory: u64, others: &[(&str, u64)]) -> Pod {
         let others = others.iter().map(|(name, amount)| ((*name).into(), *amount)).collect();
         let container = Container { kind, cpu_milli: cpu, memory, others, ..Container::default() };
-        Pod { said_guaranteed: guaranteed, containers: Box::new([container]), ..Pod::default() }
+        Pod { qos_guaranteed: guaranteed, containers: Box::new([container]), ..Pod::default() }
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use super::Reservation;
 use super::exclusive::is_huge_pages;
 use super::requirements::{Demand, Requirements};
-use crate::kubelet::{KubeletConfig, ManagerState, PodUsage};
+use crate::kubelet::{KubeletConfig, Checkpoints, PodUsage};
 use crate::machine::{Id, IdSet, Machine};
 use crate::pod::{ContainerKind, Pod};
 use crate::topology::Zone;
@@ -22,7 +22,7 @@ pub struct NodeContext<'a> {
     /// The kubelet's configuration, if known: how it aligns containers.
     pub config: Option<&'a KubeletConfig>,
     /// The kubelet's checkpoints, as far as they can be read.
-    pub checkpoints: Option<&'a ManagerState>,
+    pub checkpoints: Option<&'a Checkpoints>,
     /// Whether `checkpoints` has those of the CPU Manager and the Memory Manager.
     pub has_manager_checkpoints: bool,
 }
@@ -300,7 +300,7 @@ mod tests {
         };
         assert_eq!(of(Some(&strict), None), ["ns/a: example.com/nic 2 in zone 1"]);
         assert_eq!(of(None, None), ["ns/a: example.com/nic 2 in every zone"]);
-        let (unknown, mut known) = (ManagerState::default(), ManagerState::default());
+        let (unknown, mut known) = (Checkpoints::default(), Checkpoints::default());
         known.names.insert("1".to_owned(), Default::default());
         assert_eq!(of(None, Some(&unknown)).len(), 1, "the checkpoint does not have the pod");
         assert!(of(None, Some(&known)).is_empty(), "the topology has it");

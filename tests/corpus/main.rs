@@ -9,7 +9,7 @@ mod targets;
 
 use std::path::Path;
 
-use numacast::core_v1::{decode_pod, pod_json};
+use numacast::core_v1::decode_pod;
 use numacast::pod::Pod;
 
 const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus");

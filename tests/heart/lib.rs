@@ -105,10 +105,10 @@ mod src {
 
         pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, parse_config, parse_configz};
         pub use state::{
-            ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state,
+            Checkpoints, CheckpointPaths, CheckpointReader, parse_cpus, parse_devices, parse_memory, read_checkpoints,
         };
         pub use types::{
-            Allocatable, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage,
+            Allocatable, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, MemoryBlock, INVALID_CPU, PodUsage,
             Usage,
         };
     }
@@ -136,7 +136,7 @@ mod src {
 #[cfg(test)]
 #[path = "../../tests/corpus"]
 mod corpus {
-    use crate::core_v1::{decode_pod, pod_json};
+    use crate::core_v1::decode_pod;
     use crate::pod::Pod;
 
     const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus");

@@ -35,7 +35,8 @@ impl Node {
             std::fs::read(dir.join(name).with_extension(extension)).unwrap()
         };
         let pod: Value = serde_json::from_slice(&file("json")).unwrap();
-        let identity = ["namespace", "name", "uid"].map(|key| pod["metadata"][key].as_str().unwrap().to_owned());
+        let field = |key: &str| pod["metadata"][key].as_str().unwrap().to_owned();
+        let identity = ["namespace", "name", "uid"].map(field);
         self.kubelet.set_encoded(&identity[2], file("pb"));
         identity
     }
@@ -241,7 +242,7 @@ async fn a_watch_may_print_names_only() {
     assert_eq!(names.line().await, format!("ADDED {namespace}/{name}"));
     node.kubelet.set(&pod("a", "5", "Running"));
     assert_eq!(names.line().await, "ADDED default/a");
-    node.kubelet.set(&pod("a", "5", "Succeeded"));
+    node.kubelet.set(&annotated(pod("a", "5", "Running"), "a", "b"));
     node.kubelet.remove(&pod("a", "5", ""));
     assert_eq!(names.line().await, "DELETED default/a");
 }

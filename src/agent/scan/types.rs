@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::kubelet::{Allocatable, Connection, KubeletConfig, ManagerState, Usage};
+use crate::kubelet::{Allocatable, Connection, KubeletConfig, Checkpoints, Usage};
 use crate::machine::Machine;
-use crate::pod::Terminal;
+use crate::pod::TerminalPods;
 use crate::scheduler::Unlisted;
 
 /// What changes slowly: hardware, allocatable and the kubelet's configuration.
@@ -29,14 +29,14 @@ pub struct Scan {
     /// What there is to allocate.
     pub inventory: Arc<Inventory>,
     /// The managers' checkpoints, read right after the List; `None` if they cannot be read.
-    pub state: Option<Arc<ManagerState>>,
+    pub state: Option<Arc<Checkpoints>>,
     /// Problems of the checkpoints, one sentence each.
     pub state_problems: Vec<String>,
     /// Whether the CPU Manager's checkpoint exists, which changes with admissions. The Device Manager's,
     /// which is mounted with the device plugins' sockets, changes with devices only.
     pub files_tell: bool,
     /// Terminated pods (namespace, name), as far as known.
-    pub terminal: Terminal,
+    pub terminal: TerminalPods,
     /// The connection that both came from.
     pub connection: Connection,
     /// How long ago the kubelet created its socket, as far as the clock can be trusted.

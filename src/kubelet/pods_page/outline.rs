@@ -5,7 +5,7 @@ use prost::bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::core_v1::ORIGINS;
+use crate::core_v1::SOURCE_ANNOTATIONS;
 
 /// Maximum size of an outline in bytes: conditions take a few hundred each.
 const LONGEST: usize = 64 << 10;
@@ -48,7 +48,7 @@ struct Status {
 pub(super) fn outline(pod: &[u8]) -> Result<Option<Bytes>, String> {
     let mut outline: Outline = serde_json::from_slice(pod).map_err(|error| error.to_string())?;
     if let Some(annotations) = outline.metadata.annotations.as_object_mut() {
-        annotations.retain(|key, _| ORIGINS.contains(&key.as_str()));
+        annotations.retain(|key, _| SOURCE_ANNOTATIONS.contains(&key.as_str()));
     }
     let outline = serde_json::to_vec(&outline).map_err(|error| error.to_string())?;
     Ok((outline.len() <= LONGEST).then(|| outline.into()))

@@ -3,8 +3,8 @@
 
 use super::outline::outline;
 use crate::one_item::OneItem;
-use crate::pod::texts::{TEXTS, shorten};
-use crate::pod::{Pod, Wanted, Whole};
+use crate::pod::annotation::{MAX_ANNOTATION_BYTES, drop_longest_annotations};
+use crate::pod::{Pod, RawPod, Wanted};
 
 /// An incremental splitter.
 #[derive(Debug, Default)]
@@ -157,10 +157,10 @@ impl Splitter {
 
     /// Adds a pod, and keeps no more annotations than fit.
     fn add(&mut self, pod: Pod) {
-        self.texts += pod.texts();
+        self.texts += pod.annotation_bytes();
         self.pods.push(pod);
-        if self.texts > TEXTS {
-            self.texts = shorten(self.pods.iter_mut());
+        if self.texts > MAX_ANNOTATION_BYTES {
+            self.texts = drop_longest_annotations(self.pods.iter_mut());
         }
     }
 }
@@ -168,8 +168,8 @@ impl Splitter {
 /// Parses a pod.
 fn read(json: &[u8], wanted: &Wanted) -> Result<Pod, String> {
     let mut pod = Pod::from_json(json)?.keeping(wanted);
-    if wanted.wants_whole() {
-        pod.whole = outline(json)?.map(|outline| Box::new(Whole::Json(outline)));
+    if wanted.has_raw() {
+        pod.raw = outline(json)?.map(|outline| Box::new(RawPod::Json(outline)));
     }
     Ok(pod)
 }
@@ -195,15 +195,15 @@ mod tests {
         let mut splitter = Splitter::keeping(Wanted::of(["a"]));
         splitter.push(br#"{"items":[{"metadata":{"name":"small","namespace":"ns","annotations":{"a":"x"}}}"#);
         for number in 0..500 {
-            let annotations = json!({"a": "x".repeat(Annotation::LONGEST)});
+            let annotations = json!({"a": "x".repeat(Annotation::MAX_BYTES)});
             let metadata = json!({"name": number.to_string(), "namespace": "ns", "annotations": annotations});
             splitter.push(format!(",{}", json!({"metadata": metadata})).as_bytes());
         }
         splitter.push(b"]}");
         let pods = splitter.finish().unwrap();
-        let bytes: usize = pods.iter().map(Pod::texts).sum();
-        assert!((TEXTS / 2..=TEXTS).contains(&bytes), "{bytes}");
-        assert_eq!((pods.len(), pods[0].texts()), (501, 1), "the longest go, and no pod");
+        let bytes: usize = pods.iter().map(Pod::annotation_bytes).sum();
+        assert!((MAX_ANNOTATION_BYTES / 2..=MAX_ANNOTATION_BYTES).contains(&bytes), "{bytes}");
+        assert_eq!((pods.len(), pods[0].annotation_bytes()), (501, 1), "the longest go, and no pod");
     }
 
     #[test]
@@ -221,15 +221,15 @@ mod tests {
         let mut long = pod.clone();
         long["status"]["conditions"][0]["message"] = "x".repeat(1 << 20).into();
         let list = json!({"items": [pod, long]}).to_string();
-        for wanted in [Wanted::default().whole(), Wanted::default()] {
+        for wanted in [Wanted::default().with_raw(), Wanted::default()] {
             let mut splitter = Splitter::keeping(wanted.clone());
             list.as_bytes().chunks(1 << 16).for_each(|piece| splitter.push(piece));
             let pods = splitter.finish().unwrap();
-            let whole = |pod: &Pod| match pod.whole.as_deref() {
-                Some(Whole::Json(bytes)) => Some(serde_json::from_slice::<Value>(bytes).unwrap()),
+            let whole = |pod: &Pod| match pod.raw.as_deref() {
+                Some(RawPod::Json(bytes)) => Some(serde_json::from_slice::<Value>(bytes).unwrap()),
                 _ => None,
             };
-            let expected = wanted.wants_whole().then_some(outline.clone());
+            let expected = wanted.has_raw().then_some(outline.clone());
             assert_eq!(pods.iter().map(whole).collect::<Vec<_>>(), [expected, None]);
         }
     }
@@ -261,7 +261,7 @@ mod tests {
     fn a_pod_that_is_too_large_hides_no_other() {
         let pods = one_item::tests::pods();
         let list = format!(r#"{{"kind":"PodList","items":[{}]}}"#, pods.join(","));
-        let mut splitter = Splitter::keeping(Wanted::default().whole());
+        let mut splitter = Splitter::keeping(Wanted::default().with_raw());
         list.as_bytes().chunks(1 << 16).for_each(|piece| splitter.push(piece));
         assert!(splitter.left_out().unwrap().starts_with("ns/too-large: larger than"));
         let pods = splitter.finish().unwrap();

@@ -19,9 +19,9 @@ use super::board::{Board, Listing, Missing, Shared, Watch, lock};
 use super::records::{Content, Limit, Record};
 use super::store::Store;
 use super::watchers::Tally;
-use crate::core_v1::{BUDGET, outline};
+use crate::core_v1::{MAX_RAW_BYTES, outline};
 use crate::kubelet::proto::pods::{EventType, ListPodsResponse, WatchPodsEvent};
-use crate::pod::{Pod, PodEvent, Whole};
+use crate::pod::{Pod, PodEvent, RawPod};
 use crate::util::wire::put_bytes;
 
 #[derive(Debug)]
@@ -44,8 +44,8 @@ fn pod(uid: &str, bytes: usize) -> Pod {
     // An unknown field.
     put_bytes(&mut message, 100, &vec![0; bytes]);
     put_bytes(&mut message, 3, &status);
-    let whole = Some(Box::new(Whole::Protobuf(message.into())));
-    Pod { namespace: "ns".into(), name: uid.into(), uid: uid.into(), whole, ..Pod::default() }
+    let whole = Some(Box::new(RawPod::Protobuf(message.into())));
+    Pod { namespace: "ns".into(), name: uid.into(), uid: uid.into(), raw: whole, ..Pod::default() }
 }
 
 /// Returns the names of all listed pods.
@@ -81,11 +81,11 @@ fn the_largest_pods_are_left_out_and_come_back_when_there_is_room() {
     let mut watch = Watch::new(Arc::clone(&store.pods));
     hear(&mut watch);
     (0..64).for_each(|number| store.take(PodEvent::Is(large(number)), Instant::now()).unwrap());
-    let fits = BUDGET / 1_400_000;
+    let fits = MAX_RAW_BYTES / 1_400_000;
     for round in 0..2 {
         let names = listed(&store.pods);
         assert_eq!(names.len(), fits + 3, "{round}: {names:?}");
-        assert!(lock(&store.pods).list().len() <= BUDGET);
+        assert!(lock(&store.pods).list().len() <= MAX_RAW_BYTES);
         assert_eq!(names.iter().filter(|name| name.starts_with("small")).count(), 3, "{round}");
         assert_eq!(lock(&store.pods).records().left_out(), 64 - fits);
         assert_eq!(lock(&store.infos).records().len(), 67, "PodInfo has all of them");
@@ -120,7 +120,7 @@ fn the_largest_pods_are_left_out_and_come_back_when_there_is_room() {
 #[test]
 fn of_pods_of_one_size_the_later_is_left_out_and_told_of_once() {
     let mut store = Store::new(Arc::new(Nobody), Arc::new(Nobody));
-    let pods = ["b", "a"].map(|uid| pod(uid, BUDGET * 5 / 8));
+    let pods = ["b", "a"].map(|uid| pod(uid, MAX_RAW_BYTES * 5 / 8));
     for _ in 0..2 {
         complete(&mut store, pods.clone());
         assert_eq!(listed(&store.pods), ["b"]);
@@ -135,8 +135,8 @@ fn a_pod_whose_source_left_it_out_is_named_and_in_pod_info() {
     let mut store = Store::new(Arc::new(Nobody), Arc::new(Nobody));
     complete(&mut store, [pod("a", 10)]);
     let mut large = pod("large", 1_000);
-    let Some(Whole::Protobuf(bytes)) = large.whole.as_deref() else { panic!("it is whole") };
-    large.whole = Some(Box::new(Whole::Outline(outline(bytes), bytes.len())));
+    let Some(RawPod::Protobuf(bytes)) = large.raw.as_deref() else { panic!("it is whole") };
+    large.raw = Some(Box::new(RawPod::Outline(outline(bytes), bytes.len())));
     for _ in 0..2 {
         store.take(PodEvent::Is(large.clone()), Instant::now()).unwrap();
         assert_eq!((listed(&store.pods), lock(&store.pods).records().left_out()), (vec!["a".to_owned()], 1));
@@ -153,11 +153,11 @@ fn pod_info_has_a_budget_of_its_own() {
     let mut store = Store::new(Arc::new(Nobody), Arc::new(Nobody));
     store.take_page(PodEvent::Listing, Instant::now()).unwrap();
     for number in 0..5 {
-        let condition = json!({"type": "Ready", "status": "True", "message": "x".repeat(BUDGET / 18)});
+        let condition = json!({"type": "Ready", "status": "True", "message": "x".repeat(MAX_RAW_BYTES / 18)});
         let metadata = json!({"name": "a", "namespace": "ns", "uid": number.to_string()});
         let item = json!({"metadata": metadata, "status": {"conditions": [condition]}});
-        let whole = Some(Box::new(Whole::Json(item.to_string().into())));
-        store.take_page(PodEvent::Listed(Pod { whole, ..pod("a", 0) }), Instant::now()).unwrap();
+        let whole = Some(Box::new(RawPod::Json(item.to_string().into())));
+        store.take_page(PodEvent::Listed(Pod { raw: whole, ..pod("a", 0) }), Instant::now()).unwrap();
     }
     store.take_page(PodEvent::Complete, Instant::now()).unwrap();
     let infos = lock(&store.infos);
@@ -178,7 +178,7 @@ fn what_waits_for_a_watcher_is_bounded_in_bytes() {
         hear(&mut reads);
         most = most.max(lock(&store.pods).waiting_bytes());
     }
-    assert!(most <= BUDGET / 2 + 1_001_000, "{most} bytes");
+    assert!(most <= MAX_RAW_BYTES / 2 + 1_001_000, "{most} bytes");
     let next = Pin::new(&mut silent).poll_next(&mut Context::from_waker(Waker::noop()));
     let Poll::Ready(Some(Err(status))) = next else { panic!("it goes on") };
     assert_eq!(status.code(), Code::ResourceExhausted);
@@ -191,7 +191,7 @@ fn what_waits_for_a_watcher_is_bounded_in_bytes() {
         hear(&mut reads);
         most = most.max(lock(&store.pods).waiting_bytes());
     }
-    assert!((3 * BUDGET / 2..3 * BUDGET / 2 + 1_200_000).contains(&most), "{most} bytes");
+    assert!((3 * MAX_RAW_BYTES / 2..3 * MAX_RAW_BYTES / 2 + 1_200_000).contains(&most), "{most} bytes");
     drop(silent);
 }
 
@@ -292,7 +292,7 @@ proptest! {
 
 #[test]
 fn an_outline_says_who_a_pod_is_and_how_far_it_is() {
-    let Some(Whole::Protobuf(bytes)) = pod("a", 1_000_000).whole.map(|whole| *whole) else { panic!("whole") };
+    let Some(RawPod::Protobuf(bytes)) = pod("a", 1_000_000).raw.map(|whole| *whole) else { panic!("whole") };
     let outline_of = outline(&bytes);
     assert!(outline_of.len() < 50, "{}", outline_of.len());
     let read = crate::core_v1::decode_pod(&outline_of).unwrap();

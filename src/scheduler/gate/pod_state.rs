@@ -134,7 +134,7 @@ impl FingerprintGate {
         let own = entries.iter().filter(|entry| is_current || !self.is_predecessors(pod, entry));
         let own: Vec<&&PodUsage> = own.collect();
         if let Some(entry) = own.iter().find(|entry| input.requirements.are_met(pod, entry)) {
-            let entry = Entry { uid: pod.uid.clone(), allocations: entry.holdings_hash() };
+            let entry = Entry { uid: pod.uid.clone(), allocations: entry.allocations_hash() };
             self.entries.insert(pod.full_name(), entry);
             return self.listed_state(pod, now, verdict);
         }
@@ -183,7 +183,7 @@ impl FingerprintGate {
     /// may be in another zone than those of the new pod.
     fn is_predecessors(&self, pod: &Pod, entry: &PodUsage) -> bool {
         let known = self.entries.get(&pod.full_name());
-        known.is_some_and(|known| known.uid != pod.uid && known.allocations == entry.holdings_hash())
+        known.is_some_and(|known| known.uid != pod.uid && known.allocations == entry.allocations_hash())
     }
 
     /// Returns how long a pod has been waited for so far.

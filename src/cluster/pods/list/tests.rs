@@ -1,7 +1,7 @@
 use super::*;
 use crate::cluster::pods::samples::{FORBIDDEN, enveloped, pod, record};
 use crate::core_v1::read_pod;
-use crate::pod::{Annotation, Phase, Pod, Wanted, Whole};
+use crate::pod::{Annotation, Phase, Pod, RawPod, Wanted};
 
 /// The response of an API server 1.36.3: one pod of two, with `limit=1`.
 const LIST: &[u8] = include_bytes!("../seen/list.pb");
@@ -34,7 +34,7 @@ fn told(answer: &[u8]) -> (Vec<Result<Pod, String>>, Result<String, Odd>) {
     for size in [1, 2, 7, 100] {
         assert_eq!(read(answer, size), (pods.clone(), end.clone()), "in pieces of {size}");
     }
-    (pods.iter().map(|pod| read_pod(pod, &Wanted::of(["k"]).whole())).collect(), end)
+    (pods.iter().map(|pod| read_pod(pod, &Wanted::of(["k"]).with_raw())).collect(), end)
 }
 
 fn odd(answer: &[u8]) -> Odd {
@@ -52,11 +52,11 @@ fn a_list_of_a_real_api_server_is_read() {
     let pod = pods[0].as_ref().unwrap();
     assert_eq!((pod.namespace.as_str(), pod.name.as_str(), pod.phase), ("default", "a", Phase::Pending));
     assert_eq!(pod.uid, "3718d2c4-a0c1-44b0-bffe-06a848b3713e");
-    assert!(pod.guaranteed && pod.said_guaranteed);
+    assert!(pod.guaranteed && pod.qos_guaranteed);
     assert_eq!(pod.annotations, [("k".into(), Annotation::Text("v".into()))].into());
     assert_eq!((pod.containers[0].cpu_milli, pod.containers[0].memory), (1000, 1 << 30));
     // The pod is the whole list, except for what is before it and the end of the envelope.
-    let Some(Whole::Protobuf(whole)) = pod.whole.as_deref() else { panic!("{pod:?}") };
+    let Some(RawPod::Protobuf(whole)) = pod.raw.as_deref() else { panic!("{pod:?}") };
     assert!(LIST[..LIST.len() - 4].ends_with(whole) && whole.starts_with(b"\x0a\xa4\x05\x0a\x01a"));
     assert_eq!(told(EMPTY), (vec![], Ok("234".to_owned())));
 }

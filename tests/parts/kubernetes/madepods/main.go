@@ -1,9 +1,7 @@
-// podjson is what Kubernetes' own types say about pods in protocol buffers and in JSON.
+// madepods makes random pods with Kubernetes' own types and prints a line for each: the message in hex, a tab, and
 //
-//	podjson table             the table that numacast turns the one into the other by
-//	podjson make SEED COUNT   made-up pods, a line each: the message in hex, a tab, the JSON of what it decodes to
-//	podjson rows SEED COUNT   made-up pods, a line each: the message in hex, a tab, the cells of "kubectl get pods -o wide"
-//	podjson json              reads messages in hex, a line each; writes their JSON, or "!" and why there is none
+//	madepods json SEED COUNT   the JSON of what it decodes to
+//	madepods rows SEED COUNT   the cells of "kubectl get pods -o wide"
 package main
 
 import (
@@ -28,16 +26,12 @@ func main() {
 	out := bufio.NewWriter(os.Stdout)
 	defer out.Flush()
 	switch {
-	case len(os.Args) == 2 && os.Args[1] == "table":
-		table(out)
-	case len(os.Args) == 4 && os.Args[1] == "make":
-		makePods(out, number(os.Args[2]), number(os.Args[3]))
+	case len(os.Args) == 4 && os.Args[1] == "json":
+		pods(out, number(os.Args[2]), number(os.Args[3]))
 	case len(os.Args) == 4 && os.Args[1] == "rows":
 		rows(out, number(os.Args[2]), number(os.Args[3]))
-	case len(os.Args) == 2 && os.Args[1] == "json":
-		translate(out)
 	default:
-		log.Fatal("podjson table | make SEED COUNT | rows SEED COUNT | json")
+		log.Fatal("madepods json SEED COUNT | rows SEED COUNT")
 	}
 }
 
@@ -58,25 +52,8 @@ func jsonOf(message []byte) ([]byte, error) {
 	return json.Marshal(&pod)
 }
 
-func translate(out *bufio.Writer) {
-	lines := bufio.NewScanner(os.Stdin)
-	lines.Buffer(nil, 64<<20)
-	for lines.Scan() {
-		message, err := hex.DecodeString(lines.Text())
-		if err != nil {
-			log.Fatal(err)
-		}
-		text, err := jsonOf(message)
-		if err != nil {
-			fmt.Fprintf(out, "!%q\n", err.Error())
-			continue
-		}
-		fmt.Fprintf(out, "%s\n", text)
-	}
-}
-
-// makePods makes pods of every kind: the first has everything in it, the second nothing.
-func makePods(out *bufio.Writer, seed, count int64) {
+// pods makes pods of every kind: the first has everything in it, the second nothing.
+func pods(out *bufio.Writer, seed, count int64) {
 	for index := int64(0); index < count; index++ {
 		random := rand.New(rand.NewSource(seed + index))
 		filler := randfill.New().RandSource(random).Funcs(quantity, moment, intOrString, fields, typeMeta)
