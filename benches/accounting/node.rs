@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use numacast::kubelet::proto::v1;
-use numacast::kubelet::{Allocatable, KubeletConfig, ManagerState, Usage};
+use numacast::kubelet::{Allocatable, KubeletConfig, Checkpoints, Usage};
 use numacast::machine::{Id, Machine, NumaNode};
 use numacast::topology::{Inputs, Rules};
 use prost::Message;
@@ -49,7 +49,7 @@ pub(crate) struct Node {
     pub(crate) machine: Machine,
     pub(crate) allocatable: Allocatable,
     pub(crate) config: KubeletConfig,
-    pub(crate) checkpoints: ManagerState,
+    pub(crate) checkpoints: Checkpoints,
     pub(crate) terminal: BTreeSet<(String, String)>,
     pub(crate) rules: Rules,
     pub(crate) remembered: BTreeSet<String>,
@@ -107,8 +107,8 @@ impl Node {
 
 /// Returns the managers' checkpoints for these pods, as the agent has them from its second scan on: it knows
 /// the pod of each entry.
-fn checkpoints(usage: Usage) -> ManagerState {
-    let mut checkpoints = ManagerState::default();
+fn checkpoints(usage: Usage) -> Checkpoints {
+    let mut checkpoints = Checkpoints::default();
     for pod in usage.pods {
         let uid = format!("uid-of-{}", pod.name);
         checkpoints.names.insert(uid.clone(), (pod.namespace, pod.name));
