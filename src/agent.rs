@@ -37,7 +37,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
 use crate::cluster::{Cluster, ClusterError};
-use crate::kubelet::{PodUsage, Upstream, Usage};
+use crate::kubelet::{PodUsage, SharedClient, Usage};
 use crate::pod::{Pod, PodEvent, PodName, TerminalPods, Wanted};
 use crate::pod_source::{LINGER, PodSource, PodView};
 use crate::scheduler::{self, Contract, Reading, Requirements, Reservation};
@@ -337,7 +337,7 @@ impl Agent {
     }
 
     /// Calls the kubelet through a shared connection from now on.
-    pub fn share(&mut self, kubelet: Upstream) {
+    pub fn share(&mut self, kubelet: SharedClient) {
         self.scanner.share(kubelet);
     }
 
@@ -503,7 +503,7 @@ impl Agent {
             },
             Ok(()) = self.new_rules.changed() => ("configuration", Depth::Usage),
             () = self.scanner.configured() => ("configuration", Depth::Everything),
-            Ok(()) = self.standing.changed() => ("standing", Depth::Usage),
+            Ok(()) = self.standing.changed() => ("live_object", Depth::Usage),
             () = sleep_until(next.at) => ("poll", next.depth),
         };
         self.metrics.triggered(trigger);
@@ -617,9 +617,9 @@ impl Agent {
             };
             let earlier = |old: &&PodUsage| old.name == pod.name && old.namespace == pod.namespace;
             let reused = match self.previous.pods.iter().find(earlier) {
-                Some(old) => pod.holds_more_than(old) && self.previous_terminal.get(&name) == Some(uid),
+                Some(old) => pod.has_gained_since(old) && self.previous_terminal.get(&name) == Some(uid),
                 // It was not listed before. A live pod source knows which pods have terminated.
-                None => !self.view.follows && pod.holds_anything(),
+                None => !self.view.follows && pod.has_allocations(),
             };
             if reused {
                 self.returned.insert(name, (uid.clone(), now));
@@ -681,7 +681,7 @@ impl Agent {
 
     /// Returns why the topology from a recently started kubelet is not accepted yet.
     fn doubt_promise(&mut self, usage: &Usage, topology: &Topology, now: Instant) -> Option<String> {
-        let bound = self.settings.settle * if usage.holds_anything() { 1 } else { PATIENCE };
+        let bound = self.settings.settle * if usage.has_allocations() { 1 } else { PATIENCE };
         let wait_for_source =
             !self.settings.pods.order.is_empty() && now.duration_since(self.started) < AT_ONCE;
         let (pods, view) = (&self.accord.pods, &self.view);
@@ -734,7 +734,7 @@ impl Agent {
             self.lingering = 0;
             // A live pod source reports bound and deleted pods. Without one, only a scan finds what was
             // released, and what was allocated if the checkpoints cannot be watched.
-            if self.view.follows || scan.files_tell && !scan.usage.holds_anything() {
+            if self.view.follows || scan.files_tell && !scan.usage.has_allocations() {
                 return everything;
             }
             jittered(self.pace.wait(now))
@@ -750,7 +750,7 @@ impl Agent {
         let gone = |pod: &&PodUsage| {
             self.view.gone.get(&pod.full_name()).is_some_and(|at| now.duration_since(*at) < LINGER)
         };
-        !self.view.gone.is_empty() && usage.pods.iter().filter(gone).any(PodUsage::holds_anything)
+        !self.view.gone.is_empty() && usage.pods.iter().filter(gone).any(PodUsage::has_allocations)
     }
 
     /// Carries over the content of the live object once that is known. Returns whether it is.
