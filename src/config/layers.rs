@@ -290,8 +290,9 @@ fn try_value(key: &str, value: &Value, origin: &Origin) -> Result<(), ConfigErro
     })
 }
 
-/// Names in NFD and RTE, and what is set by a flag only.
-const ALIASES: [(&str, &str); 13] = [
+/// Names in NFD, RTE and the scheduler plugin, and what is set by a flag only.
+const ALIASES: [(&str, &str); 14] = [
+    ("cache", "consumer"),
     ("nodename", "--node-name"),
     ("kubeconfig", "--kubeconfig"),
     ("dryrun", "--dry-run"),

@@ -43,7 +43,7 @@ pub struct Proxy {
     /// `kubelet`.
     ///
     /// Invalid annotations do not count, or anybody who creates a pod could block all clients: their devices are left out
-    /// and counted (`numacast_proxy_annotation_problems`).
+    /// and counted (`numacast_proxy_annotation_errors`).
     pub fail_closed: bool,
     /// Count merged devices in the agent's own zones, with the healthy devices of Koordinator's Device as allocatable, and
     /// with `cpus` in `proxy.annotations.koordinator` the CPUs and memory as well.

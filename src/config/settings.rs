@@ -105,7 +105,7 @@ impl Config {
             host_root: root,
             proc,
             node: self.node_name.clone(),
-            mounts: Mounts::now(),
+            mounts: Mounts::read(),
         };
         ConfigSources {
             source: kubelet.source,

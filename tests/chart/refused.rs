@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use crate::helm::{Helm, chart};
 
 /// Rejected settings, with a part of the error.
-const BY_THE_SCHEMA: [(&str, &str); 40] = [
+const BY_THE_SCHEMA: [(&str, &str); 43] = [
     ("agent=null", "missing property 'agent'"),
     ("fullnameOverride=1st", "at '/fullnameOverride'"),
     ("agnet.enabled=true", "additional properties 'agnet' not allowed"),
@@ -35,7 +35,10 @@ const BY_THE_SCHEMA: [(&str, &str); 40] = [
     ("config.publish.events=1", "at '/config/publish/events': got number, want boolean"),
     ("config.fingerprint.view=sheduler", "at '/config/fingerprint/view': value must be one of"),
     ("config.consumer=volcano", "at '/config/consumer': value must be one of"),
-    ("config.cache=passthrough", "at '/config/cache'"),
+    ("config.cache=direct", "at '/config': additional properties 'cache' not allowed"),
+    ("config.nodeName=worker", "at '/config': additional properties 'nodeName' not allowed"),
+    ("config.proxy.annotations.koordinator={gpus}", "at '/config/proxy/annotations/koordinator/0'"),
+    ("config.metrics.tls.certFile=/c", "at '/config/metrics/tls'"),
     ("config.metrics.address=localhost", "at '/config/metrics/address'"),
     ("controller.config.log.level=loud", "at '/controller/config/log/level': value must be one of"),
     ("controller.replicas=two", "at '/controller/replicas': got string, want integer"),
@@ -55,11 +58,7 @@ const BY_THE_SCHEMA: [(&str, &str); 40] = [
 ];
 
 /// Settings that the schema cannot reject but the templates do.
-const BY_THE_TEMPLATES: [(&str, &str); 35] = [
-    (
-        "controller.config.controller.namespace=a",
-        "controller.config.controller.namespace: it is the release's",
-    ),
+const BY_THE_TEMPLATES: [(&str, &str); 31] = [
     (
         "controller.config.controller.lease=",
         "controller.config.controller.lease: without a Lease nobody elects",
@@ -71,14 +70,13 @@ const BY_THE_TEMPLATES: [(&str, &str); 35] = [
     ("serviceAccount.purge.name=numacast-agent", "serviceAccount.purge.name: the agents have that account"),
     ("rbac.create=false", "purge.enabled: with rbac.create: false the hook's account has no rights"),
     ("metricsTls.secretName=a,config.health.address=:9742", "config.health.address: health is plain HTTP"),
-    ("config.controller.dryRun=true", "config.controller: the agents read nothing of it"),
+    ("config.controller.nudge=off", "config.controller: the agents read nothing of it"),
     ("controller.config.scan.poll=2s", "controller.config.scan: the controller reads nothing of it"),
-    ("config.nodeName=worker", "config.nodeName: every agent has a name of its own"),
     ("config.host.root=/mnt", "config.host: the chart mounts the host's files"),
     ("config.kubelet.dir=/data", "config.kubelet.dir: set kubelet.dir instead"),
     (
-        "config.kubelet.devicePlugins=/data",
-        "config.kubelet.devicePlugins: set kubelet.devicePluginsDir instead",
+        "config.kubelet.devicePluginsDir=/data",
+        "config.kubelet.devicePluginsDir: set kubelet.devicePluginsDir instead",
     ),
     (
         "config.proxy.enabled=true,config.proxy.dir=run/numacast",
@@ -108,11 +106,6 @@ const BY_THE_TEMPLATES: [(&str, &str); 35] = [
     ),
     ("config.podsApi.enabled=true,config.podsApi.dir=/dev/shm", "config.podsApi.dir: /dev/shm is in /dev"),
     ("config.proxy.enabled=true,config.proxy.dir=/usr/lib", "config.proxy.dir: /usr/lib is in /usr"),
-    ("config.proxy.enabled=true,config.proxy.group=7", "config.proxy.mode: 0755 lets no group connect"),
-    (
-        "config.podsApi.enabled=true,config.podsApi.group=7,config.podsApi.mode=0700",
-        "config.podsApi.mode: 0700 lets no group connect, so config.podsApi.group would have no effect",
-    ),
     (
         "config.podsApi.enabled=true,config.podsApi.dir=/run/numacast/pod-resources,config.proxy.enabled=true",
         "is that of another socket, or holds it, or is in it (config.podsApi.dir: /run/numacast/pod-resources)",
@@ -123,7 +116,7 @@ const BY_THE_TEMPLATES: [(&str, &str); 35] = [
     ),
     ("config.kubelet.config.source=file", "no file is mounted; set kubelet.configFile"),
     (
-        "config.kubelet.config.topologyManagerPolicyOptions.max-allowable-numa-nodes=four",
+        "config.kubelet.config.overrides.topologyManagerPolicyOptions.max-allowable-numa-nodes=four",
         "max-allowable-numa-nodes: four: kubelets take numbers from 8 on",
     ),
     (

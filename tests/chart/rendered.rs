@@ -207,7 +207,7 @@ fn the_agent_sees_of_the_host_what_its_configuration_needs() -> Result<()> {
         ("config.consumer=none,config.pods.source=auto,config.publish.reserve=true", usual(&[])),
         ("config.consumer=kai,config.pods.source=auto", usual(&[])),
         ("config.consumer=kai,config.pods.source=auto,config.publish.reserve=false", usual(&[pods_api])),
-        ("config.cache=direct,config.pods.source=auto", usual(&[])),
+        ("config.consumer=schedulerPluginsDirect,config.pods.source=auto", usual(&[])),
         ("config.pods.source=podsApi,config.fingerprint.view=none", usual(&[pods_api])),
         ("config.pods.source=none,config.fingerprint.view=none", usual(&[])),
         ("kubelet.configFile=/etc/kubelet.yaml", usual(&["/etc/kubelet.yaml"])),
@@ -351,12 +351,12 @@ fn a_default_can_be_taken_away() -> Result<()> {
 #[test]
 fn the_hook_uninstalls_whatever_the_controller_was_told() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
-    let values = "controller.config.controller.dryRun=true,controller.config.controller.daemonSet=";
+    let values = "controller.extraArgs[0]=--dry-run,controller.config.controller.daemonSet=";
     let values = format!("{values},metricsTls.secretName=a,controller.enabled=false");
     let objects = helm.render(&["--set", &values])?;
     let pod = &objects.one("Job", "numacast-purge")?["spec"]["template"]["spec"];
     let arguments: Vec<&str> = crate::helm::words(&pod["containers"][0]["args"]).collect();
-    let right = ["--set=controller.dryRun=false", "--set=controller.daemonSet=numacast-agent"];
+    let right = ["/etc/numacast/config.yaml", "--set=controller.daemonSet=numacast-agent"];
     ensure!(arguments.ends_with(&right), "{arguments:?}");
     // It has to start even if the Secret is already deleted.
     ensure!(crate::helm::items(&pod["volumes"]).count() == 2, "{}", pod["volumes"]);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use numacast::config::{Endpoint, Layers, PodsApiSource};
+use numacast::config::{Endpoint, Layers, PodsApiSource, TlsFiles};
 use serde_json::{Value, json};
 
 use crate::helm::{Objects, items, name_of, words};
@@ -215,29 +215,28 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
             .filter_map(|mount| mount["mountPath"].as_str())
             .collect();
         let is_mounted = |path: &Path| mounts.iter().any(|mount| path.starts_with(mount));
-        let tls =
-            [&config.metrics.tls.cert_file, &config.metrics.tls.key_file, &config.metrics.tls.client_ca_file];
-        let files = tls.into_iter().chain([&config.kubelet.config.file, &config.kubelet.config.dir]);
+        let paths = config.paths();
+        let tls = config.metrics.tls.into_iter().flat_map(|TlsFiles { cert_file, key_file, client_ca_file }| {
+            [Some(cert_file), Some(key_file), client_ca_file]
+        });
+        let files = tls.chain([config.kubelet.config.file, config.kubelet.config.dir]);
         for file in files.flatten() {
-            ensure!(is_mounted(file), "{name}: {} is not mounted", file.display());
+            ensure!(is_mounted(&file), "{name}: {} is not mounted", file.display());
         }
         if name.ends_with("-agent") {
-            let sys = config.host.sys.context("no sysfs")?;
-            let (cpus, pages) = (sys.join("devices/system/cpu"), sys.join("kernel/mm/hugepages"));
-            for path in [&cpus, &pages, &config.kubelet.socket.context("no socket")?] {
+            let (cpus, pages) = (paths.sys.join("devices/system/cpu"), paths.sys.join("kernel/mm/hugepages"));
+            for path in [&cpus, &pages, &paths.socket] {
                 ensure!(is_mounted(path), "{name}: {} is not mounted", path.display());
             }
-            let dir = config.proxy.dir.context("no directory of the proxy")?;
-            let devices = sys.join("bus/pci/devices");
-            for path in [&dir, &devices] {
+            let devices = paths.sys.join("bus/pci/devices");
+            for path in [&paths.proxy_dir, &devices] {
                 ensure!(is_mounted(path) == config.proxy.enabled, "{name}: {}", path.display());
             }
-            let served = config.pods_api.dir.context("no directory of the Pods API")?;
-            ensure!(is_mounted(&served) == config.pods_api.enabled, "{name}: {}", served.display());
-            let kubelets = config.kubelet.pods_socket.context("no socket of the kubelet's Pods API")?;
+            let served = &paths.pods_api_dir;
+            ensure!(is_mounted(served) == config.pods_api.enabled, "{name}: {}", served.display());
             let asks = [PodsApiSource::Auto, PodsApiSource::PodsApi].contains(&config.pods_api.source);
             ensure!(
-                is_mounted(&kubelets) || !(config.pods_api.enabled && asks),
+                is_mounted(&paths.pods_socket) || !(config.pods_api.enabled && asks),
                 "{name}: nobody can be asked"
             );
             let groups = &pod["spec"]["securityContext"]["supplementalGroups"];

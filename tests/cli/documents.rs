@@ -125,12 +125,11 @@ impl Names {
         Self { schema, values: serde_json::from_str(&read("charts/numacast/values.schema.json")).unwrap() }
     }
 
-    /// Returns true if the first word is one of our keys. A key with alternatives such as `cache` has no keys
-    /// below it, unlike the plugin's.
+    /// Returns true if the first word is one of our keys.
     fn may_be(&self, key: &str) -> bool {
         let first = key.split('.').next().unwrap();
         let schemas = [&self.schema, &self.values].map(|schema| &schema["properties"][first]);
-        schemas.iter().any(|schema| schema.is_object() && schema.get("anyOf").is_none())
+        schemas.iter().any(|schema| schema.is_object())
     }
 
     fn is_key(&self, key: &str) -> bool {
@@ -144,9 +143,13 @@ impl Names {
 
 /// Returns true if the key is defined in a JSON Schema, or is below one that allows arbitrary keys.
 fn in_schema(root: &Value, key: &str) -> bool {
-    let resolved = |schema: &Value| match schema["$ref"].as_str().and_then(|path| path.strip_prefix('#')) {
-        Some(path) => root.pointer(path).cloned().unwrap_or_default(),
-        None => schema.clone(),
+    let resolved = |schema: &Value| {
+        let alternatives = schema["anyOf"].as_array().into_iter().flatten();
+        let schema = alternatives.chain([schema]).find(|one| one["type"] == "object").unwrap_or(schema);
+        match schema["$ref"].as_str().and_then(|path| path.strip_prefix('#')) {
+            Some(path) => root.pointer(path).cloned().unwrap_or_default(),
+            None => schema.clone(),
+        }
     };
     let mut at = root.clone();
     for name in key.split('.') {

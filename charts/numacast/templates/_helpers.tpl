@@ -75,24 +75,17 @@ annotations:
 /host
 {{- end }}
 
-{{/* "true" if the scheduler plugin reads the objects into its overreserving cache. */}}
-{{- define "numacast.overReserves" -}}
-{{- $config := include "numacast.agentConfig" . | fromYaml }}
-{{- if and (eq ($config.consumer | default "schedulerPlugins") "schedulerPlugins") (eq ($config.cache | default "overReserve") "overReserve") }}true{{ end }}
+{{/* Who reads the objects. */}}
+{{- define "numacast.consumer" -}}
+{{- (include "numacast.agentConfig" . | fromYaml).consumer | default "schedulerPlugins" }}
 {{- end }}
 
-{{/* "true" if the agents publish the NUMA node of each container: publish.placement, or its default for the consumer. */}}
-{{- define "numacast.placement" -}}
-{{- $placement := dig "publish" "placement" nil (include "numacast.agentConfig" . | fromYaml) }}
-{{- if kindIs "invalid" $placement }}{{ include "numacast.overReserves" . }}{{ else if $placement }}true{{ end }}
-{{- end }}
-
-{{/* The agent's pod sources, as a YAML list: the defaults for `consumer` and `cache` in its configuration, unless their own
-     keys are set. */}}
-{{- define "numacast.podTellers" -}}
+{{/* The agent's pod sources, as a YAML list: the defaults for the consumer, unless their own keys are set. */}}
+{{- define "numacast.podSources" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
-{{- $direct := or (eq ($config.consumer | default "schedulerPlugins") "kai") (eq ($config.cache | default "overReserve") "direct") }}
-{{- $ofConsumer := ternary "scheduler" "none" (eq (include "numacast.overReserves" .) "true") }}
+{{- $consumer := include "numacast.consumer" . }}
+{{- $direct := has $consumer (list "kai" "schedulerPluginsDirect") }}
+{{- $ofConsumer := ternary "scheduler" "none" (eq $consumer "schedulerPlugins") }}
 {{- $view := dig "fingerprint" "view" nil $config | default $ofConsumer }}
 {{- $reserve := dig "publish" "reserve" nil $config }}
 {{- if kindIs "invalid" $reserve }}{{ $reserve = $direct }}{{ end }}
@@ -111,13 +104,13 @@ annotations:
 {{/* "true" if the kubelet's Pods API may be a source of pods. */}}
 {{- define "numacast.usesPodsApi" -}}
 {{- $served := include "numacast.podsApiSource" . }}
-{{- if or (has "podsApi" (include "numacast.podTellers" . | fromYamlArray)) (has $served (list "auto" "podsApi")) }}true{{ end }}
+{{- if or (has "podsApi" (include "numacast.podSources" . | fromYamlArray)) (has $served (list "auto" "podsApi")) }}true{{ end }}
 {{- end }}
 
 {{/* "true" if the agent reads from the kubelet's HTTPS port: the kubelet's configuration, or its pods. */}}
 {{- define "numacast.asksKubelet" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
-{{- $pods := has "kubelet" (include "numacast.podTellers" . | fromYamlArray) }}
+{{- $pods := has "kubelet" (include "numacast.podSources" . | fromYamlArray) }}
 {{- $served := eq (include "numacast.podsApiSource" .) "kubelet" }}
 {{- if or $pods $served (has (dig "kubelet" "config" "source" "auto" $config) (list "auto" "configz")) }}true{{ end }}
 {{- end }}
@@ -133,8 +126,8 @@ annotations:
 {{- if dig "podsApi" "enabled" false $config }}{{ dig "podsApi" "source" "auto" $config }}{{ else }}none{{ end }}
 {{- end }}
 
-{{/* The agent's sockets on the host, as a YAML list of {key, volume, dir, mode, group, socket}. A directory has the same
-     path on the host and in the agent's container. */}}
+{{/* The agent's sockets on the host, as a YAML list of {key, volume, dir, group, socket}. A directory has the same
+     path on the host and in the agent's container. The agent derives the socket's mode from its group. */}}
 {{- define "numacast.served" -}}
 {{- $config := .Values.config | default dict }}
 {{- $served := list }}
@@ -143,7 +136,7 @@ annotations:
 {{- range list $proxy $podsApi }}
 {{- $of := get $config .key | default dict }}
 {{- if $of.enabled }}
-{{- $served = append $served (merge (dict "dir" ($of.dir | default .dir) "mode" ($of.mode | default "0755") "group" $of.group) .) }}
+{{- $served = append $served (merge (dict "dir" ($of.dir | default .dir) "group" $of.group) .) }}
 {{- end }}
 {{- end }}
 {{- toYaml $served }}
@@ -205,7 +198,7 @@ metrics:
 {{- $_ := set $own "host" (dict "root" $root "proc" "/proc") }}
 {{- $_ := set $own "kubelet" (dict "dir" (printf "%s%s" $root .Values.kubelet.dir) "config" $kubelet) }}
 {{- with .Values.kubelet.devicePluginsDir }}
-{{- $_ := set $own.kubelet "devicePlugins" (printf "%s%s" $root .) }}
+{{- $_ := set $own.kubelet "devicePluginsDir" (printf "%s%s" $root .) }}
 {{- end }}
 {{- range include "numacast.served" . | fromYamlArray }}
 {{- $_ := set $own .key (dict "dir" .dir) }}
@@ -219,14 +212,13 @@ metrics:
 {{- define "numacast.controllerConfig" -}}
 {{- $fullname := include "numacast.fullname" . }}
 {{- $own := include "numacast.endpoints" . | fromYaml }}
-{{- $_ := set $own "controller" (dict "namespace" .Release.Namespace "daemonSet" (printf "%s-agent" $fullname) "lease" (printf "%s-controller" $fullname)) }}
+{{- $_ := set $own "controller" (dict "daemonSet" (printf "%s-agent" $fullname) "lease" (printf "%s-controller" $fullname)) }}
 {{- with dig "publish" "apiVersion" "" (.Values.config | default dict) }}
 {{- /* The controller reads the objects in the version in which the agents write them. */}}
 {{- $_ := set $own "publish" (dict "apiVersion" .) }}
 {{- end }}
 {{- /* Nudges are of no use to consumers without the overreserving cache. */}}
-{{- $agents := .Values.config | default dict }}
-{{- if or (has (dig "consumer" "schedulerPlugins" $agents) (list "kai" "none")) (eq (dig "cache" "overReserve" $agents) "direct") }}
+{{- if ne (dig "consumer" "schedulerPlugins" (.Values.config | default dict)) "schedulerPlugins" }}
 {{- $_ := set $own.controller "nudge" "off" }}
 {{- end }}
 {{- $config := mergeOverwrite $own (deepCopy (.Values.controller.config | default dict)) }}
@@ -437,9 +429,6 @@ securityContext:
 {{- fail (printf "controller.config.%s: the controller reads nothing of it; log, metrics, health, publish and controller it does" $key) }}
 {{- end }}
 {{- end }}
-{{- if dig "controller" "namespace" "" $controller }}
-{{- fail "controller.config.controller.namespace: it is the release's; leave it out" }}
-{{- end }}
 {{- if and (not (dig "controller" "lease" "a lease" $controller)) (gt (int .Values.controller.replicas) 1) }}
 {{- fail "controller.config.controller.lease: without a Lease nobody elects a leader; set controller.replicas to 1" }}
 {{- end }}
@@ -452,13 +441,10 @@ securityContext:
 {{- if and .Values.purge.enabled (not .Values.rbac.create) .Values.serviceAccount.purge.create }}
 {{- fail "purge.enabled: with rbac.create: false the hook's account has no rights, and no uninstall would end; set purge.enabled to false, or name an account that has them (serviceAccount.purge.create: false)" }}
 {{- end }}
-{{- if dig "nodeName" "" $config }}
-{{- fail "config.nodeName: every agent has a name of its own, that of its node; leave it out" }}
-{{- end }}
 {{- if $config.host }}
 {{- fail "config.host: the chart mounts the host's files and says where they are; leave it out" }}
 {{- end }}
-{{- range $key, $value := dict "dir" "kubelet.dir" "devicePlugins" "kubelet.devicePluginsDir" }}
+{{- range $key, $value := dict "dir" "kubelet.dir" "devicePluginsDir" "kubelet.devicePluginsDir" }}
 {{- if dig "kubelet" $key "" $config }}
 {{- fail (printf "config.kubelet.%s: set %s instead, which moves the mount as well" $key $value) }}
 {{- end }}
@@ -467,16 +453,16 @@ securityContext:
 {{- include "numacast.refuseServed" (dict "root" $root "served" .) }}
 {{- end }}
 {{- $kubelet := dig "kubelet" "config" (dict) $config }}
-{{- $most := dig "topologyManagerPolicyOptions" "max-allowable-numa-nodes" "8" $kubelet | toString }}
+{{- $most := dig "overrides" "topologyManagerPolicyOptions" "max-allowable-numa-nodes" "8" $kubelet | toString }}
 {{- if not (regexMatch "^([89]|[1-9][0-9]{1,5})$" $most) }}
-{{- fail (printf "config.kubelet.config.topologyManagerPolicyOptions.max-allowable-numa-nodes: %s: kubelets take numbers from 8 on, and admissionPolicy refuses others" $most) }}
+{{- fail (printf "config.kubelet.config.overrides.topologyManagerPolicyOptions.max-allowable-numa-nodes: %s: kubelets take numbers from 8 on, and admissionPolicy refuses others" $most) }}
 {{- end }}
 {{- if and (eq (dig "source" "" $kubelet) "file") (not .Values.kubelet.configFile) (not .Values.kubelet.mountDir) (not (dig "file" "" $kubelet)) }}
 {{- fail "config.kubelet.config.source: file: no file is mounted; set kubelet.configFile to the kubelet's configuration file" }}
 {{- end }}
 {{- end }}
 
-{{/* Fails if a socket has no directory of its own, since the agent can write there, or if its mode excludes its group.
+{{/* Fails if a socket has no directory of its own, since the agent can write there.
      Takes (dict "root" $ "served" (one of numacast.served)). */}}
 {{- define "numacast.refuseServed" -}}
 {{- $dir := .served.dir }}
@@ -497,9 +483,6 @@ securityContext:
 {{- if and (ne .key $.served.key) (or (include "numacast.below" (list $dir .dir)) (include "numacast.below" (list .dir $dir))) }}
 {{- fail (printf "%s: %s is that of another socket, or holds it, or is in it (config.%s.dir: %s); each needs a directory of its own" $key $dir .key .dir) }}
 {{- end }}
-{{- end }}
-{{- if and (not (kindIs "invalid" .served.group)) (not (regexMatch "^0?[0-7][2367][0-7]$" .served.mode)) }}
-{{- fail (printf "config.%s.mode: %s lets no group connect, so config.%s.group would have no effect; write \"0660\"" .served.key .served.mode .served.key) }}
 {{- end }}
 {{- range list "/sys" "/proc" "/dev" "/etc" "/boot" "/usr" "/bin" "/sbin" "/lib" "/lib64" "/root" }}
 {{- if include "numacast.below" (list $dir .) }}
