@@ -37,7 +37,7 @@ pub(crate) type Target = fn(&[u8]);
 pub(crate) const TARGETS: [(&str, Target); 12] = [
     ("sysfs", sysfs),
     ("podresources", podresources),
-    ("state", state),
+    ("checkpoints", checkpoints),
     ("kubelet_config", kubelet_config),
     ("config", config),
     ("recording", recording),
@@ -118,25 +118,29 @@ pub(crate) fn podresources(data: &[u8]) {
 
 /// The managers' checkpoints, separated by a line `---`: CPUs, memory, devices. Every second pod in them is
 /// listed with its containers from the checkpoints, except the first of several.
-pub(crate) fn state(data: &[u8]) {
+pub(crate) fn checkpoints(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    let mut state = Checkpoints::default();
-    let parsers = [kubelet::parse_cpu_checkpoint, kubelet::parse_memory_checkpoint, kubelet::parse_device_checkpoint];
+    let mut checkpoints = Checkpoints::default();
+    let parsers = [
+        kubelet::parse_cpu_checkpoint,
+        kubelet::parse_memory_checkpoint,
+        kubelet::parse_device_checkpoint,
+    ];
     for (parse, text) in parsers.iter().zip(text.split("\n---\n")) {
-        let before = state.clone();
-        if let Err(problem) = parse(text.as_bytes(), &mut state) {
-            assert!(!problem.is_empty());
-            assert_eq!(state, before, "what makes no sense changes nothing");
+        let before = checkpoints.clone();
+        if let Err(error) = parse(text.as_bytes(), &mut checkpoints) {
+            assert!(!error.is_empty());
+            assert_eq!(checkpoints, before, "invalid text changes nothing");
         }
     }
-    assert_eq!(state, round_trip(&state));
+    assert_eq!(checkpoints, round_trip(&checkpoints));
     let listed = |(name, containers): (&String, &Vec<ContainerUsage>)| PodUsage {
         name: name.clone(),
         containers: containers.iter().skip(usize::from(containers.len() > 1)).cloned().collect(),
         ..PodUsage::default()
     };
-    let pods = state.pods.iter().step_by(2).map(listed).collect();
-    let mut node = Node { usage: Usage { pods }, checkpoints: Some(state), ..Node::default() };
+    let pods = checkpoints.pods.iter().step_by(2).map(listed).collect();
+    let mut node = Node { usage: Usage { pods }, checkpoints: Some(checkpoints), ..Node::default() };
     node.allocatable.cpus = (0..8).collect();
     let account = node.account();
     check(&account);
@@ -232,10 +236,10 @@ pub(crate) fn pod_bytes(data: &[u8]) {
 /// input, independent of the pieces, and acceptable itself.
 pub(crate) fn grpc_frames(data: &[u8]) {
     let Some((chunk, sent)) = data.split_first() else { return };
-    let given = grpc::made_acceptable(sent, usize::MAX);
+    let given = grpc::filter_client_bytes(sent, usize::MAX);
     assert_eq!(given.len(), sent.len());
-    assert_eq!(grpc::made_acceptable(sent, usize::from(*chunk)), given, "in whatever pieces it comes");
-    assert_eq!(grpc::made_acceptable(&given, usize::MAX), given, "it is acceptable now");
+    assert_eq!(grpc::filter_client_bytes(sent, usize::from(*chunk)), given, "independent of the pieces");
+    assert_eq!(grpc::filter_client_bytes(&given, usize::MAX), given, "filtering twice changes nothing");
 }
 
 /// The API server's pod responses in protocol buffers: a size for the pieces they arrive in, then a list, an

@@ -4,30 +4,36 @@
 //! module only servers (the proxy, the Pods API, the simulation) use [`proto`].
 
 mod address;
-mod answers;
-mod ask;
 mod belief;
+mod checkpoints;
 mod client;
+mod client_error;
 mod config;
+mod connector;
 mod https;
 mod metrics;
 mod pods_api;
 mod pods_page;
 pub mod proto;
-mod state;
+mod request;
+mod responses;
+mod shared;
 mod types;
-mod upstream;
 
 pub use address::Address;
-pub use ask::{Ask, Refusal, allocatable_of, usage_of};
-pub use client::{Api, Client, ClientError};
+pub use checkpoints::{
+    CheckpointPaths, CheckpointReader, Checkpoints, parse_cpu_checkpoint, parse_device_checkpoint,
+    parse_memory_checkpoint, read_checkpoints,
+};
+pub use client::{Api, Client};
+pub use client_error::ClientError;
 pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, parse_config, parse_configz};
-pub use https::{Https, HttpsError, PORT, Target};
+pub use https::{HTTPS_PORT, HttpsClient, HttpsError, HttpsTarget};
 pub(crate) use metrics::RequestMetrics;
 pub use pods_api::{PodsClient, PodsError, PodsFollow, follow_pods};
 pub use pods_page::{poll_pods, split_pods};
-pub use state::{ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state};
+pub use request::{Request, RequestError, decode_allocatable, decode_list};
+pub use shared::{Caller, FinishedCall, Observer, SharedClient, SharedResponse};
 pub use types::{
-    Allocatable, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage, Usage,
+    Allocatable, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, INVALID_CPU, MemoryBlock, PodUsage, Usage,
 };
-pub use upstream::{Asker, Ended, Flight, Observer, Upstream};

@@ -2,6 +2,7 @@
 
 pub(crate) mod backoff;
 pub(crate) mod error_chain;
+pub mod file;
 pub mod glob;
 pub mod json_path;
 pub(crate) mod log_once;

@@ -18,9 +18,9 @@ use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
 use tracing::warn;
 
-use super::ask::Raw;
-use super::client::{Identity, channel, identity, innermost};
+use super::connector::{SocketId, channel, innermost};
 use super::proto::pods::{GetPodRequest, GetPodResponse, ListPodsResponse};
+use super::request::Raw;
 use crate::core_v1::{MAX_RAW_BYTES, read_pod};
 use crate::pod::{Pod, PodEvent, Wanted};
 
@@ -85,7 +85,7 @@ struct Open {
     channel: Channel,
     /// The socket's index, and the identity of the socket at that path.
     socket: usize,
-    identity: Identity,
+    identity: SocketId,
 }
 
 /// The result of a call, or the expiry of its deadline.
@@ -249,13 +249,13 @@ impl PodsClient {
     /// Returns the open connection to this socket, unless the socket at the path was replaced.
     fn known(&self, socket: usize) -> Option<Open> {
         let open = self.open.as_ref().filter(|open| open.socket == socket)?;
-        identity(&self.sockets[socket]).is_ok_and(|now| now == open.identity).then(|| open.clone())
+        SocketId::of(&self.sockets[socket]).is_ok_and(|now| now == open.identity).then(|| open.clone())
     }
 
     async fn connect(&self, socket: usize) -> Result<Open, PodsError> {
         let path = &self.sockets[socket];
         let unreached = |error| PodsError::unreached(path, &error);
-        let identity = identity(path).map_err(unreached)?;
+        let identity = SocketId::of(path).map_err(unreached)?;
         let silent = || PodsError::NotGrpc { path: path.clone(), reason: "it says nothing".to_owned() };
         let stream = timeout(self.deadline, UnixStream::connect(path)).await;
         let stream = stream.map_err(|_| silent())?.map_err(unreached)?;

@@ -14,10 +14,10 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::belief::{Belief, SOON, Teller};
-use super::https::Https;
-use crate::backoff::{back_off, jittered};
+use super::https::HttpsClient;
 use crate::one_item::{LARGEST, LeftOutLog};
 use crate::pod::{Pod, PodEvent, Wanted};
+use crate::util::backoff::{back_off, jittered};
 use split::Splitter;
 
 /// The path.
@@ -51,7 +51,7 @@ pub fn poll_pods<C, F>(
 ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static
 where
     C: Fn() -> F + Send + 'static,
-    F: Future<Output = Result<Https, String>> + Send,
+    F: Future<Output = Result<HttpsClient, String>> + Send,
 {
     let poll = Poll {
         connect,
@@ -86,7 +86,7 @@ struct Poll<C> {
     wanted: Wanted,
     /// Requests an immediate read.
     prompt: Arc<Notify>,
-    client: Option<Https>,
+    client: Option<HttpsClient>,
     belief: Belief,
     /// Events of the last read that were not returned yet.
     events: VecDeque<PodEvent>,
@@ -101,7 +101,7 @@ struct Poll<C> {
 impl<C, F> Poll<C>
 where
     C: Fn() -> F,
-    F: Future<Output = Result<Https, String>>,
+    F: Future<Output = Result<HttpsClient, String>>,
 {
     async fn next(&mut self) -> Result<PodEvent, String> {
         loop {
@@ -145,7 +145,7 @@ where
             splitter.push(piece);
             work += start.elapsed();
         };
-        client.feed(PATH, MOST, sink).await.map_err(|error| error.to_string())?;
+        client.stream(PATH, MOST, sink).await.map_err(|error| error.to_string())?;
         let explain = |reason| format!("what the kubelet answers to GET {PATH} is not understood: {reason}");
         let left_out = splitter.left_out();
         let pods = splitter.finish().map_err(explain)?;

@@ -48,8 +48,8 @@ pub struct PodUsage {
 impl Usage {
     /// Returns true if any pod is allocated exclusive resources.
     #[must_use]
-    pub fn holds_anything(&self) -> bool {
-        self.pods.iter().any(PodUsage::holds_anything)
+    pub fn has_allocations(&self) -> bool {
+        self.pods.iter().any(PodUsage::has_allocations)
     }
 }
 
@@ -62,32 +62,32 @@ impl PodUsage {
 
     /// Returns true if the pod is allocated exclusive resources.
     #[must_use]
-    pub fn holds_anything(&self) -> bool {
-        let holds = |c: &ContainerUsage| !c.cpus.is_empty() || !c.memory.is_empty() || !c.devices.is_empty();
-        !self.cpus.is_empty() || !self.memory.is_empty() || self.containers.iter().any(holds)
+    pub fn has_allocations(&self) -> bool {
+        let has_any = |c: &ContainerUsage| !c.cpus.is_empty() || !c.memory.is_empty() || !c.devices.is_empty();
+        !self.cpus.is_empty() || !self.memory.is_empty() || self.containers.iter().any(has_any)
     }
 
     /// Returns a hash of the pod's allocations. It ignores the order of memory blocks and devices, which the
     /// kubelet changes on each call.
     #[must_use]
-    pub fn holdings_hash(&self) -> u64 {
-        let hash = |item: &dyn Fn(&mut DefaultHasher)| {
+    pub fn allocations_hash(&self) -> u64 {
+        fn hash(item: impl Hash) -> u64 {
             let mut hasher = DefaultHasher::new();
-            item(&mut hasher);
+            item.hash(&mut hasher);
             hasher.finish()
-        };
-        let block = |place: usize, block: &MemoryBlock| {
+        }
+        let block = |container: usize, block: &MemoryBlock| {
             let MemoryBlock { resource, bytes, nodes } = block;
-            hash(&|hasher| (place, resource, bytes, nodes).hash(hasher))
+            hash((container, resource, bytes, nodes))
         };
-        let mut sum = hash(&|hasher| self.cpus.hash(hasher));
+        let mut sum = hash(&self.cpus);
         let mut add = |item: u64| sum = sum.wrapping_add(item);
         self.memory.iter().for_each(|memory| add(block(0, memory)));
-        for (place, container) in (1_usize..).zip(&self.containers) {
-            add(hash(&|hasher| (place, &container.cpus).hash(hasher)));
-            container.memory.iter().for_each(|memory| add(block(place, memory)));
+        for (number, container) in (1_usize..).zip(&self.containers) {
+            add(hash((number, &container.cpus)));
+            container.memory.iter().for_each(|memory| add(block(number, memory)));
             for DeviceGroup { resource, ids, nodes } in &container.devices {
-                ids.iter().for_each(|id| add(hash(&|hasher| (place, resource, id, nodes).hash(hasher))));
+                ids.iter().for_each(|id| add(hash((number, resource, id, nodes))));
             }
         }
         sum
@@ -96,39 +96,36 @@ impl PodUsage {
     /// Returns true if the pod is allocated resources that it was not in `before`. A terminated pod only
     /// releases resources.
     #[must_use]
-    pub fn holds_more_than(&self, before: &Self) -> bool {
-        let (now, then) = (Holdings::of(self), Holdings::of(before));
+    pub fn has_gained_since(&self, before: &Self) -> bool {
+        let (now, then) = (Allocations::of(self), Allocations::of(before));
         !now.cpus.difference(&then.cpus).is_empty()
             || !now.devices.is_subset(&then.devices)
-            || now
-                .memory
-                .iter()
-                .any(|(kind, bytes)| then.memory.get(kind).is_none_or(|before| bytes > before))
+            || now.memory.iter().any(|(kind, bytes)| then.memory.get(kind).is_none_or(|then| bytes > then))
     }
 
-    /// Returns true if the pod has at least as many CPUs and devices, and as much memory, as in `before`,
-    /// whichever these are.
+    /// Returns true if the pod has at least as many CPUs and devices, and as much memory, as `other`, whichever
+    /// these are.
     #[must_use]
-    pub fn holds_as_much_as(&self, before: &Self) -> bool {
-        let (now, then) = (Holdings::of(self), Holdings::of(before));
-        let devices =
-            |all: &Holdings<'_>, kind: &str| all.devices.iter().filter(|(of, _)| *of == kind).count();
-        now.cpus.len() >= then.cpus.len()
-            && then.memory.iter().all(|(kind, bytes)| now.memory.get(kind).is_some_and(|now| now >= bytes))
-            && then.devices.iter().all(|(kind, _)| devices(&now, kind) >= devices(&then, kind))
+    pub fn has_at_least(&self, other: &Self) -> bool {
+        let (own, other) = (Allocations::of(self), Allocations::of(other));
+        let devices = |all: &Allocations<'_>, kind: &str| all.devices.iter().filter(|(of, _)| *of == kind).count();
+        own.cpus.len() >= other.cpus.len()
+            && other.memory.iter().all(|(kind, bytes)| own.memory.get(kind).is_some_and(|own| own >= bytes))
+            && other.devices.iter().all(|(kind, _)| devices(&own, kind) >= devices(&other, kind))
     }
 }
 
 /// The allocations of all containers of a pod.
 #[derive(Default)]
-struct Holdings<'a> {
+struct Allocations<'a> {
     cpus: IdSet,
+    /// Resource and id.
     devices: BTreeSet<(&'a str, &'a str)>,
     /// Bytes by memory type.
     memory: BTreeMap<&'a str, u64>,
 }
 
-impl<'a> Holdings<'a> {
+impl<'a> Allocations<'a> {
     fn of(pod: &'a PodUsage) -> Self {
         let mut all = Self { cpus: pod.cpus.clone(), ..Self::default() };
         let blocks = pod.memory.iter().chain(pod.containers.iter().flat_map(|container| &container.memory));
@@ -211,7 +208,7 @@ pub struct ClaimedDevice {
 
 /// Replaces every CPU id that no machine can have: Linux supports at most 8,192 CPUs. Not higher, since an
 /// [`IdSet`] is as large as its highest id.
-pub const NO_CPU: Id = 8192;
+pub const INVALID_CPU: Id = 8192;
 
 /// Identifies a kubelet process: another value means that the socket at the path was replaced, which happens
 /// whenever the kubelet starts. Reconnecting to the same socket keeps the value.
@@ -231,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_that_gives_back_does_not_hold_more() {
+    fn a_pod_that_only_releases_has_not_gained() {
         let pod = |cpus: &str, bytes: u64, devices: &[&str]| {
             let block = MemoryBlock { resource: "memory".into(), bytes, nodes: "0".parse().unwrap() };
             let group = DeviceGroup {
@@ -250,19 +247,19 @@ mod tests {
         };
         let before = pod("1-2", 4, &["a", "b"]);
         for less in [pod("1-2", 4, &["b", "a"]), pod("2", 4, &["a"]), pod("", 3, &[]), PodUsage::default()] {
-            assert!(!less.holds_more_than(&before), "{less:?}");
+            assert!(!less.has_gained_since(&before), "{less:?}");
         }
         for more in [pod("3", 4, &[]), pod("1-3", 4, &["a"]), pod("1", 5, &[]), pod("1", 4, &["c"])] {
-            assert!(more.holds_more_than(&before), "{more:?}");
+            assert!(more.has_gained_since(&before), "{more:?}");
         }
         let pages = MemoryBlock { resource: "hugepages-2Mi".into(), bytes: 1, nodes: "0".parse().unwrap() };
-        assert!(PodUsage { memory: vec![pages], ..PodUsage::default() }.holds_more_than(&before));
+        assert!(PodUsage { memory: vec![pages], ..PodUsage::default() }.has_gained_since(&before));
         for enough in [pod("3-4", 4, &["c", "d"]), pod("1-3", 5, &["a", "b", "c"])] {
-            assert!(enough.holds_as_much_as(&before), "{enough:?}");
+            assert!(enough.has_at_least(&before), "{enough:?}");
         }
         for less in [pod("1", 4, &["a", "b"]), pod("1-2", 3, &["a", "b"]), pod("1-2", 4, &["a"])] {
-            assert!(!less.holds_as_much_as(&before), "{less:?}");
+            assert!(!less.has_at_least(&before), "{less:?}");
         }
-        assert!(before.holds_as_much_as(&PodUsage::default()));
+        assert!(before.has_at_least(&PodUsage::default()));
     }
 }

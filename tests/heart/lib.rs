@@ -22,6 +22,7 @@ mod src {
 
     pub mod util {
         pub mod backoff;
+        pub mod file;
         pub mod glob;
         pub mod json_path;
         pub mod wire;
@@ -93,19 +94,20 @@ mod src {
     pub mod grpc {
         mod message;
 
-        pub use message::{Feed, Message};
+        pub use message::{Message, MessageStream};
     }
 
     pub mod kubelet {
-        mod answers;
+        mod checkpoints;
         mod config;
         pub mod proto;
-        mod state;
+        mod responses;
         mod types;
 
         pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, parse_config, parse_configz};
-        pub use state::{
-            Checkpoints, CheckpointPaths, CheckpointReader, parse_cpus, parse_devices, parse_memory, read_checkpoints,
+        pub use checkpoints::{
+            CheckpointPaths, CheckpointReader, Checkpoints, parse_cpu_checkpoint, parse_device_checkpoint,
+            parse_memory_checkpoint, read_checkpoints,
         };
         pub use types::{
             Allocatable, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, MemoryBlock, INVALID_CPU, PodUsage,

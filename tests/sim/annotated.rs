@@ -7,7 +7,7 @@ use std::time::Duration;
 use numacast::agent::{Depth, Merge, MergeAnswer, ScanError, Scanner};
 use numacast::cluster::Cluster;
 use numacast::config::Config;
-use numacast::kubelet::{Ask, Asker, Upstream, usage_of};
+use numacast::kubelet::{Request, Caller, SharedClient, decode_list};
 use numacast::proxy::{Proxy, Settings};
 use numacast::sim::api_server::{ApiServer, Fault, PODS, Rule};
 use numacast::sim::kubelet::PodSpec;
@@ -72,12 +72,12 @@ impl Served {
     }
 
     /// Returns the devices of each pod, as served to a client.
-    async fn ask(&self, ask: Ask) -> Result<Vec<String>, (Code, String)> {
-        let client = Upstream::start(self.socket.clone(), Duration::from_secs(10), Arc::new(()));
+    async fn ask(&self, ask: Request) -> Result<Vec<String>, (Code, String)> {
+        let client = SharedClient::start(self.socket.clone(), Duration::from_secs(10), Arc::new(()));
         let refused = |status: tonic::Status| (status.code(), status.message().to_owned());
-        let answer = client.ask(ask, Asker::Agent).await.map_err(|refusal| refused(refusal.status))?;
+        let answer = client.request(ask, Caller::Agent).await.map_err(|refusal| refused(refusal.status))?;
         let mut all = Vec::new();
-        for pod in usage_of(answer.bytes.clone()).unwrap().pods {
+        for pod in decode_list(answer.bytes.clone()).unwrap().pods {
             for container in pod.containers {
                 let groups = container.devices.into_iter();
                 let devices = groups
@@ -92,7 +92,7 @@ impl Served {
     }
 
     async fn list(&self) -> Result<Vec<String>, (Code, String)> {
-        self.ask(Ask::List).await
+        self.ask(Request::List).await
     }
 
     /// Adds a pod to the API server and starts it on the node.
@@ -180,7 +180,7 @@ async fn a_client_is_told_of_devices_that_only_annotations_have() {
     let expected =
         ["a/main nvidia.com/gpu GPU-1", "c/main example.com/nic nic-0", "c/main nvidia.com/gpu GPU-2"];
     assert_eq!(all, expected);
-    let get = |name: &str| Ask::Get { namespace: "default".to_owned(), name: name.to_owned() };
+    let get = |name: &str| Request::Get { namespace: "default".to_owned(), name: name.to_owned() };
     assert_eq!(served.ask(get("a")).await.unwrap(), ["a/main nvidia.com/gpu GPU-1"]);
     assert_eq!(served.ask(get("c")).await.unwrap(), all[1..]);
     assert!(served.ask(get("b")).await.unwrap().is_empty());
@@ -254,7 +254,7 @@ async fn one_that_nobody_can_tell_of_is_waited_for_once_and_then_served_without_
                 assert_eq!(code, Code::Unavailable);
                 assert!(text.contains("the kubelet lists 1 unknown pods"), "{text}");
                 // A request for a known pod is served.
-                let known = Ask::Get { namespace: "default".to_owned(), name: "known".to_owned() };
+                let known = Request::Get { namespace: "default".to_owned(), name: "known".to_owned() };
                 assert_eq!(served.ask(known).await.unwrap(), ["known/main nvidia.com/gpu GPU-1"]);
             }
         }

@@ -11,7 +11,7 @@ use crate::support::SimNode;
 const GIB: u64 = 1 << 30;
 
 #[tokio::test]
-async fn list_allocatable_and_get_tell_what_was_handed_out() {
+async fn list_and_allocatable_show_what_is_allocated() {
     let node = SimNode::start();
     let spec = PodSpec::guaranteed("a", 2, GIB).devices("example.com/nic", 1);
     let given = node.kubelet.start_pod(spec).await.unwrap();
@@ -27,16 +27,10 @@ async fn list_allocatable_and_get_tell_what_was_handed_out() {
     let (allocatable, _) = client.allocatable().await.unwrap();
     assert!(container.cpus.difference(&allocatable.cpus).is_empty());
     assert!(allocatable.devices.iter().any(|group| group.resource == "example.com/nic"));
-
-    assert_eq!(client.get("default", "a").await.unwrap(), usage.pods[0]);
-    assert_eq!(
-        client.get("default", "b").await.unwrap_err().to_string(),
-        "the kubelet knows no pod default/b"
-    );
 }
 
 #[tokio::test]
-async fn an_old_kubelet_is_asked_for_v1alpha1() {
+async fn v1alpha1_is_used_with_an_old_kubelet() {
     let node = SimNode::with(Options { age: Age::OnlyV1alpha1, limited: false, ..Options::default() });
     node.kubelet.start_pod(PodSpec::new("a").devices("example.com/nic", 1)).await.unwrap();
     let mut client = node.client();
@@ -45,17 +39,10 @@ async fn an_old_kubelet_is_asked_for_v1alpha1() {
         assert_eq!(api, Api::V1alpha1);
         assert_eq!(usage.pods[0].containers[0].devices[0].ids.len(), 1);
     }
-    assert_eq!(client.get("default", "a").await.unwrap_err(), ClientError::GetDisabled);
 }
 
 #[tokio::test]
-async fn get_that_is_switched_off_is_no_missing_pod() {
-    let node = SimNode::with(Options { age: Age::V1_29, limited: false, ..Options::default() });
-    assert_eq!(node.client().get("default", "a").await.unwrap_err(), ClientError::GetDisabled);
-}
-
-#[tokio::test]
-async fn a_kubelet_without_get_allocatable_is_told_so() {
+async fn a_kubelet_without_get_allocatable_is_unsupported() {
     for age in [Age::V1_20, Age::OnlyV1alpha1] {
         let node = SimNode::with(Options { age, limited: false, ..Options::default() });
         let sentence = node.client().allocatable().await.unwrap_err().to_string();
@@ -71,7 +58,7 @@ async fn a_kubelet_without_get_allocatable_is_told_so() {
 }
 
 #[tokio::test]
-async fn the_limiter_is_told_from_an_answer_that_is_too_large() {
+async fn a_rate_limit_differs_from_a_response_that_is_too_large() {
     let node = SimNode::start();
     let mut client = node.client();
     let limited = Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into());
@@ -93,7 +80,7 @@ async fn the_limiter_is_told_from_an_answer_that_is_too_large() {
 }
 
 #[tokio::test]
-async fn the_real_limiter_refuses_a_flood() {
+async fn the_kubelets_rate_limit_is_an_error() {
     let node = SimNode::with(Options::default());
     let mut client = node.client();
     let mut refused = 0;
@@ -109,7 +96,7 @@ async fn the_real_limiter_refuses_a_flood() {
 }
 
 #[tokio::test]
-async fn a_call_that_gets_no_answer_ends() {
+async fn a_call_without_a_response_times_out() {
     let node = SimNode::start();
     let mut client = node.impatient_client();
     client.list().await.unwrap();
@@ -125,7 +112,7 @@ async fn a_call_that_gets_no_answer_ends() {
 }
 
 #[tokio::test]
-async fn any_other_status_is_passed_on_in_the_servers_words() {
+async fn any_other_status_keeps_its_message() {
     let node = SimNode::start();
     let mut client = node.client();
     node.kubelet.fail_next(Call::List, 1, &Fault::Status(Code::Internal, "the disk is on fire".into()));
@@ -134,7 +121,7 @@ async fn any_other_status_is_passed_on_in_the_servers_words() {
 }
 
 #[tokio::test]
-async fn a_restarted_kubelet_is_found_again_and_is_another_connection() {
+async fn a_restarted_kubelet_is_another_connection() {
     let node = SimNode::start();
     let mut client = node.client();
     let (_, _, first) = client.list().await.unwrap();
@@ -150,7 +137,7 @@ async fn a_restarted_kubelet_is_found_again_and_is_another_connection() {
 }
 
 #[tokio::test]
-async fn a_kubelet_that_is_away_is_said_to_be_away() {
+async fn a_missing_or_dead_socket_is_an_error() {
     let node = SimNode::start();
     let mut client = node.client();
     client.list().await.unwrap();
@@ -165,7 +152,7 @@ async fn a_kubelet_that_is_away_is_said_to_be_away() {
 }
 
 #[tokio::test]
-async fn another_socket_at_the_path_is_preferred_to_a_connection_that_still_works() {
+async fn a_new_socket_at_the_path_replaces_a_working_connection() {
     let node = SimNode::start();
     let other = SimNode::start();
     other.kubelet.start_pod(PodSpec::new("elsewhere")).await.unwrap();

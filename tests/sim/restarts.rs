@@ -14,7 +14,7 @@ use fastrand::Rng;
 use futures::future::join_all;
 use numacast::cluster::Cluster;
 use numacast::config::Config;
-use numacast::kubelet::{Ask, Client, ClientError, usage_of};
+use numacast::kubelet::{Request, Client, ClientError, decode_list};
 use numacast::proxy::Proxy;
 use numacast::sim::api_server::{ApiServer, PODS};
 use numacast::sim::kubelet::PodSpec;
@@ -206,25 +206,25 @@ impl World {
         let before = self.history.borrow().len() - 1;
         let (kind, name) = (rng.usize(..4), rng.choice(self.known()));
         let ask = match (kind, &name) {
-            (0, _) | (2, None) => Ask::List,
-            (1, _) => Ask::ListV1alpha1,
-            (2, Some(name)) => Ask::Get { namespace: "default".to_owned(), name: name.clone() },
-            _ => Ask::Allocatable,
+            (0, _) | (2, None) => Request::List,
+            (1, _) => Request::ListV1alpha1,
+            (2, Some(name)) => Request::Get { namespace: "default".to_owned(), name: name.clone() },
+            _ => Request::Allocatable,
         };
-        let answer = client.ask(&ask).await;
+        let answer = client.request(&ask).await;
         let history = self.history.borrow();
         let states = &history[before..];
         match answer {
             Ok((bytes, _)) => match &ask {
-                Ask::Allocatable => assert!(!bytes.is_empty()),
-                Ask::Get { name, .. } => assert_one(name, &told(&bytes), states),
+                Request::Allocatable => assert!(!bytes.is_empty()),
+                Request::Get { name, .. } => assert_one(name, &told(&bytes), states),
                 _ => assert_one_of(&told(&bytes), states),
             },
             Err(refusal) => {
                 let status = &refusal.status;
                 let gone = |name: &String| states.iter().any(|state| !state.contains_key(name));
                 match (&ask, status.code()) {
-                    (Ask::Get { name, .. }, Code::Unknown) if status.message().ends_with("not found") => {
+                    (Request::Get { name, .. }, Code::Unknown) if status.message().ends_with("not found") => {
                         assert!(gone(name), "{name} is there: {status:?}");
                     }
                     (_, Code::Unavailable) => {
@@ -285,7 +285,7 @@ impl World {
 
 /// Decodes pods and their devices from a response.
 fn told(bytes: &prost::bytes::Bytes) -> State {
-    let pods = usage_of(bytes.clone()).unwrap().pods;
+    let pods = decode_list(bytes.clone()).unwrap().pods;
     let device = |pod: &numacast::kubelet::PodUsage| {
         let ids: Vec<&String> = pod
             .containers

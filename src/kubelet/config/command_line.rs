@@ -1,15 +1,14 @@
-//! The kubelet's command line: the paths of its files, and the flags that override them.
-//!
-//! Found in `/proc` if the kubelet is a process of its own; k3s runs it inside another process.
+//! The kubelet's command line: the paths of its files, and the flags that override them. It is in `/proc` if
+//! the kubelet is a process of its own; k3s runs it inside another process.
 
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::text_of;
+use super::files::read_text;
 
 /// Flags that set a key of the configuration, as in the kubelet's options.go.
-const TEXTS: [(&str, &str); 5] = [
+const TEXT_FLAGS: [(&str, &str); 5] = [
     ("cpu-manager-policy", "cpuManagerPolicy"),
     ("memory-manager-policy", "memoryManagerPolicy"),
     ("topology-manager-policy", "topologyManagerPolicy"),
@@ -17,7 +16,7 @@ const TEXTS: [(&str, &str); 5] = [
     ("reserved-cpus", "reservedSystemCPUs"),
 ];
 /// Flags that set a map, in pairs like `cpu=1,memory=1Gi`. The first occurrence replaces the file's map.
-const MAPS: [(&str, &str); 4] = [
+const MAP_FLAGS: [(&str, &str); 4] = [
     ("cpu-manager-policy-options", "cpuManagerPolicyOptions"),
     ("topology-manager-policy-options", "topologyManagerPolicyOptions"),
     ("kube-reserved", "kubeReserved"),
@@ -46,7 +45,7 @@ impl CommandLine {
         let processes = std::fs::read_dir(proc).ok()?.flatten();
         let pids =
             processes.filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
-        let lines = pids.filter_map(|entry| text_of(&entry.path().join("cmdline")).ok());
+        let lines = pids.filter_map(|entry| read_text(&entry.path().join("cmdline")).ok());
         let mut found: Vec<Self> = lines.filter_map(|line| Self::parse(&line)).collect();
         found.retain(|line| line.hostname.as_ref().is_none_or(|name| name == node));
         if found.len() > 1 {
@@ -62,17 +61,17 @@ impl CommandLine {
         if name == Some("hyperkube") {
             name = words.next();
         }
-        (name == Some("kubelet")).then(|| Self::of(words))
+        (name == Some("kubelet")).then(|| Self::parse_flags(words))
     }
 
-    fn of<'a>(mut words: impl Iterator<Item = &'a str>) -> Self {
+    fn parse_flags<'a>(mut words: impl Iterator<Item = &'a str>) -> Self {
         let mut line = Self::default();
         while let Some(word) = words.next().filter(|word| *word != "--") {
             let Some(flag) = word.strip_prefix("--") else { continue };
             let (name, value) =
                 flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
             let name = name.replace('_', "-");
-            if Self::knows(&name)
+            if Self::is_known(&name)
                 && let Some(value) = value.or_else(|| words.next())
             {
                 line.set(&name, value);
@@ -82,9 +81,9 @@ impl CommandLine {
     }
 
     /// Returns true for the flags that are read. All of them take a value, which may be a separate argument.
-    fn knows(name: &str) -> bool {
+    fn is_known(name: &str) -> bool {
         let others = ["config", "config-dir", "root-dir", "hostname-override", "reserved-memory"];
-        others.contains(&name) || TEXTS.iter().chain(&MAPS).any(|(flag, _)| *flag == name)
+        others.contains(&name) || TEXT_FLAGS.iter().chain(&MAP_FLAGS).any(|(flag, _)| *flag == name)
     }
 
     fn set(&mut self, name: &str, value: &str) {
@@ -94,23 +93,23 @@ impl CommandLine {
             "config-dir" => self.config_dir = text(),
             "root-dir" => self.root_dir = text(),
             "hostname-override" => self.hostname = text(),
-            "reserved-memory" => self.reserve_memory(value),
+            "reserved-memory" => self.add_reserved_memory(value),
             _ => self.set_key(name, value),
         }
     }
 
     fn set_key(&mut self, name: &str, value: &str) {
-        if let Some((_, key)) = TEXTS.iter().find(|(flag, _)| *flag == name) {
+        if let Some((_, key)) = TEXT_FLAGS.iter().find(|(flag, _)| *flag == name) {
             self.keys.insert((*key).to_owned(), value.into());
         }
-        if let Some((_, key)) = MAPS.iter().find(|(flag, _)| *flag == name) {
+        if let Some((_, key)) = MAP_FLAGS.iter().find(|(flag, _)| *flag == name) {
             let map = self.keys.entry(*key).or_insert_with(|| json!({}));
             pairs(value).for_each(|(name, value)| map[name] = value.into());
         }
     }
 
-    /// `0:memory=1Gi,hugepages-2Mi=4Mi;1:memory=1Gi`
-    fn reserve_memory(&mut self, text: &str) {
+    /// Parses `0:memory=1Gi,hugepages-2Mi=4Mi;1:memory=1Gi`
+    fn add_reserved_memory(&mut self, text: &str) {
         let nodes = text.split(';').filter_map(|entry| {
             let (node, limits) = entry.split_once(':')?;
             let limits: Map<String, Value> =
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_are_read_in_every_spelling_and_others_are_normal() {
+    fn flags_are_parsed_in_every_spelling_and_others_are_ignored() {
         let line = parse(
             "/usr/bin/kubelet -v=2 --config /etc/kubelet.yaml --fail-swap-on --new-in-1.50 x --config-dir=/etc/conf.d \
              --cpu_manager_policy static --memory-manager-policy=Static --topology-manager-policy=restricted \
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn only_kubelets_are_kubelets() {
+    fn only_a_kubelet_is_found() {
         assert!(parse("kubelet").is_some());
         assert!(
             parse("/hyperkube kubelet --config=/x").is_some_and(|line| line.config.as_deref() == Some("/x"))
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_kubelets_the_one_that_names_the_node_is_ours() {
+    fn of_several_kubelets_the_one_with_the_nodes_name_is_found() {
         let proc = tempfile::tempdir().unwrap();
         let run = |pid: &str, words: &str| {
             std::fs::create_dir_all(proc.path().join(pid)).unwrap();
@@ -197,9 +196,9 @@ mod tests {
         run("30", "kubelet --config=/a");
         assert_eq!(found().as_deref(), Some("/a"));
         run("31", "kubelet --config=/b --hostname-override=other");
-        assert_eq!(found().as_deref(), Some("/a"), "the other one is another node's");
+        assert_eq!(found().as_deref(), Some("/a"), "the second is another node's");
         run("32", "kubelet --config=/c");
-        assert_eq!(found(), None, "nobody knows which");
+        assert_eq!(found(), None, "it could be either");
         run("33", "kubelet --config=/d --hostname-override=worker");
         assert_eq!(found().as_deref(), Some("/d"));
         run("34", "kubelet --config=/e --hostname-override=worker");

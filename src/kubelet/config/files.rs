@@ -9,10 +9,14 @@ use serde_json::{Map, Value};
 
 use super::command_line::CommandLine;
 use super::mounts::Mounts;
-use super::{KubeletConfig, mapping, pick, text_of};
+use super::{KubeletConfig, from_value, parse_mapping};
+use crate::util::file::read_bounded;
+
+/// Maximum file size.
+const FILE_LIMIT: u64 = 1 << 20;
 
 /// Maximum number of drop-ins.
-const MOST_FILES: usize = 1000;
+const MAX_DROP_INS: usize = 1000;
 
 /// The kubelet's default root directory.
 const ROOT_DIR: &str = "/var/lib/kubelet";
@@ -64,7 +68,7 @@ impl ConfigFiles {
     /// Returns true if the file at this path was unlinked from its file system or renamed.
     fn is_replaced(&self, path: &Path) -> bool {
         let has_no_name = path.metadata().is_ok_and(|of| of.nlink() == 0);
-        has_no_name || self.mounts.is_other(path, &Mounts::now())
+        has_no_name || self.mounts.has_changed(path, &Mounts::read())
     }
 
     /// Fails if the path was replaced: only a new container would see the new file.
@@ -86,12 +90,12 @@ impl ConfigFiles {
         let mut config = Value::Object(Map::new());
         if let Some(file) = self.config_file(line.as_ref()) {
             place = file.display().to_string();
-            self.check(&file).map_err(|what| unread(&file, &what))?;
+            self.check(&file).map_err(|reason| unread(&file, &reason))?;
             merge(&mut config, read(&file)?);
         }
         if let Some(dir) = self.config_dir(line.as_ref()) {
             // A removed directory would look empty.
-            self.check(&dir).map_err(|what| unread_drop_ins(&dir, &what))?;
+            self.check(&dir).map_err(|reason| unread_drop_ins(&dir, &reason))?;
             for file in drop_ins(&dir)? {
                 merge(&mut config, read(&file)?);
             }
@@ -101,9 +105,8 @@ impl ConfigFiles {
             // Not merged: a flag that sets a map replaces the file's map entirely.
             keys.extend(line.keys);
         }
-        let mut problems = Vec::new();
-        let config = pick(&config, &mut problems);
-        Ok((config, problems.into_iter().map(|problem| format!("{place}: {problem}")).collect()))
+        let (config, errors) = from_value(&config);
+        Ok((config, errors.into_iter().map(|error| format!("{place}: {error}")).collect()))
     }
 
     /// `None` if the kubelet has no configuration file.
@@ -131,16 +134,22 @@ impl ConfigFiles {
     }
 }
 
-fn unread(file: &Path, what: &str) -> String {
-    format!("cannot read the kubelet's configuration {}: {what}", file.display())
+fn unread(file: &Path, reason: &str) -> String {
+    format!("cannot read the kubelet's configuration {}: {reason}", file.display())
 }
 
-fn unread_drop_ins(dir: &Path, what: &str) -> String {
-    format!("cannot read the kubelet's drop-ins in {}: {what}", dir.display())
+fn unread_drop_ins(dir: &Path, reason: &str) -> String {
+    format!("cannot read the kubelet's drop-ins in {}: {reason}", dir.display())
 }
 
 fn read(file: &Path) -> Result<Value, String> {
-    text_of(file).and_then(|text| mapping(&text)).map_err(|what| unread(file, &what))
+    read_text(file).and_then(|text| parse_mapping(&text)).map_err(|reason| unread(file, &reason))
+}
+
+/// Returns the text of a file up to the maximum size.
+pub(super) fn read_text(path: &Path) -> Result<String, String> {
+    let bytes = read_bounded(path, FILE_LIMIT).map_err(|error| error.to_string())?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Returns the files `*.conf` in `dir` and below in the order in which the kubelet merges them: by name, with
@@ -148,8 +157,8 @@ fn read(file: &Path) -> Result<Value, String> {
 fn drop_ins(dir: &Path) -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
     walk(dir, &mut found).map_err(|error| unread_drop_ins(dir, &error.to_string()))?;
-    if found.len() > MOST_FILES {
-        return Err(format!("there are more than {MOST_FILES} drop-ins in {}", dir.display()));
+    if found.len() > MAX_DROP_INS {
+        return Err(format!("there are more than {MAX_DROP_INS} drop-ins in {}", dir.display()));
     }
     Ok(found)
 }
@@ -158,7 +167,7 @@ fn walk(dir: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
     let mut entries = std::fs::read_dir(dir)?.collect::<Result<Vec<_>, _>>()?;
     entries.sort_by_key(std::fs::DirEntry::file_name);
     for entry in entries {
-        if found.len() > MOST_FILES {
+        if found.len() > MAX_DROP_INS {
             break;
         }
         // Symlinks are not followed, as in the kubelet.
@@ -223,14 +232,14 @@ mod tests {
 
         fn read(&self, files: &ConfigFiles) -> Result<KubeletConfig, String> {
             let place = format!("{}/", self.0.path().display());
-            let (config, problems) = files.read().map_err(|error| error.replace(&place, ""))?;
-            assert_eq!(problems, Vec::<String>::new());
+            let (config, errors) = files.read().map_err(|error| error.replace(&place, ""))?;
+            assert_eq!(errors, Vec::<String>::new());
             Ok(config)
         }
     }
 
     #[test]
-    fn a_file_that_was_replaced_under_its_mount_is_not_believed() {
+    fn a_file_replaced_under_its_mount_is_an_error() {
         use std::os::fd::AsRawFd as _;
         let host = Host::new(&[("k/config.yaml", "cpuManagerPolicy: static")]);
         // Like a mount, a file descriptor keeps showing an unlinked file.
@@ -247,11 +256,11 @@ mod tests {
             error.ends_with("it was replaced on the host, and only a new container sees the new one"),
             "{error}"
         );
-        assert!(host.files().read().is_ok(), "by its name it is the new one");
+        assert!(host.files().read().is_ok(), "its name leads to the new one");
     }
 
     #[test]
-    fn a_directory_that_was_removed_under_its_mount_is_not_taken_for_an_empty_one() {
+    fn a_directory_removed_under_its_mount_is_an_error() {
         use std::os::fd::AsRawFd as _;
         let host =
             Host::new(&[("k/config.yaml", "kind: x"), ("d/a.conf", "topologyManagerPolicy: restricted")]);
@@ -313,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_says_where_the_files_are_and_wins() {
+    fn the_command_line_has_the_paths_and_wins() {
         let host = Host::new(&[
             (
                 "proc/7/cmdline",
@@ -328,7 +337,7 @@ mod tests {
         assert_eq!(config.topology_manager_scope, "pod");
         assert_eq!(config.reserved_cpu_count, 0, "the flag's map has no cpu");
         let file = ConfigFiles { file: Some(host.0.path().join("k/config.yaml")), ..host.files() };
-        assert_eq!(host.read(&file).unwrap().topology_manager_policy, "best-effort", "what a person says");
+        assert_eq!(host.read(&file).unwrap().topology_manager_policy, "best-effort", "the configured file wins");
         host.write("proc/7/cmdline", "kubelet\0--root-dir=/data\0--config\0/data/d/a.conf\0");
         assert_eq!(host.read(&host.files()).unwrap().topology_manager_scope, "pod");
         host.write("proc/7/cmdline", "kubelet\0--cpu-manager-policy=static\0");
@@ -340,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changed_since_is_told() {
+    fn a_file_that_changed_since_is_found() {
         let host = Host::new(&[("k/config.yaml", ""), ("d/a.conf", ""), ("d/b.conf", "")]);
         let at = |path: &str| host.0.path().join(path);
         let (before, start) = (Duration::from_secs(1_000_000), Duration::from_secs(2_000_000));
@@ -360,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn one_file_that_cannot_be_read_is_a_sentence() {
+    fn a_file_that_cannot_be_read_is_an_error() {
         let host = Host::new(&[("k/config.yaml", "a: 1\n"), ("d/a.conf", "- b\n")]);
         let files = ConfigFiles { dir: Some(host.0.path().join("d")), ..host.files() };
         assert_eq!(

@@ -12,11 +12,11 @@ pub struct Mounts(BTreeMap<PathBuf, PathBuf>);
 impl Mounts {
     /// Returns the mounts of this process; empty if the kernel does not provide them.
     #[must_use]
-    pub fn now() -> Self {
-        std::fs::read_to_string("/proc/self/mountinfo").map(|text| Self::of(&text)).unwrap_or_default()
+    pub fn read() -> Self {
+        std::fs::read_to_string("/proc/self/mountinfo").map(|text| Self::parse(&text)).unwrap_or_default()
     }
 
-    fn of(text: &str) -> Self {
+    fn parse(text: &str) -> Self {
         let mount = |line: &str| {
             let mut fields = line.split(' ').skip(3);
             let (shown, at) = (fields.next()?, fields.next()?);
@@ -27,7 +27,7 @@ impl Mounts {
     }
 
     /// Returns true if what is mounted at `path` was moved or removed since.
-    pub(super) fn is_other(&self, path: &Path, now: &Self) -> bool {
+    pub(super) fn has_changed(&self, path: &Path, now: &Self) -> bool {
         let shown = |mounts: &Self| mounts.0.get(path).cloned();
         shown(self).is_some_and(|before| shown(now).is_some_and(|now| now != before))
     }
@@ -45,26 +45,26 @@ mod tests {
 
     /// In the kernel's format; `//deleted` marks a removed path.
     fn mounts(shown: &str) -> Mounts {
-        Mounts::of(&format!(
+        Mounts::parse(&format!(
             "63 43 254:0 / / rw - ext4 /dev/vda rw\n64 43 254:0 {shown} /host/conf.d rw,relatime - ext4 /dev/vda rw\n\
              65 43 254:0 /etc/a\\040b /a\\040b rw - ext4 /dev/vda rw\n"
         ))
     }
 
     #[test]
-    fn what_was_moved_or_removed_is_another() {
+    fn a_moved_or_removed_directory_has_changed() {
         let (before, dir) = (mounts("/etc/conf.d"), Path::new("/host/conf.d"));
-        assert!(!before.is_other(dir, &before));
+        assert!(!before.has_changed(dir, &before));
         for shown in ["/etc/conf.d.old", "/etc/conf.d//deleted", "/etc/conf.d.old//deleted"] {
-            assert!(before.is_other(dir, &mounts(shown)), "{shown}");
-            assert!(!before.is_other(Path::new("/a b"), &mounts(shown)));
+            assert!(before.has_changed(dir, &mounts(shown)), "{shown}");
+            assert!(!before.has_changed(Path::new("/a b"), &mounts(shown)));
         }
-        assert!(!before.is_other(Path::new("/elsewhere"), &Mounts::default()));
-        assert!(!before.is_other(dir, &Mounts::default()), "the kernel does not tell");
+        assert!(!before.has_changed(Path::new("/elsewhere"), &Mounts::default()));
+        assert!(!before.has_changed(dir, &Mounts::default()), "the mounts are unknown");
     }
 
     #[test]
-    fn the_kernel_tells() {
-        assert!(Mounts::now().0.contains_key(Path::new("/")));
+    fn the_mounts_of_this_process_are_read() {
+        assert!(Mounts::read().0.contains_key(Path::new("/")));
     }
 }

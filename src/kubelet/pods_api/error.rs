@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 
-use crate::kubelet::client::innermost;
+use crate::kubelet::connector::innermost;
 
 /// Why a Pods API call failed. Each is one sentence for the node's operator: what failed, where, and what to
 /// do.

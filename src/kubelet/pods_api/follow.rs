@@ -16,13 +16,13 @@ use tonic::{Code, Streaming};
 use tracing::{debug, warn};
 
 use super::{Open, Outcome, PodsClient, PodsError, PodsPath, unary};
-use crate::backoff::{back_off, jittered};
-use crate::core_v1::{keep_within, read_pod};
+use crate::core_v1::{reduce_to, read_pod};
 use crate::kubelet::belief::{Belief, SOON, Teller};
-use crate::kubelet::client::{Identity, age, identity};
+use crate::kubelet::connector::SocketId;
 use crate::kubelet::proto::pods::{EventType, GetPodRequest, GetPodResponse, WatchPodsEvent};
-use crate::pod::texts::PodMap;
-use crate::pod::{Life, Pod, PodEvent, Wanted, Whole};
+use crate::pod::{Liveness, Pod, PodEvent, Wanted, RawPod};
+use crate::pod::annotation::PodMap;
+use crate::util::backoff::{back_off, jittered};
 
 /// Interval of resyncs: the kubelet may drop an event silently. A new watch sends one pod at a time, while
 /// ListPods would send all of them in one message of some 10 KiB per pod.
@@ -72,7 +72,7 @@ pub struct PodsFollow {
     next_look: Instant,
     /// The kubelet whose lists are accepted at once: an earlier list was accepted, or it has reported that it
     /// was still starting.
-    known: Option<Identity>,
+    known: Option<SocketId>,
     /// By socket, whether its server has ever sent a marker at the end of a list.
     marks: Vec<bool>,
     failures: u32,
@@ -100,10 +100,10 @@ impl Found {
     fn of(pod: &Pod) -> Self {
         let mut hasher = DefaultHasher::new();
         pod.annotations.hash(&mut hasher);
-        if let Some(Whole::Protobuf(bytes)) = pod.whole.as_deref() {
+        if let Some(RawPod::Protobuf(bytes)) = pod.raw.as_deref() {
             bytes.hash(&mut hasher);
         }
-        let pod = Pod { whole: None, annotations: Box::default(), ..pod.clone() };
+        let pod = Pod { raw: None, annotations: Box::default(), ..pod.clone() };
         Self { pod, rest: hasher.finish() }
     }
 }
@@ -250,11 +250,11 @@ impl PodsFollow {
         let mut pods: Vec<Pod> = listed.into_iter().map(|(_, pod)| pod).collect();
         // If two pods share a name, emit the one that stays last, so name-keyed caches keep it.
         pods.sort_by_key(|pod| !goes(pod));
-        if pods.iter().any(|pod| pod.life == Life::Ended) {
+        if pods.iter().any(|pod| pod.liveness == Liveness::Terminated) {
             watch.hurry();
         }
         let identity = watch.open.identity;
-        let grown_up = || !self.belief.knows_any() && age(identity) > GROWN_UP;
+        let grown_up = || !self.belief.knows_any() && identity.age() > GROWN_UP;
         let known = !self.client.doubts || self.known == Some(identity) || grown_up();
         let teller = if known { Teller::Known } else { Teller::Young };
         self.events.extend(self.belief.take(pods, teller, Instant::now()));
@@ -280,7 +280,7 @@ impl PodsFollow {
             // ADDED and MODIFIED are treated alike: the first event of a new pod may be MODIFIED.
             (EventType::Added | EventType::Modified, Some(listing)) => {
                 listing.insert(key(&pod), pod);
-                keep_within(self.client.budget, listing.values_mut());
+                reduce_to(self.client.budget, listing.values_mut());
             }
             (EventType::Added | EventType::Modified, None) => {
                 self.deleted.remove(&key(&pod));
@@ -292,7 +292,7 @@ impl PodsFollow {
                 }
                 let due = Instant::now();
                 // A deletion needs only the pod's identity.
-                let pod = Pod { whole: None, annotations: Box::default(), ..pod };
+                let pod = Pod { raw: None, annotations: Box::default(), ..pod };
                 self.deleted.insert(key(&pod), Deleted { pod, left: None, looks: 0, due });
             }
             (EventType::Unspecified | EventType::InitialSyncComplete, _) => {
@@ -342,7 +342,7 @@ impl PodsFollow {
 
     fn is_there(&mut self, pod: Pod) {
         if let Some(watch) = &mut self.watch
-            && pod.life == Life::Ended
+            && pod.liveness == Liveness::Terminated
         {
             watch.hurry();
         }
@@ -372,7 +372,7 @@ impl PodsFollow {
                     // From 1.37 on a kubelet reports that it does not know its pods yet, so what it lists
                     // later is complete.
                     if error.is_starting() {
-                        self.known = identity(&self.client.sockets[socket]).ok();
+                        self.known = SocketId::of(&self.client.sockets[socket]).ok();
                     }
                     reasons.push(error);
                 }
@@ -399,7 +399,7 @@ impl PodsFollow {
 
 /// Returns true if the pod is being deleted or has terminated.
 fn goes(pod: &Pod) -> bool {
-    pod.deleted || pod.life == Life::Ended
+    pod.deleted || pod.liveness == Liveness::Terminated
 }
 
 impl Look {
@@ -441,13 +441,13 @@ mod tests {
         let mut listing = BTreeMap::new();
         for number in 0..64_usize {
             let bytes = vec![0; if number.is_multiple_of(2) { 1_400_000 } else { 10_000 }];
-            let whole = Some(Box::new(Whole::Protobuf(bytes.into())));
-            let pod = Pod { uid: number.to_string(), whole, ..Pod::default() };
+            let whole = Some(Box::new(RawPod::Protobuf(bytes.into())));
+            let pod = Pod { uid: number.to_string(), raw: whole, ..Pod::default() };
             listing.insert(key(&pod), pod);
-            keep_within(16 << 20, listing.values_mut());
-            assert!(listing.values().map(Pod::whole_bytes).sum::<usize>() <= 16 << 20);
+            reduce_to(16 << 20, listing.values_mut());
+            assert!(listing.values().map(Pod::raw_bytes).sum::<usize>() <= 16 << 20);
         }
-        let is_outline = |pod: &&Pod| matches!(pod.whole.as_deref(), Some(Whole::Outline(_, 1_400_000)));
+        let is_outline = |pod: &&Pod| matches!(pod.raw.as_deref(), Some(RawPod::Outline(_, 1_400_000)));
         assert_eq!(listing.values().filter(is_outline).count(), 32 - 11);
     }
 }

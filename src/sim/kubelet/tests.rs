@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use prost::Message as _;
 use serde_json::json;
 use tonic::Code;
 
 use super::*;
-use crate::kubelet::{Api, Client, ClientError, ConfigFiles, KubeletConfig};
+use crate::kubelet::proto::v1;
+use crate::kubelet::{Api, Client, ClientError, ConfigFiles, KubeletConfig, PodUsage, Request};
 
 fn spec(policy: &str) -> MachineSpec {
     MachineSpec::from_yaml(&format!(
@@ -43,6 +45,14 @@ impl Node {
         let kubelet = SimKubelet::start(spec, dir.path(), options).unwrap();
         let client = Client::new(kubelet.socket(), Duration::from_secs(5));
         Self { kubelet, client, dir }
+    }
+
+    /// Calls `Get`. Returns the status's message if it fails.
+    async fn get(&mut self, name: &str) -> Result<PodUsage, String> {
+        let request = Request::Get { namespace: "default".to_owned(), name: name.to_owned() };
+        let response = self.client.request(&request).await;
+        let (bytes, _) = response.map_err(|failed| failed.status.message().to_owned())?;
+        Ok(v1::GetPodResourcesResponse::decode(bytes).unwrap().pod_resources.unwrap().into())
     }
 
     fn file(&self, name: &str) -> Value {
@@ -465,16 +475,15 @@ async fn ended_pods_stay_in_the_list_of_an_old_kubelet_only() {
     node.kubelet.set_age(Age::V1_29);
     let (usage, ..) = node.client.list().await.unwrap();
     assert_eq!(usage.pods[0].name, "job");
-    assert_eq!(node.client.get("default", "job").await.unwrap_err(), ClientError::GetDisabled);
+    assert_eq!(node.get("job").await.unwrap_err(), "PodResources API Get method disabled");
 }
 
 #[tokio::test]
 async fn get_answers_like_the_kubelet() {
     let mut node = Node::new(&spec("best-effort"), at_once());
     node.kubelet.start_pod(PodSpec::guaranteed("db", 2, 0)).await.unwrap();
-    assert_eq!(node.client.get("default", "db").await.unwrap().containers[0].cpus.to_string(), "1,5");
-    let error = node.client.get("default", "nobody").await.unwrap_err();
-    assert_eq!(error, ClientError::NoSuchPod("default/nobody".into()));
+    assert_eq!(node.get("db").await.unwrap().containers[0].cpus.to_string(), "1,5");
+    assert_eq!(node.get("nobody").await.unwrap_err(), "pod nobody in namespace default not found");
 }
 
 #[tokio::test]

@@ -1,14 +1,14 @@
 //! Converts podresources responses. Impossible ids (negative, or above any machine's) are dropped here, once,
-//! so that no other code has to check. Impossible CPU ids become [`NO_CPU`], so that they can be reported.
+//! so that no other code has to check. Impossible CPU ids become [`INVALID_CPU`], so that they can be reported.
 
 use super::proto::{v1, v1alpha1};
 use super::types::{
-    Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage, Usage,
+    Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, INVALID_CPU, MemoryBlock, PodUsage, Usage,
 };
 use crate::machine::{HIGHEST_NODE, Id, IdSet};
 
 fn cpus(raw: impl IntoIterator<Item = i64>) -> IdSet {
-    raw.into_iter().map(|id| Id::try_from(id).map_or(NO_CPU, |id| id.min(NO_CPU))).collect()
+    raw.into_iter().map(|id| Id::try_from(id).map_or(INVALID_CPU, |id| id.min(INVALID_CPU))).collect()
 }
 
 fn nodes(topology: Option<v1::TopologyInfo>) -> IdSet {
@@ -55,14 +55,14 @@ fn claimed(resources: Vec<v1::DynamicResource>) -> Vec<ClaimedDevice> {
 }
 
 impl From<v1::AllocatableResourcesResponse> for Allocatable {
-    fn from(answer: v1::AllocatableResourcesResponse) -> Self {
-        Self { cpus: cpus(answer.cpu_ids), memory: memory(answer.memory), devices: devices(answer.devices) }
+    fn from(response: v1::AllocatableResourcesResponse) -> Self {
+        Self { cpus: cpus(response.cpu_ids), memory: memory(response.memory), devices: devices(response.devices) }
     }
 }
 
 impl From<v1::ListPodResourcesResponse> for Usage {
-    fn from(answer: v1::ListPodResourcesResponse) -> Self {
-        Self { pods: answer.pod_resources.into_iter().map(PodUsage::from).collect() }
+    fn from(response: v1::ListPodResourcesResponse) -> Self {
+        Self { pods: response.pod_resources.into_iter().map(PodUsage::from).collect() }
     }
 }
 
@@ -91,7 +91,7 @@ impl From<v1::ContainerResources> for ContainerUsage {
 }
 
 impl From<v1alpha1::ListPodResourcesResponse> for Usage {
-    fn from(answer: v1alpha1::ListPodResourcesResponse) -> Self {
+    fn from(response: v1alpha1::ListPodResourcesResponse) -> Self {
         let container = |container: v1alpha1::ContainerResources| ContainerUsage {
             name: container.name,
             devices: container
@@ -105,7 +105,7 @@ impl From<v1alpha1::ListPodResourcesResponse> for Usage {
                 .collect(),
             ..ContainerUsage::default()
         };
-        let pods = answer.pod_resources.into_iter().map(|pod| PodUsage {
+        let pods = response.pod_resources.into_iter().map(|pod| PodUsage {
             namespace: pod.namespace,
             name: pod.name,
             containers: pod.containers.into_iter().map(container).collect(),
@@ -120,8 +120,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_that_cannot_exist_are_left_out() {
-        let answer = v1::AllocatableResourcesResponse {
+    fn impossible_ids_are_omitted_or_marked() {
+        let response = v1::AllocatableResourcesResponse {
             cpu_ids: vec![3, -1, 1 << 40, 0],
             devices: vec![v1::ContainerDevices {
                 resource_name: "example.com/nic".into(),
@@ -130,8 +130,8 @@ mod tests {
             }],
             memory: vec![],
         };
-        let allocatable = Allocatable::from(answer);
-        assert_eq!(allocatable.cpus, "0,3,8192".parse().unwrap(), "an id that no CPU has is not lost");
-        assert!(allocatable.devices[0].nodes.is_empty(), "-1 means no affinity, never node 0");
+        let allocatable = Allocatable::from(response);
+        assert_eq!(allocatable.cpus, "0,3,8192".parse().unwrap(), "an impossible CPU id is reported");
+        assert!(allocatable.devices[0].nodes.is_empty(), "-1 means no affinity, not node 0");
     }
 }

@@ -1,4 +1,4 @@
-//! Requests to the kubelet and their undecoded responses.
+//! Requests to the podresources API and their encoded responses.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use super::client::ClientError;
+use super::client_error::ClientError;
 use super::proto::{v1, v1alpha1};
 use super::types::{Allocatable, Usage};
 
@@ -18,9 +18,12 @@ use super::types::{Allocatable, Usage};
 /// MiB do occur; the proxy's clients could not receive a larger one than this.
 const MESSAGE_LIMIT: usize = 16 << 20;
 
+/// Maximum length of a pod's name, which namespaces do not exceed either (RFC 1123, enforced by Kubernetes).
+const NAME_LIMIT: usize = 253;
+
 /// A request to the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Ask {
+pub enum Request {
     /// `List` of v1: the resources allocated to every active pod.
     List,
     /// `List` of v1alpha1: devices only.
@@ -38,7 +41,7 @@ pub enum Ask {
 
 /// A failed request.
 #[derive(Clone, Debug)]
-pub struct Refusal {
+pub struct RequestError {
     /// The error for this process.
     pub error: ClientError,
     /// The status for clients on whose behalf the request was made: the kubelet's own code and message if it
@@ -46,7 +49,7 @@ pub struct Refusal {
     pub status: Status,
 }
 
-impl Ask {
+impl Request {
     /// Returns the gRPC method's name, as used in errors.
     #[must_use]
     pub const fn method(&self) -> &'static str {
@@ -66,7 +69,7 @@ impl Ask {
         })
     }
 
-    /// Returns the request's message, which is empty for all but `Get`.
+    /// Returns the encoded request, which is empty for all but `Get`.
     fn message(&self) -> Bytes {
         let Self::Get { namespace, name } = self else { return Bytes::new() };
         let request = v1::GetPodResourcesRequest { pod_name: name.clone(), pod_namespace: namespace.clone() };
@@ -74,7 +77,7 @@ impl Ask {
     }
 
     /// Sends the request on `channel`. The future does not borrow `self`.
-    pub(super) fn on(&self, channel: Channel) -> impl Future<Output = Result<Bytes, Status>> + Send + use<> {
+    pub(super) fn send(&self, channel: Channel) -> impl Future<Output = Result<Bytes, Status>> + Send + use<> {
         let (path, message) = (self.path(), self.message());
         async move {
             let mut client = Grpc::new(channel).max_decoding_message_size(MESSAGE_LIMIT);
@@ -83,33 +86,28 @@ impl Ask {
             client.unary(tonic::Request::new(message), path, Raw).await.map(tonic::Response::into_inner)
         }
     }
-}
 
-/// Maximum length of a pod's name, which namespaces do not exceed either (RFC 1123, enforced by Kubernetes).
-const NAME_LIMIT: usize = 253;
-
-impl Ask {
-    /// Answers the request without the kubelet if possible: a pod whose name is too long does not exist, and
-    /// the kubelet's error, which repeats the name, would not fit into its headers.
-    pub(super) fn answer(&self) -> Option<Refusal> {
+    /// Returns the error for a pod that cannot exist because its name is too long. The kubelet's own error
+    /// repeats the name, which would not fit into its headers.
+    pub(super) fn check(&self) -> Result<(), RequestError> {
         match self {
             Self::Get { namespace, name } if name.len().max(namespace.len()) > NAME_LIMIT => {
-                Some(not_found(namespace, name))
+                Err(not_found(namespace, name))
             }
-            _ => None,
+            _ => Ok(()),
         }
     }
 }
 
 /// Returns the kubelet's own not-found error (kubelet.md 3.9), with overlong names truncated.
-pub(super) fn not_found(namespace: &str, name: &str) -> Refusal {
-    let message = format!("pod {} in namespace {} not found", cut(name), cut(namespace));
+pub(super) fn not_found(namespace: &str, name: &str) -> RequestError {
+    let message = format!("pod {} in namespace {} not found", truncated(name), truncated(namespace));
     let status = Status::unknown(message.clone());
     let code = format!("{:?}", Code::Unknown);
-    Refusal { error: ClientError::Status { call: "Get", code, message }, status }
+    RequestError { error: ClientError::Status { call: "Get", code, message }, status }
 }
 
-fn cut(name: &str) -> Cow<'_, str> {
+fn truncated(name: &str) -> Cow<'_, str> {
     if name.len() <= NAME_LIMIT {
         return name.into();
     }
@@ -117,45 +115,45 @@ fn cut(name: &str) -> Cow<'_, str> {
     format!("{}...", &name[..end.unwrap_or(0)]).into()
 }
 
-impl From<ClientError> for Refusal {
+impl From<ClientError> for RequestError {
     /// For an error without a status from the kubelet.
     fn from(error: ClientError) -> Self {
         Self { status: Status::unavailable(error.to_string()), error }
     }
 }
 
-/// Decodes a response to [`Ask::List`].
+/// Decodes a response to [`Request::List`].
 ///
 /// # Errors
 /// [`ClientError::Status`] if the bytes are not such a response.
-pub fn usage_of(answer: Bytes) -> Result<Usage, ClientError> {
-    decoded::<v1::ListPodResourcesResponse>(Ask::List.method(), answer).map(Usage::from)
+pub fn decode_list(response: Bytes) -> Result<Usage, ClientError> {
+    decode::<v1::ListPodResourcesResponse>(&Request::List, response).map(Usage::from)
 }
 
-/// Decodes a response to [`Ask::ListV1alpha1`].
-pub(super) fn devices_of(answer: Bytes) -> Result<Usage, ClientError> {
-    decoded::<v1alpha1::ListPodResourcesResponse>(Ask::ListV1alpha1.method(), answer).map(Usage::from)
+/// Decodes a response to [`Request::ListV1alpha1`].
+pub(super) fn decode_list_v1alpha1(response: Bytes) -> Result<Usage, ClientError> {
+    decode::<v1alpha1::ListPodResourcesResponse>(&Request::ListV1alpha1, response).map(Usage::from)
 }
 
-/// Decodes a response to [`Ask::Allocatable`].
+/// Decodes a response to [`Request::Allocatable`].
 ///
 /// # Errors
 /// [`ClientError::Status`] if the bytes are not such a response.
-pub fn allocatable_of(answer: Bytes) -> Result<Allocatable, ClientError> {
-    decoded::<v1::AllocatableResourcesResponse>(Ask::Allocatable.method(), answer).map(Allocatable::from)
+pub fn decode_allocatable(response: Bytes) -> Result<Allocatable, ClientError> {
+    decode::<v1::AllocatableResourcesResponse>(&Request::Allocatable, response).map(Allocatable::from)
 }
 
 /// Decodes a response; failure is reported as tonic would, as a status with the code Internal.
-pub(super) fn decoded<M: Message + Default>(method: &'static str, answer: Bytes) -> Result<M, ClientError> {
-    M::decode(answer).map_err(|error| ClientError::Status {
-        call: method,
+fn decode<M: Message + Default>(request: &Request, response: Bytes) -> Result<M, ClientError> {
+    M::decode(response).map_err(|error| ClientError::Status {
+        call: request.method(),
         code: "Internal".to_owned(),
         message: error.to_string(),
     })
 }
 
-/// A codec that passes messages through undecoded. tonic joins a response's frames once; the result is not
-/// copied again.
+/// A codec that leaves messages encoded. tonic joins a response's frames once; the result is not copied
+/// again.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Raw;
 

@@ -7,8 +7,8 @@
 //! lane is free, and their responses are shared with everyone waiting.
 
 mod driver;
+mod queue;
 mod records;
-mod waiting;
 
 use std::any::Any;
 use std::fmt;
@@ -18,18 +18,19 @@ use std::time::{Duration, SystemTime};
 
 use prost::bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::ask::{Ask, Refusal};
-use super::client::{ClientError, Identity, Line, age, made};
+use super::client_error::ClientError;
+use super::connector::{Connector, SocketId};
+use super::request::{Request, RequestError};
 use super::types::Connection;
+use crate::util::task::Task;
 use driver::Driver;
-use waiting::Waiting;
+use queue::Queue;
 
 /// The caller of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asker {
+pub enum Caller {
     /// The agent, which has its own rate limit and retries by itself.
     Agent,
     /// The proxy, for one of its clients.
@@ -37,29 +38,25 @@ pub enum Asker {
 }
 
 /// The response of one call, shared by all who requested it.
-pub struct Flight {
-    /// The undecoded response message; for a pod looked up in a List, its record as a response to `Get`.
+pub struct SharedResponse {
+    /// The encoded response; for a pod looked up in a List, its record as a response to `Get`.
     pub bytes: Bytes,
     /// The connection it came from.
     pub connection: Connection,
     /// When the call started.
     pub started: Instant,
     /// The socket it came from.
-    identity: Identity,
+    socket: SocketId,
     slot: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
 /// Observes every call.
 pub trait Observer: Send + Sync + 'static {
     /// A call starts; `in_flight` calls are in flight, including this one.
-    fn started(&self, ask: &Ask, in_flight: usize) {
-        let _ = (ask, in_flight);
-    }
+    fn started(&self, _request: &Request, _in_flight: usize) {}
 
     /// A call ended, or could not start because there was no connection.
-    fn ended(&self, ended: &Ended<'_>) {
-        let _ = ended;
-    }
+    fn finished(&self, _call: &FinishedCall<'_>) {}
 }
 
 /// Ignores all calls.
@@ -67,109 +64,100 @@ impl Observer for () {}
 
 /// The outcome of one call.
 #[derive(Clone, Copy, Debug)]
-pub struct Ended<'a> {
+pub struct FinishedCall<'a> {
     /// The request.
-    pub ask: &'a Ask,
+    pub request: &'a Request,
     /// The duration of the call.
     pub took: Duration,
     /// The error, if any; [`ClientError::RateLimited`] if the kubelet's rate limiter rejected the call.
     pub error: Option<&'a ClientError>,
-    /// Number of requests answered by this call. All but one of them cost the kubelet nothing.
+    /// Number of requests that received the response. All but one of them cost the kubelet nothing.
     pub shared_by: usize,
 }
 
 /// A handle. When the last one is dropped, the connection is closed and all state discarded.
 #[derive(Clone)]
-pub struct Upstream {
+pub struct SharedClient {
     shared: Arc<Shared>,
     _task: Arc<Task>,
 }
 
 /// The state shared by callers and the driver task. It is never locked across an await.
 struct Shared {
-    waiting: Mutex<Waiting>,
+    queue: Mutex<Queue>,
     /// Notified when a request is queued.
-    news: Notify,
+    queued: Notify,
 }
 
-struct Task(JoinHandle<()>);
-
-/// A request's place in the queue, given up when dropped.
-struct Place<'a> {
+/// A request in the queue, which is removed when this is dropped.
+struct Queued<'a> {
     shared: &'a Shared,
-    ask: Ask,
+    request: Request,
     number: u64,
-    answer: oneshot::Receiver<Answer>,
+    result: oneshot::Receiver<RequestResult>,
 }
 
-type Answer = Result<Arc<Flight>, Refusal>;
+type RequestResult = Result<Arc<SharedResponse>, RequestError>;
 
-impl Upstream {
+impl SharedClient {
     /// Starts a client for the kubelet whose socket is at `socket`. No call takes longer than `timeout`, nor
     /// does a request wait longer for its call to start. It does not connect yet, and runs on the current
     /// tokio runtime.
     #[must_use]
     pub fn start(socket: PathBuf, timeout: Duration, observer: Arc<dyn Observer>) -> Self {
-        let waiting = Mutex::new(Waiting::new(timeout));
-        let shared = Arc::new(Shared { waiting, news: Notify::new() });
-        let driver = Driver::new(Arc::clone(&shared), Line::new(socket, timeout), observer);
-        Self { shared, _task: Arc::new(Task(tokio::spawn(driver.run()))) }
+        let shared = Arc::new(Shared { queue: Mutex::new(Queue::new(timeout)), queued: Notify::new() });
+        let driver = Driver::new(Arc::clone(&shared), Connector::new(socket, timeout), observer);
+        Self { shared, _task: Arc::new(Task::spawn(driver.run())) }
     }
 
     /// Returns the response of a call that started after this was called.
     ///
     /// # Errors
     /// The kubelet's error unchanged; `Unavailable` if the kubelet cannot be reached or times out.
-    pub async fn ask(&self, ask: Ask, asker: Asker) -> Result<Arc<Flight>, Refusal> {
-        if let Some(refusal) = ask.answer() {
-            return Err(refusal);
-        }
-        let method = ask.method();
-        let mut place = self.shared.join(ask, asker);
-        match (&mut place.answer).await {
-            Ok(answer) => answer,
-            // The sender is dropped only when the runtime shuts down.
-            Err(_) => Err(ClientError::Lost { call: method, detail: "numacast is ending".to_owned() }.into()),
-        }
+    pub async fn request(
+        &self,
+        request: Request,
+        caller: Caller,
+    ) -> Result<Arc<SharedResponse>, RequestError> {
+        request.check()?;
+        let call = request.method();
+        let mut queued = self.shared.push(request, caller);
+        // The sender is dropped only when the runtime shuts down.
+        let lost = |_| Err(ClientError::Lost { call, detail: "numacast is ending".to_owned() }.into());
+        (&mut queued.result).await.unwrap_or_else(lost)
     }
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn join(&self, ask: Ask, asker: Asker) -> Place<'_> {
-        let (number, answer) = self.lock().join(&ask, asker, Instant::now());
-        self.news.notify_one();
-        Place { shared: self, ask, number, answer }
+    fn push(&self, request: Request, caller: Caller) -> Queued<'_> {
+        let (number, result) = self.lock().push(&request, caller, Instant::now());
+        self.queued.notify_one();
+        Queued { shared: self, request, number, result }
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Queued<'_> {
     fn drop(&mut self) {
-        self.shared.lock().leave(&self.ask, self.number);
+        self.shared.lock().remove(&self.request, self.number);
     }
 }
 
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-impl Flight {
+impl SharedResponse {
     /// Returns how long ago the kubelet created the socket this came from; see [`super::Client`]. Zero if the
     /// clock was set back since, at most the machine's uptime.
     #[must_use]
     pub fn socket_age(&self) -> Duration {
-        age(self.identity)
+        self.socket.age()
     }
 
     /// Returns the creation time of that socket, by the clock at that time.
     #[must_use]
-    pub fn socket_made(&self) -> Option<SystemTime> {
-        made(self.identity)
+    pub fn socket_created(&self) -> Option<SystemTime> {
+        self.socket.created()
     }
 
     /// Returns a slot for a value derived from this response. It is created on first use and shared by all
@@ -182,16 +170,16 @@ impl Flight {
     }
 }
 
-impl fmt::Debug for Flight {
+impl fmt::Debug for SharedResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut fields = f.debug_struct("Flight");
+        let mut fields = f.debug_struct("SharedResponse");
         fields.field("bytes", &self.bytes.len()).field("connection", &self.connection);
         fields.field("started", &self.started).finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for Upstream {
+impl fmt::Debug for SharedClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Upstream").finish_non_exhaustive()
+        f.debug_struct("SharedClient").finish_non_exhaustive()
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use numacast::kubelet::proto::v1;
-use numacast::kubelet::{Ask, Asker, ClientError, Ended, Flight, Observer, Refusal, Upstream, usage_of};
+use numacast::kubelet::{Request, Caller, ClientError, FinishedCall, SharedResponse, Observer, RequestError, SharedClient, decode_list};
 use numacast::sim::kubelet::{Age, Call, Fault, Options, PodSpec};
 use prost::Message;
 use tokio::time::{Instant, sleep, timeout};
@@ -28,7 +28,7 @@ struct Calls {
     /// Maximum number of calls in flight.
     most: usize,
     /// For each response, the number of callers that shared it.
-    shared_by: Vec<(Ask, usize)>,
+    shared_by: Vec<(Request, usize)>,
     /// Number of errors by kind.
     errors: BTreeMap<&'static str, usize>,
 }
@@ -40,15 +40,15 @@ impl Seen {
 }
 
 impl Observer for Seen {
-    fn started(&self, _: &Ask, in_flight: usize) {
+    fn started(&self, _: &Request, in_flight: usize) {
         let mut calls = self.0.lock().unwrap();
         calls.most = calls.most.max(in_flight);
     }
 
-    fn ended(&self, ended: &Ended<'_>) {
+    fn finished(&self, call: &FinishedCall<'_>) {
         let mut calls = self.0.lock().unwrap();
-        match ended.error {
-            None => calls.shared_by.push((ended.ask.clone(), ended.shared_by)),
+        match call.error {
+            None => calls.shared_by.push((call.request.clone(), call.shared_by)),
             Some(error) => *calls.errors.entry(error.kind()).or_default() += 1,
         }
     }
@@ -56,7 +56,7 @@ impl Observer for Seen {
 
 struct Asked {
     node: SimNode,
-    upstream: Upstream,
+    upstream: SharedClient,
     seen: Arc<Seen>,
 }
 
@@ -68,7 +68,7 @@ impl Asked {
     fn with(options: Options) -> Self {
         let (node, seen) = (SimNode::with(options), Arc::new(Seen::default()));
         node.kubelet.traffic();
-        let upstream = Upstream::start(node.kubelet.socket(), TIMEOUT, seen.clone());
+        let upstream = SharedClient::start(node.kubelet.socket(), TIMEOUT, seen.clone());
         Self { node, upstream, seen }
     }
 
@@ -76,12 +76,12 @@ impl Asked {
         Self::with(Options { age, limited: false, ..Options::default() })
     }
 
-    async fn ask(&self, ask: Ask) -> Result<Arc<Flight>, Refusal> {
-        self.upstream.ask(ask, Asker::Proxy).await
+    async fn ask(&self, ask: Request) -> Result<Arc<SharedResponse>, RequestError> {
+        self.upstream.request(ask, Caller::Proxy).await
     }
 
     /// Sends the requests concurrently and returns the responses.
-    async fn ask_all(&self, asks: impl IntoIterator<Item = Ask>) -> Vec<Result<Arc<Flight>, Refusal>> {
+    async fn ask_all(&self, asks: impl IntoIterator<Item = Request>) -> Vec<Result<Arc<SharedResponse>, RequestError>> {
         join_all(asks.into_iter().map(|ask| self.ask(ask))).await
     }
 
@@ -95,7 +95,7 @@ impl Asked {
     async fn busy(&self, delay: Duration) -> impl Future<Output = ()> + use<> {
         self.node.kubelet.fail_next(Call::List, 1, &Fault::Delay(delay));
         let upstream = self.upstream.clone();
-        let first = tokio::spawn(async move { upstream.ask(Ask::List, Asker::Proxy).await.map(drop) });
+        let first = tokio::spawn(async move { upstream.request(Request::List, Caller::Proxy).await.map(drop) });
         while self.node.kubelet.traffic().calls.is_empty() {
             tokio::task::yield_now().await;
         }
@@ -111,20 +111,20 @@ impl Asked {
     }
 }
 
-fn get(name: &str) -> Ask {
-    Ask::Get { namespace: "default".to_owned(), name: name.to_owned() }
+fn get(name: &str) -> Request {
+    Request::Get { namespace: "default".to_owned(), name: name.to_owned() }
 }
 
 /// Returns the sorted pod names. A Get response is a List of one pod.
-fn names(flight: &Flight) -> Vec<String> {
+fn names(flight: &SharedResponse) -> Vec<String> {
     let mut names: Vec<_> =
-        usage_of(flight.bytes.clone()).unwrap().pods.into_iter().map(|pod| pod.name).collect();
+        decode_list(flight.bytes.clone()).unwrap().pods.into_iter().map(|pod| pod.name).collect();
     names.sort();
     names
 }
 
 #[track_caller]
-fn assert_not_found(answer: Result<Arc<Flight>, Refusal>, name: &str) {
+fn assert_not_found(answer: Result<Arc<SharedResponse>, RequestError>, name: &str) {
     let status = answer.unwrap_err().status;
     assert_eq!(status.code(), Code::Unknown);
     assert_eq!(status.message(), format!("pod {name} in namespace default not found"));
@@ -134,10 +134,10 @@ fn assert_not_found(answer: Result<Arc<Flight>, Refusal>, name: &str) {
 async fn each_question_has_its_answer() {
     let asked = Asked::start();
     asked.run(&["a"]).await;
-    assert_eq!(names(&asked.ask(Ask::List).await.unwrap()), ["a"]);
+    assert_eq!(names(&asked.ask(Request::List).await.unwrap()), ["a"]);
     assert_eq!(names(&asked.ask(get("a")).await.unwrap()), ["a"]);
-    assert_eq!(names(&asked.ask(Ask::ListV1alpha1).await.unwrap()), ["a"]);
-    assert!(!asked.ask(Ask::Allocatable).await.unwrap().bytes.is_empty());
+    assert_eq!(names(&asked.ask(Request::ListV1alpha1).await.unwrap()), ["a"]);
+    assert!(!asked.ask(Request::Allocatable).await.unwrap().bytes.is_empty());
     assert_not_found(asked.ask(get("b")).await, "b");
     let expected = ["v1 List", "v1 Get", "v1alpha1 List", "v1 GetAllocatableResources", "v1 Get"];
     assert_eq!(asked.paths(), expected);
@@ -149,12 +149,12 @@ async fn whoever_asks_while_a_call_is_under_way_shares_the_next_one() {
     let busy = asked.busy(Duration::from_millis(50)).await;
     // The call in flight started before this pod existed.
     asked.run(&["new"]).await;
-    let flights: Vec<_> = asked.ask_all(vec![Ask::List; 200]).await.into_iter().map(Result::unwrap).collect();
+    let flights: Vec<_> = asked.ask_all(vec![Request::List; 200]).await.into_iter().map(Result::unwrap).collect();
     busy.await;
     assert!(flights.iter().all(|flight| Arc::ptr_eq(flight, &flights[0])));
     assert_eq!(names(&flights[0]), ["new"]);
     assert_eq!(asked.paths(), ["v1 List"; 2]);
-    assert_eq!(asked.seen.calls().shared_by, [(Ask::List, 1), (Ask::List, 200)]);
+    assert_eq!(asked.seen.calls().shared_by, [(Request::List, 1), (Request::List, 200)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -163,7 +163,7 @@ async fn the_lanes_do_not_wait_for_each_other() {
     asked.run(&["a"]).await;
     let busy = asked.busy(Duration::from_secs(3)).await;
     let start = Instant::now();
-    let asks = [get("a"), Ask::Allocatable, Ask::ListV1alpha1, get("a")];
+    let asks = [get("a"), Request::Allocatable, Request::ListV1alpha1, get("a")];
     asked.ask_all(asks).await.into_iter().for_each(|answer| drop(answer.unwrap()));
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     busy.await;
@@ -190,14 +190,14 @@ async fn several_pods_at_once_cost_one_list() {
     assert!(Arc::ptr_eq(&found[0], &found[3]), "whoever asks for the same shares the answer");
     // Only the kubelet knows for certain that the pod does not exist.
     assert_eq!(asked.paths(), ["v1 List", "v1 Get"]);
-    assert_eq!(asked.seen.calls().shared_by, [(Ask::List, 4)]);
+    assert_eq!(asked.seen.calls().shared_by, [(Request::List, 4)]);
 }
 
 /// Runs 256 callers that keep requesting pods that do not exist.
-async fn make_up_names(upstream: Upstream) {
+async fn make_up_names(upstream: SharedClient) {
     join_all((0..256).map(async |caller| {
         for count in 0.. {
-            let _ = upstream.ask(get(&format!("nobody-{caller}-{count}")), Asker::Proxy).await;
+            let _ = upstream.request(get(&format!("nobody-{caller}-{count}")), Caller::Proxy).await;
         }
     }))
     .await;
@@ -211,7 +211,7 @@ async fn who_makes_up_names_does_not_delay_the_others() {
     sleep(Duration::from_secs(10)).await;
     let (before, begun) = (asked.paths().len(), Instant::now());
     while begun.elapsed() < Duration::from_secs(20) {
-        for ask in [Ask::List, Ask::Allocatable, Ask::ListV1alpha1, get("a")] {
+        for ask in [Request::List, Request::Allocatable, Request::ListV1alpha1, get("a")] {
             let start = Instant::now();
             asked.ask(ask.clone()).await.unwrap();
             let took = start.elapsed();
@@ -236,7 +236,7 @@ async fn a_name_that_cannot_be_is_not_asked_for() {
     assert_eq!(asked.paths(), ["v1 Get"]);
     let told = asked.ask(get(&"ü".repeat(1 << 20))).await;
     assert_not_found(told, &format!("{}...", "ü".repeat(126)));
-    let ask = Ask::Get { namespace: "y".repeat(4 << 20), name: "a".to_owned() };
+    let ask = Request::Get { namespace: "y".repeat(4 << 20), name: "a".to_owned() };
     let told = asked.ask(ask).await.unwrap_err();
     let expected = format!("pod a in namespace {}... not found", "y".repeat(253));
     assert_eq!((told.status.code(), told.status.message()), (Code::Unknown, &*expected));
@@ -256,7 +256,7 @@ async fn where_get_is_not_served_pods_are_looked_up_in_a_list() {
         // Another kubelet may support Get.
         asked.node.kubelet.set_age(Age::V1_34);
         asked.node.kubelet.restart().await.unwrap();
-        asked.ask(Ask::List).await.unwrap();
+        asked.ask(Request::List).await.unwrap();
         assert_eq!(names(&asked.ask(get("a")).await.unwrap()), ["a"]);
         assert_not_found(asked.ask(get("b")).await, "b");
         assert_eq!(gets(&asked), said + 2);
@@ -282,35 +282,35 @@ async fn who_goes_away_leaves_nothing_behind() {
     asked.run(&["a"]).await;
     let busy = asked.busy(Duration::from_secs(2)).await;
     // Their callers have left by the time these calls could start.
-    for ask in [Ask::List, get("a"), Ask::Allocatable] {
+    for ask in [Request::List, get("a"), Request::Allocatable] {
         let _ = futures::poll!(std::pin::pin!(asked.ask(ask)));
     }
-    assert!(timeout(Duration::from_secs(1), asked.ask(Ask::List)).await.is_err());
+    assert!(timeout(Duration::from_secs(1), asked.ask(Request::List)).await.is_err());
     busy.await;
     sleep(Duration::from_secs(5)).await;
     assert_eq!(asked.paths(), ["v1 List"]);
     // A call continues while any caller waits for it, even if the first one left.
     asked.node.kubelet.fail_next(Call::List, 1, &Fault::Delay(Duration::from_secs(2)));
-    let first = timeout(Duration::from_secs(1), asked.ask(Ask::List));
-    let (first, second) = tokio::join!(first, asked.ask(Ask::List));
+    let first = timeout(Duration::from_secs(1), asked.ask(Request::List));
+    let (first, second) = tokio::join!(first, asked.ask(Request::List));
     assert!(first.is_err());
     assert_eq!(names(&second.unwrap()), ["a"]);
     assert_eq!(asked.paths(), ["v1 List"; 2]);
     // A caller that arrives during an abandoned call still waits for the next one.
     asked.node.kubelet.fail_next(Call::List, 1, &Fault::Late(Duration::from_secs(2)));
-    assert!(timeout(Duration::from_secs(1), asked.ask(Ask::List)).await.is_err());
+    assert!(timeout(Duration::from_secs(1), asked.ask(Request::List)).await.is_err());
     asked.run(&["b"]).await;
-    assert_eq!(names(&asked.ask(Ask::List).await.unwrap()), ["a", "b"]);
+    assert_eq!(names(&asked.ask(Request::List).await.unwrap()), ["a", "b"]);
     assert_eq!(asked.node.kubelet.traffic().at_once["/v1.PodResourcesLister/List"], 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_left_of_a_handle_that_is_dropped() {
     let asked = Asked::start();
-    asked.ask(Ask::List).await.unwrap();
+    asked.ask(Request::List).await.unwrap();
     let other = asked.upstream.clone();
     drop(asked.upstream);
-    other.ask(Ask::List, Asker::Agent).await.unwrap();
+    other.request(Request::List, Caller::Agent).await.unwrap();
     assert_eq!(Arc::strong_count(&asked.seen), 2);
     drop(other);
     while Arc::strong_count(&asked.seen) > 1 {
@@ -326,19 +326,19 @@ async fn the_limiters_refusals_are_waited_out() {
     for call in [Call::List, Call::Get, Call::Allocatable] {
         asked.node.kubelet.fail_next(call, 3, &limited);
     }
-    let asks = [Ask::List, get("a"), Ask::Allocatable, Ask::ListV1alpha1];
+    let asks = [Request::List, get("a"), Request::Allocatable, Request::ListV1alpha1];
     asked.ask_all(asks).await.into_iter().for_each(|answer| drop(answer.unwrap()));
     assert_eq!(asked.seen.calls().errors["rate_limited"], 9);
 
     // The agent handles rate limiting itself, so it gets the error.
     asked.node.kubelet.fail_next(Call::List, 1, &limited);
-    let told = asked.upstream.ask(Ask::List, Asker::Agent).await.unwrap_err();
+    let told = asked.upstream.request(Request::List, Caller::Agent).await.unwrap_err();
     assert_eq!(told.error, ClientError::RateLimited("List"));
 
     // A limiter that keeps rejecting is reported at the deadline, not earlier.
     asked.node.kubelet.fail_next(Call::List, 1000, &limited);
     let start = Instant::now();
-    let told = asked.ask(Ask::List).await.unwrap_err();
+    let told = asked.ask(Request::List).await.unwrap_err();
     assert!(start.elapsed() <= TIMEOUT && start.elapsed() > TIMEOUT - Duration::from_secs(1));
     assert_eq!(told.status.code(), Code::ResourceExhausted);
     assert_eq!(told.status.message(), "rejected by rate limit");
@@ -348,7 +348,7 @@ async fn the_limiters_refusals_are_waited_out() {
     // Nine rejections leave time for another attempt.
     asked.node.kubelet.clear_faults();
     asked.node.kubelet.fail_next(Call::List, 9, &limited);
-    asked.ask(Ask::List).await.unwrap();
+    asked.ask(Request::List).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -356,7 +356,7 @@ async fn a_kubelets_words_are_passed_on_as_they_are() {
     let asked = Asked::start();
     let words = "the disk is on fire\n".repeat(100);
     asked.node.kubelet.fail_next(Call::List, 1, &Fault::Status(Code::Internal, words.clone()));
-    let told = asked.ask(Ask::List).await.unwrap_err();
+    let told = asked.ask(Request::List).await.unwrap_err();
     assert_eq!((told.status.code(), told.status.message()), (Code::Internal, &*words));
     for (age, code, message) in [
         (
@@ -367,16 +367,16 @@ async fn a_kubelets_words_are_passed_on_as_they_are() {
         (Age::OnlyV1alpha1, Code::Unimplemented, "unknown service v1.PodResourcesLister"),
     ] {
         asked.node.kubelet.set_age(age);
-        let told = asked.ask(Ask::Allocatable).await.unwrap_err();
+        let told = asked.ask(Request::Allocatable).await.unwrap_err();
         assert_eq!((told.status.code(), told.status.message()), (code, message));
     }
     asked.node.kubelet.set_age(Age::V1_34);
     asked.node.kubelet.fail_next(Call::List, 1, &Fault::Oversize(17 << 20));
-    let told = asked.ask(Ask::List).await.unwrap_err();
+    let told = asked.ask(Request::List).await.unwrap_err();
     assert_eq!(told.status.code(), Code::ResourceExhausted);
     assert!(told.status.message().starts_with("the kubelet's answer to List is too large"));
     asked.node.kubelet.fail_next(Call::List, 1, &Fault::Oversize(5 << 20));
-    assert!(asked.ask(Ask::List).await.unwrap().bytes.len() > 5 << 20);
+    assert!(asked.ask(Request::List).await.unwrap().bytes.len() > 5 << 20);
 }
 
 /// Encodes a message followed by an unknown field.
@@ -405,7 +405,7 @@ async fn every_byte_of_an_answer_arrives_whatever_it_means() {
     let list = [&b[..], &a, &with_unknown(&v1::ListPodResourcesResponse::default())].concat();
     let bytes = |call, bytes: &[u8]| asked.node.kubelet.fail_next(call, 1, &Fault::Message(bytes.to_vec()));
     bytes(Call::List, &list);
-    assert_eq!(asked.ask(Ask::List).await.unwrap().bytes, list);
+    assert_eq!(asked.ask(Request::List).await.unwrap().bytes, list);
     bytes(Call::Get, &a);
     assert_eq!(asked.ask(get("a")).await.unwrap().bytes, a);
     bytes(Call::List, &list);
@@ -414,36 +414,36 @@ async fn every_byte_of_an_answer_arrives_whatever_it_means() {
     assert_eq!(answers, [a, b]);
     let allocatable = with_unknown(&v1::AllocatableResourcesResponse::default());
     bytes(Call::Allocatable, &allocatable);
-    assert_eq!(asked.ask(Ask::Allocatable).await.unwrap().bytes, allocatable);
+    assert_eq!(asked.ask(Request::Allocatable).await.unwrap().bytes, allocatable);
     // Responses are passed on without being decoded.
     bytes(Call::List, b"no message at all");
-    assert_eq!(asked.ask(Ask::List).await.unwrap().bytes, &b"no message at all"[..]);
+    assert_eq!(asked.ask(Request::List).await.unwrap().bytes, &b"no message at all"[..]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_breaks_is_made_again_once() {
     let asked = Asked::start();
     asked.run(&["a"]).await;
-    asked.ask(Ask::List).await.unwrap();
+    asked.ask(Request::List).await.unwrap();
     asked.node.kubelet.fail_next(Call::List, 1, &Fault::CutShort);
-    assert_eq!(names(&asked.ask(Ask::List).await.unwrap()), ["a"]);
+    assert_eq!(names(&asked.ask(Request::List).await.unwrap()), ["a"]);
     asked.node.kubelet.fail_next(Call::List, 2, &Fault::CutShort);
-    let told = asked.ask(Ask::List).await.unwrap_err();
+    let told = asked.ask(Request::List).await.unwrap_err();
     assert_eq!(told.status.code(), Code::Unavailable);
     assert!(told.status.message().starts_with("the kubelet's connection broke during List"), "{told:?}");
-    assert_eq!(names(&asked.ask(Ask::List).await.unwrap()), ["a"]);
+    assert_eq!(names(&asked.ask(Request::List).await.unwrap()), ["a"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_kubelet_that_is_away_is_unavailable_at_once_and_is_not_hammered() {
     let asked = Asked::start();
     asked.run(&["a"]).await;
-    asked.ask(Ask::List).await.unwrap();
+    asked.ask(Request::List).await.unwrap();
     asked.node.kubelet.stop();
     let start = Instant::now();
     let mut refused = 0;
     while start.elapsed() < Duration::from_secs(10) {
-        let asks = [Ask::List, get("a"), get("b"), Ask::Allocatable];
+        let asks = [Request::List, get("a"), get("b"), Request::Allocatable];
         for answer in asked.ask_all(asks).await {
             let status = answer.unwrap_err().status;
             assert_eq!(status.code(), Code::Unavailable);
@@ -458,21 +458,21 @@ async fn a_kubelet_that_is_away_is_unavailable_at_once_and_is_not_hammered() {
     assert!(attempts <= 5 + 250 && attempts > 100, "{attempts} attempts for {refused} refusals");
     asked.node.kubelet.boot().unwrap();
     asked.node.kubelet.set_ready(true, true);
-    assert_eq!(names(&asked.ask(Ask::List).await.unwrap()), ["a"], "whoever asks next tries");
+    assert_eq!(names(&asked.ask(Request::List).await.unwrap()), ["a"], "whoever asks next tries");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_hangs_ends_and_so_does_waiting_for_it() {
     let asked = Asked::start();
     asked.run(&["a"]).await;
-    asked.ask(Ask::List).await.unwrap();
+    asked.ask(Request::List).await.unwrap();
     asked.node.kubelet.fail_next(Call::List, 1, &Fault::Hang);
     let start = Instant::now();
     let later = async {
         sleep(Duration::from_secs(1)).await;
-        asked.ask(Ask::List).await
+        asked.ask(Request::List).await
     };
-    let (first, second) = tokio::join!(asked.ask(Ask::List), later);
+    let (first, second) = tokio::join!(asked.ask(Request::List), later);
     let told = first.unwrap_err();
     assert_eq!(told.status.code(), Code::Unavailable);
     let sentence =
@@ -495,7 +495,7 @@ async fn a_call_that_hangs_ends_and_so_does_waiting_for_it() {
         }
     };
     let (first, second, third) =
-        tokio::join!(after(0, Ask::Allocatable), after(1, Ask::ListV1alpha1), after(2, get("a")));
+        tokio::join!(after(0, Request::Allocatable), after(1, Request::ListV1alpha1), after(2, get("a")));
     assert_eq!((first, second, third), ((4, false), (8, false), (6, true)));
 }
 
@@ -504,7 +504,7 @@ async fn no_call_starts_for_a_question_whose_time_is_up() {
     let asked = Asked::start();
     let long = Fault::Delay(Duration::from_millis(3_500));
     // Requests during a List wait for the next one, which starts before their deadline and ends after it.
-    let behind_a_list = async |asks: &[Ask]| {
+    let behind_a_list = async |asks: &[Request]| {
         let before = asked.paths().len();
         asked.node.kubelet.fail_next(Call::List, 2, &long);
         let start = Instant::now();
@@ -512,7 +512,7 @@ async fn no_call_starts_for_a_question_whose_time_is_up() {
             sleep(Duration::from_millis(1)).await;
             asked.ask_all(asks.iter().cloned()).await
         };
-        let (first, answers) = tokio::join!(asked.ask(Ask::List), later);
+        let (first, answers) = tokio::join!(asked.ask(Request::List), later);
         first.unwrap();
         let refusals: Vec<_> = answers.into_iter().map(|answer| answer.unwrap_err().status).collect();
         assert!(refusals.iter().all(|status| status.code() == Code::Unavailable), "{refusals:?}");
@@ -528,7 +528,7 @@ async fn no_call_starts_for_a_question_whose_time_is_up() {
         sleep(Duration::from_secs(5)).await;
         asked.node.kubelet.cut_connections();
     };
-    let ((seconds, sentence), ()) = tokio::join!(behind_a_list(&[Ask::List]), cut);
+    let ((seconds, sentence), ()) = tokio::join!(behind_a_list(&[Request::List]), cut);
     let lost = sentence.starts_with("the kubelet's connection broke during List");
     assert!(seconds == 5 && lost, "{seconds} s: {sentence}");
 }
@@ -540,7 +540,7 @@ async fn the_budget_holds_in_every_second_and_the_agent_does_not_wait_for_it() {
     let mut longest = Duration::ZERO;
     let clients = join_all((0..8).map(|_| async {
         while start.elapsed() < Duration::from_secs(5) {
-            asked.ask(Ask::List).await.unwrap();
+            asked.ask(Request::List).await.unwrap();
             sleep(Duration::from_millis(1)).await;
         }
     }));
@@ -549,7 +549,7 @@ async fn the_budget_holds_in_every_second_and_the_agent_does_not_wait_for_it() {
         // More requests than the budget allows.
         for _ in 0..10 {
             let asked_at = Instant::now();
-            asked.upstream.ask(Ask::List, Asker::Agent).await.unwrap();
+            asked.upstream.request(Request::List, Caller::Agent).await.unwrap();
             longest = longest.max(asked_at.elapsed());
         }
     };
@@ -572,7 +572,7 @@ fn busiest_second(calls: &[Instant]) -> usize {
 #[tokio::test(start_paused = true)]
 async fn a_slot_is_made_once_for_all_who_share_an_answer() {
     let asked = Asked::start();
-    let flights = asked.ask_all([Ask::List, Ask::List]).await;
+    let flights = asked.ask_all([Request::List, Request::List]).await;
     let [first, second] = flights.try_into().unwrap();
     let (first, second) = (first.unwrap(), second.unwrap());
     assert!(Arc::ptr_eq(&first.slot::<Mutex<u32>>(), &second.slot::<Mutex<u32>>()));

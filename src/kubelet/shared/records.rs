@@ -5,25 +5,25 @@ use std::collections::BTreeMap;
 use prost::Message;
 use prost::bytes::Bytes;
 
-/// `ListPodResourcesResponse` with undecoded records.
+/// `ListPodResourcesResponse` with encoded records.
 #[derive(Clone, PartialEq, Message)]
-struct Listed {
+struct List {
     #[prost(bytes = "bytes", repeated, tag = "1")]
     pods: Vec<Bytes>,
 }
 
 /// The identity fields of `PodResources`.
 #[derive(Clone, PartialEq, Message)]
-struct Named {
+struct Identity {
     #[prost(string, tag = "1")]
     name: String,
     #[prost(string, tag = "2")]
     namespace: String,
 }
 
-/// `GetPodResourcesResponse` with an undecoded record.
+/// `GetPodResourcesResponse` with an encoded record.
 #[derive(Clone, PartialEq, Message)]
-struct Got {
+struct GetResponse {
     #[prost(bytes = "bytes", tag = "1")]
     pod: Bytes,
 }
@@ -37,9 +37,9 @@ impl Records {
     /// Returns the records of a List; empty if it cannot be decoded.
     pub(super) fn of(list: &Bytes) -> Self {
         let mut records = BTreeMap::new();
-        for pod in Listed::decode(list.clone()).unwrap_or_default().pods {
-            let Ok(named) = Named::decode(pod.clone()) else { continue };
-            let known = records.entry((named.namespace, named.name));
+        for pod in List::decode(list.clone()).unwrap_or_default().pods {
+            let Ok(identity) = Identity::decode(pod.clone()) else { continue };
+            let known = records.entry((identity.namespace, identity.name));
             known.and_modify(|record| *record = None).or_insert(Some(pod));
         }
         Self(records)
@@ -48,7 +48,7 @@ impl Records {
     /// Returns the response to `Get` in a buffer of its own, so that keeping it does not keep the List alive.
     pub(super) fn get(&self, namespace: &str, name: &str) -> Option<Bytes> {
         let record = self.0.get(&(namespace.to_owned(), name.to_owned()))?.clone()?;
-        Some(Got { pod: record }.encode_to_vec().into())
+        Some(GetResponse { pod: record }.encode_to_vec().into())
     }
 }
 
@@ -58,17 +58,17 @@ mod tests {
 
     /// A pod's record with an unknown field.
     fn pod(namespace: &str, name: &str, unknown: u8) -> Vec<u8> {
-        let mut record = Named { name: name.to_owned(), namespace: namespace.to_owned() }.encode_to_vec();
+        let mut record = Identity { name: name.to_owned(), namespace: namespace.to_owned() }.encode_to_vec();
         record.extend([15 << 3, unknown]);
         record
     }
 
     fn list(pods: &[Vec<u8>]) -> Bytes {
-        Listed { pods: pods.iter().cloned().map(Bytes::from).collect() }.encode_to_vec().into()
+        List { pods: pods.iter().cloned().map(Bytes::from).collect() }.encode_to_vec().into()
     }
 
     #[test]
-    fn a_record_is_an_answer_to_get_with_every_byte_it_has() {
+    fn a_record_is_a_get_response_with_all_of_its_bytes() {
         let pods = [pod("a", "x", 1), pod("b", "x", 2), pod("a", "y", 3)];
         let records = Records::of(&list(&pods));
         let wrapped = |record: &[u8]| [&[1 << 3 | 2, u8::try_from(record.len()).unwrap()], record].concat();
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn two_pods_of_one_name_are_for_the_kubelet_to_tell_apart() {
+    fn a_name_that_occurs_twice_has_no_record() {
         let twice = [pod("a", "x", 1), pod("a", "y", 2), pod("a", "x", 3)];
         let records = Records::of(&list(&twice));
         assert_eq!(records.get("a", "x"), None);
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_list_have_no_records() {
+    fn invalid_bytes_have_no_records() {
         assert_eq!(Records::of(&Bytes::from_static(&[0x0a, 0xff])).get("", ""), None);
         // A record that cannot be decoded does not hide the others.
         let broken = [vec![0x0a, 0xff], pod("a", "y", 2)];

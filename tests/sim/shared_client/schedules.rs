@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use futures::future::join_all;
-use numacast::kubelet::{Ask, Asker, ClientError, Flight, Refusal, Upstream, allocatable_of, usage_of};
+use numacast::kubelet::{Request, Caller, ClientError, SharedResponse, RequestError, SharedClient, decode_allocatable, decode_list};
 use numacast::sim::kubelet::{Age, Call, Fault, Options, PodSpec, SimKubelet};
 use numacast::sim::machine::{Device, MachineSpec};
 use tokio::time::{Instant, sleep, timeout};
@@ -48,7 +48,7 @@ struct State {
 
 struct World {
     kubelet: SimKubelet,
-    upstream: Upstream,
+    upstream: SharedClient,
     weather: Weather,
     /// All states so far, the current one last.
     history: RefCell<Vec<State>>,
@@ -92,7 +92,7 @@ impl World {
         };
         let kubelet = SimKubelet::start(spec, root, options).unwrap();
         kubelet.traffic();
-        let upstream = Upstream::start(kubelet.socket(), TIMEOUT, seen.clone());
+        let upstream = SharedClient::start(kubelet.socket(), TIMEOUT, seen.clone());
         let history = RefCell::new(vec![State::default()]);
         let world = Self {
             kubelet,
@@ -189,27 +189,27 @@ impl World {
         }
     }
 
-    async fn ask_on(&self, mut rng: Rng, asker: Asker) {
+    async fn ask_on(&self, mut rng: Rng, asker: Caller) {
         while !self.is_over() {
             let pause = match asker {
-                Asker::Proxy => rng.u64(..40_000) * u64::from(rng.bool()),
-                Asker::Agent => 100_000 + rng.u64(..100_000),
+                Caller::Proxy => rng.u64(..40_000) * u64::from(rng.bool()),
+                Caller::Agent => 100_000 + rng.u64(..100_000),
             };
             sleep(Duration::from_micros(pause)).await;
             self.ask_once(&mut rng, asker).await;
         }
     }
 
-    async fn ask_once(&self, rng: &mut Rng, asker: Asker) {
+    async fn ask_once(&self, rng: &mut Rng, asker: Caller) {
         let ask = match rng.u8(..8) {
-            0..3 => Ask::List,
+            0..3 => Request::List,
             3..6 => super::get(&format!("pod-{}", rng.u64(..PODS))),
-            6 => Ask::ListV1alpha1,
-            _ => Ask::Allocatable,
+            6 => Request::ListV1alpha1,
+            _ => Request::Allocatable,
         };
         let patience = if rng.u8(..6) == 0 { rng.u64(..30_000) } else { u64::MAX >> 1 };
         let (asked, before) = (Instant::now(), self.history.borrow().len() - 1);
-        let answer = self.upstream.ask(ask.clone(), asker);
+        let answer = self.upstream.request(ask.clone(), asker);
         let Ok(answer) = timeout(Duration::from_micros(patience), answer).await else {
             return self.count(|tally| tally.dropped += 1);
         };
@@ -226,7 +226,7 @@ impl World {
             }
             Told::Limited => {
                 // A call behind a hanging one may have no time left for a retry.
-                let heard = asker == Asker::Agent || self.weather.storms;
+                let heard = asker == Caller::Agent || self.weather.storms;
                 assert!(heard, "the proxy's clients do not hear of the limiter");
                 self.count(|tally| tally.refused += 1);
             }
@@ -245,29 +245,29 @@ enum Told {
     Unavailable(String),
 }
 
-fn told(ask: &Ask, answer: Result<Arc<Flight>, Refusal>) -> Told {
+fn told(ask: &Request, answer: Result<Arc<SharedResponse>, RequestError>) -> Told {
     match (ask, answer) {
-        (Ask::List | Ask::ListV1alpha1, Ok(flight)) => {
+        (Request::List | Request::ListV1alpha1, Ok(flight)) => {
             let pods = pods(&flight);
             Told::Answer(Box::new(move |state| state.pods == pods), flight.started)
         }
-        (Ask::Get { name, .. }, Ok(flight)) => {
+        (Request::Get { name, .. }, Ok(flight)) => {
             let (pods, name) = (pods(&flight), name.clone());
             assert_eq!(pods.len(), 1);
             let fits =
                 move |state: &State| state.pods.get(&name) == pods.get(&name) && pods.contains_key(&name);
             Told::Answer(Box::new(fits), flight.started)
         }
-        (Ask::Allocatable, Ok(flight)) => {
-            let devices = allocatable_of(flight.bytes.clone()).unwrap().devices;
+        (Request::Allocatable, Ok(flight)) => {
+            let devices = decode_allocatable(flight.bytes.clone()).unwrap().devices;
             let stamp = devices.iter().find(|group| group.resource == STAMP).map(|group| made(&group.ids[0]));
             Told::Answer(Box::new(move |state| Some(state.device) == stamp), flight.started)
         }
-        (_, Err(Refusal { error: ClientError::RateLimited(_), .. })) => Told::Limited,
+        (_, Err(RequestError { error: ClientError::RateLimited(_), .. })) => Told::Limited,
         (_, Err(refusal)) if refusal.status.code() == Code::Unavailable => {
             Told::Unavailable(refusal.status.message().to_owned())
         }
-        (Ask::Get { name, .. }, Err(refusal)) => {
+        (Request::Get { name, .. }, Err(refusal)) => {
             let words = format!("pod {name} in namespace default not found");
             assert_eq!((refusal.status.code(), refusal.status.message()), (Code::Unknown, &*words));
             let name = name.clone();
@@ -278,8 +278,8 @@ fn told(ask: &Ask, answer: Result<Arc<Flight>, Refusal>) -> Told {
     }
 }
 
-fn pods(flight: &Flight) -> BTreeMap<String, u64> {
-    let pods = usage_of(flight.bytes.clone()).unwrap().pods;
+fn pods(flight: &SharedResponse) -> BTreeMap<String, u64> {
+    let pods = decode_list(flight.bytes.clone()).unwrap().pods;
     pods.into_iter().map(|pod| (pod.name, made(&pod.containers[0].name))).collect()
 }
 
@@ -298,7 +298,7 @@ async fn run(spec: &MachineSpec, seed: u64) -> Tally {
     let (dir, seen) = (tempfile::tempdir().unwrap(), Arc::new(Seen::default()));
     let world = World::start(spec, dir.path(), Weather::of(&mut rng), &seen);
     let agents = usize::from(world.weather.agent);
-    let askers = [vec![Asker::Proxy; world.weather.proxys], vec![Asker::Agent; agents]].concat();
+    let askers = [vec![Caller::Proxy; world.weather.proxys], vec![Caller::Agent; agents]].concat();
     let askers = join_all(askers.into_iter().map(|asker| world.ask_on(rng.fork(), asker)));
     let changes = Rng::with_seed(seed ^ 1);
     tokio::join!(world.go_on(changes), askers);

@@ -1,0 +1,290 @@
+//! The task that calls the kubelet.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, StreamExt};
+use prost::bytes::Bytes;
+use tokio::time::{Instant, sleep_until};
+
+use super::queue::{Allowed, CallKind, Lane, NextCall, PendingRequest, PendingRequests, Waiter};
+use super::records::Records;
+use super::{Caller, FinishedCall, Observer, Shared, SharedResponse};
+use crate::kubelet::client_error::ClientError;
+use crate::kubelet::connector::{Connector, OpenConnection, Outcome};
+use crate::kubelet::request::{Request, RequestError, not_found};
+use crate::kubelet::types::Connection;
+use crate::util::backoff::back_off;
+use crate::util::token_bucket::TokenBucket;
+
+/// Calls per second for the proxy. With the burst, at most 30 in any second (DESIGN section 10): a third of
+/// the kubelet's rate limit for all its clients together.
+const CALLS_PER_SECOND: f64 = 25.0;
+/// Burst after idling; half of what the kubelet allows.
+const CALL_BURST: f64 = 5.0;
+/// Of these, calls per second for pods missing in a List. Each costs a call of its own, and clients can make
+/// up names.
+const UNLISTED_PER_SECOND: f64 = 5.0;
+const UNLISTED_BURST: f64 = 5.0;
+
+/// First delay after the kubelet's rate limiter rejected a call: it admits a call every 10 ms, and other
+/// clients wait too.
+const REJECTED_DELAY: Duration = Duration::from_millis(20);
+/// Maximum of that delay.
+const REJECTED_DELAY_LIMIT: Duration = Duration::from_millis(200);
+
+pub(super) struct Driver {
+    shared: Arc<Shared>,
+    connector: Connector,
+    observer: Arc<dyn Observer>,
+    bucket: TokenBucket,
+    unlisted: TokenBucket,
+    /// At most one in each lane.
+    calls: FuturesUnordered<BoxFuture<'static, Finished>>,
+    is_busy: [bool; 2],
+    /// The connection on which the kubelet reported that it does not serve `Get`.
+    without_get: Option<Connection>,
+    /// Number of consecutive rejections by the kubelet's rate limiter.
+    rejections: u32,
+    /// No call for the proxy starts before this.
+    not_before: Instant,
+}
+
+/// A finished call.
+struct Finished {
+    call: NextCall,
+    open: OpenConnection,
+    started: Instant,
+    outcome: Outcome,
+}
+
+impl Driver {
+    pub(super) fn new(shared: Arc<Shared>, connector: Connector, observer: Arc<dyn Observer>) -> Self {
+        let now = Instant::now();
+        Self {
+            shared,
+            connector,
+            observer,
+            bucket: TokenBucket::new(CALLS_PER_SECOND, CALL_BURST, now),
+            unlisted: TokenBucket::new(UNLISTED_PER_SECOND, UNLISTED_BURST, now),
+            calls: FuturesUnordered::new(),
+            is_busy: [false; 2],
+            without_get: None,
+            rejections: 0,
+            not_before: now,
+        }
+    }
+
+    /// Makes calls until it is dropped.
+    pub(super) async fn run(mut self) {
+        loop {
+            let wake = self.start_calls().await;
+            let wait = async {
+                match wake {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                Some(finished) = self.calls.next() => self.finish(finished),
+                () = self.shared.queued.notified() => {}
+                () = wait => {}
+            }
+        }
+    }
+
+    /// Starts every call that may start now. Returns when to check again if nothing happens before.
+    async fn start_calls(&mut self) -> Option<Instant> {
+        loop {
+            let now = Instant::now();
+            // Expire first: a finished call may have requeued requests that are past their deadline.
+            self.expire(now);
+            let Some(call) = self.next_call() else { break };
+            let at = match call.priority.is_rate_limited {
+                true => self.not_before.max(now + self.bucket.wait(now)),
+                false => now,
+            };
+            if at > now {
+                return Some(self.shared.lock().next_deadline().map_or(at, |deadline| deadline.min(at)));
+            }
+            // An attempt to connect costs as much as a call.
+            let _ = self.bucket.take(now);
+            let open = self.connector.open().await;
+            // While connecting, the kubelet may have been replaced and callers may have left.
+            match (self.next_call_in(call.lane), open) {
+                (Some(call), Ok(open)) => self.start(call, open),
+                (Some(call), Err(error)) => self.fail(&call, error),
+                (None, _) => {}
+            }
+        }
+        let (now, deadline) = (Instant::now(), self.shared.lock().next_deadline()?);
+        // The remaining requests may be waiting for the rate limit on unlisted pods.
+        let wait = self.unlisted.wait(now);
+        Some(if wait.is_zero() { deadline } else { deadline.min(now + wait) })
+    }
+
+    /// Returns the next call to start in any free lane.
+    fn next_call(&self) -> Option<NextCall> {
+        let free = [Lane::List, Lane::Other].into_iter().filter(|lane| !self.is_busy[*lane as usize]);
+        free.filter_map(|lane| self.next_call_in(lane)).min_by_key(|call| call.priority)
+    }
+
+    fn next_call_in(&self, lane: Lane) -> Option<NextCall> {
+        let unlisted = self.unlisted.wait(Instant::now()).is_zero();
+        self.shared.lock().next_call(lane, Allowed { get: self.serves_get(), unlisted })
+    }
+
+    /// Takes the requests for `call` out of the queue: it is about to start, or has failed before starting.
+    fn dequeue(&mut self, call: &NextCall) {
+        if call.kind == CallKind::GetUnlisted {
+            let _ = self.unlisted.take(Instant::now());
+        }
+        self.shared.lock().start(call, self.serves_get());
+    }
+
+    /// Returns false once the current kubelet has reported that it does not serve `Get`.
+    fn serves_get(&self) -> bool {
+        self.without_get.is_none() || self.without_get != self.connector.connection()
+    }
+
+    fn start(&mut self, call: NextCall, open: OpenConnection) {
+        self.dequeue(&call);
+        self.is_busy[call.lane as usize] = true;
+        self.observer.started(&call.request, self.calls.len() + 1);
+        let (started, outcome) = (Instant::now(), open.call(&call.request));
+        self.calls.push(Box::pin(async move {
+            let outcome = outcome.await;
+            Finished { call, open, started, outcome }
+        }));
+    }
+
+    /// Fails the requests for `call`, for which no connection could be opened.
+    fn fail(&mut self, call: &NextCall, error: ClientError) {
+        self.dequeue(call);
+        let requests = self.shared.lock().finish(call.lane);
+        self.report(&call.request, Duration::ZERO, Some(&error), 0);
+        let failed = RequestError::from(error);
+        requests.into_values().for_each(|pending| send_error(pending, &failed));
+    }
+
+    fn report(&self, request: &Request, took: Duration, error: Option<&ClientError>, shared_by: usize) {
+        self.observer.finished(&FinishedCall { request, took, error, shared_by });
+    }
+
+    /// Handles a finished call: its requests get the result or are queued again.
+    fn finish(&mut self, finished: Finished) {
+        let Finished { call, open, started, outcome } = finished;
+        self.is_busy[call.lane as usize] = false;
+        let took = started.elapsed();
+        let requests = self.shared.lock().finish(call.lane);
+        match self.connector.finish(&open, &call.request, outcome) {
+            Ok(bytes) => {
+                self.rejections = 0;
+                let shared = |bytes| shared_response(bytes, &open, started);
+                let shared_by = match call.lane {
+                    Lane::List => self.send_list(requests, &bytes, shared, open.connection),
+                    Lane::Other => {
+                        requests.into_values().map(|pending| send(pending, shared(bytes.clone()))).sum()
+                    }
+                };
+                self.report(&call.request, took, None, shared_by);
+            }
+            Err(failed) => {
+                self.report(&call.request, took, Some(&failed.error), 0);
+                self.requeue_or_fail(requests, &failed, open.connection);
+            }
+        }
+    }
+
+    /// Sends the List to requests for it, and a pod's record to requests for a pod. Returns the number of
+    /// receivers.
+    fn send_list(
+        &self,
+        mut requests: PendingRequests,
+        list: &Bytes,
+        shared: impl Fn(Bytes) -> Arc<SharedResponse>,
+        from: Connection,
+    ) -> usize {
+        let whole = requests.remove(&Request::List);
+        let mut receivers = whole.map_or(0, |pending| send(pending, shared(list.clone())));
+        if requests.is_empty() {
+            return receivers;
+        }
+        let records = Records::of(list);
+        for (request, pending) in requests {
+            let Request::Get { namespace, name } = &request else { continue };
+            if let Some(record) = records.get(namespace, name) {
+                receivers += send(pending, shared(record));
+            } else if self.without_get == Some(from) {
+                send_error(pending, &not_found(namespace, name));
+            } else {
+                self.shared.lock().requeue(request, PendingRequest { is_unlisted: true, ..pending });
+            }
+        }
+        receivers
+    }
+
+    /// Handles a failed call: some requests are queued again, the others get the error.
+    fn requeue_or_fail(&mut self, requests: PendingRequests, failed: &RequestError, from: Connection) {
+        if failed.error.is_get_disabled() {
+            self.without_get = Some(from);
+            let mut queue = self.shared.lock();
+            for (request, pending) in requests {
+                queue.requeue(request, PendingRequest { is_unlisted: false, ..pending });
+            }
+            return;
+        }
+        let now = Instant::now();
+        let is_rejected = matches!(failed.error, ClientError::RateLimited(_));
+        if is_rejected {
+            self.not_before = now + back_off(&mut self.rejections, REJECTED_DELAY, REJECTED_DELAY_LIMIT);
+        }
+        let is_lost = failed.error.is_lost();
+        let retries = |waiter: &mut Waiter| {
+            if is_rejected {
+                waiter.rate_limited = Some(failed.clone());
+                // The agent has its own rate limit and retries by itself.
+                return waiter.caller == Caller::Proxy && self.not_before < waiter.deadline;
+            }
+            is_lost && now < waiter.deadline && !std::mem::replace(&mut waiter.was_lost, true)
+        };
+        for (request, mut pending) in requests {
+            let mut rest = PendingRequest { is_unlisted: pending.is_unlisted, ..PendingRequest::default() };
+            for (number, mut waiter) in std::mem::take(&mut pending.waiters) {
+                let waiters = if retries(&mut waiter) { &mut pending.waiters } else { &mut rest.waiters };
+                waiters.insert(number, waiter);
+            }
+            self.shared.lock().requeue(request, pending);
+            send_error(rest, failed);
+        }
+    }
+
+    /// Fails requests past their deadline.
+    fn expire(&self, now: Instant) {
+        let expired = self.shared.lock().expired(now);
+        for (request, waiter) in expired {
+            let timed_out = || self.connector.timed_out(request.method()).into();
+            // Fails if the caller has left.
+            let _ = waiter.result.send(Err(waiter.rate_limited.unwrap_or_else(timed_out)));
+        }
+    }
+}
+
+fn shared_response(bytes: Bytes, open: &OpenConnection, started: Instant) -> Arc<SharedResponse> {
+    let (connection, socket) = (open.connection, open.socket);
+    Arc::new(SharedResponse { bytes, connection, started, socket, slot: OnceLock::new() })
+}
+
+/// Sends the response to all waiters of a request. Returns the number that received it.
+fn send(pending: PendingRequest, response: Arc<SharedResponse>) -> usize {
+    let waiters = pending.waiters.into_values();
+    waiters.filter_map(|waiter| waiter.result.send(Ok(Arc::clone(&response))).ok()).count()
+}
+
+fn send_error(pending: PendingRequest, failed: &RequestError) {
+    for waiter in pending.waiters.into_values() {
+        // Fails if the caller has left.
+        let _ = waiter.result.send(Err(failed.clone()));
+    }
+}
