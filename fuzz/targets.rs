@@ -76,7 +76,7 @@ fn recorded(text: &str) -> RecordedFiles {
             files.read.insert(path.clone(), String::new());
             current = Some(path);
         } else if let Some((path, reason)) = line.strip_prefix('!').and_then(|line| line.split_once(' ')) {
-            files.refused.insert(path.to_owned(), reason.trim_end().to_owned());
+            files.errors.insert(path.to_owned(), reason.trim_end().to_owned());
         } else if let Some(text) = current.as_ref().and_then(|path| files.read.get_mut(path)) {
             text.push_str(line);
         }

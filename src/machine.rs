@@ -1,16 +1,13 @@
 //! The hardware: NUMA nodes, their CPUs, memory, huge pages and distances, read from sysfs.
 //!
 //! One bad file never hides the rest of the machine: what cannot be read stays zero and is reported as a
-//! [`Problem`]. Everything is keyed by the real node id, never by list position.
+//! [`FileError`]. Everything is keyed by the real node id, never by list position.
 
 mod files;
 mod id_set;
 mod sysfs;
 
 use std::collections::BTreeMap;
-use std::fmt;
-
-use serde::{Deserialize, Serialize};
 
 pub use files::{HostFiles, HostRoots, RecordedFiles, Recorder};
 pub use id_set::{Id, IdSet, ParseIdSetError};
@@ -31,7 +28,7 @@ pub struct Machine {
     /// The maximum number of CPUs per core; 2 if the kernel does not report it.
     pub threads_per_core: u64,
     /// What could not be read, in reading order.
-    pub problems: Vec<Problem>,
+    pub errors: Vec<FileError>,
 }
 
 impl Machine {
@@ -67,19 +64,14 @@ impl NumaNode {
     }
 }
 
-/// An unreadable file and its consequence.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Problem {
+/// An unreadable file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file}: {message}")]
+pub struct FileError {
     /// The file, as a path below the host's roots: `sys/devices/system/node/node0/cpulist`.
     pub file: String,
     /// What is wrong with it and what was assumed instead.
-    pub what: String,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.file, self.what)
-    }
+    pub message: String,
 }
 
 /// Why the hardware cannot be read at all.
@@ -94,11 +86,11 @@ pub enum MachineError {
         source: std::io::Error,
     },
     /// The list of CPUs is malformed.
-    #[error("cannot read the hardware: {file}: {what}")]
+    #[error("cannot read the hardware: {file}: {message}")]
     Malformed {
         /// The malformed file.
         file: String,
         /// What is wrong with it.
-        what: String,
+        message: String,
     },
 }

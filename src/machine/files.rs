@@ -70,8 +70,8 @@ pub struct RecordedFiles {
     /// Path to text.
     pub read: BTreeMap<String, String>,
     /// Path to the I/O error.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub refused: BTreeMap<String, String>,
+    #[serde(default, rename = "refused", skip_serializing_if = "BTreeMap::is_empty")]
+    pub errors: BTreeMap<String, String>,
     /// Directory to the names in it. If a directory is missing here, its names are taken from the paths in
     /// `read`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -104,7 +104,7 @@ impl HostFiles for RecordedFiles {
 impl RecordedFiles {
     /// Returns the recorded error of a path, if any.
     fn check(&self, path: &str) -> io::Result<()> {
-        self.refused.get(path).map_or(Ok(()), |reason| Err(io::Error::other(reason.clone())))
+        self.errors.get(path).map_or(Ok(()), |reason| Err(io::Error::other(reason.clone())))
     }
 }
 
@@ -133,13 +133,13 @@ impl<F> Recorder<F> {
 
 impl<F: HostFiles> HostFiles for Recorder<F> {
     fn read(&self, path: &str) -> io::Result<String> {
-        let text = self.inner.read(path).inspect_err(|error| self.refused(path, error))?;
+        let text = self.inner.read(path).inspect_err(|error| self.record_error(path, error))?;
         self.files.borrow_mut().read.insert(path.to_owned(), text.clone());
         Ok(text)
     }
 
     fn list(&self, path: &str) -> io::Result<Vec<String>> {
-        let names = self.inner.list(path).inspect_err(|error| self.refused(path, error))?;
+        let names = self.inner.list(path).inspect_err(|error| self.record_error(path, error))?;
         // A listed name may never be read: then only its existence is known.
         self.files.borrow_mut().listed.insert(path.to_owned(), names.clone());
         Ok(names)
@@ -147,9 +147,9 @@ impl<F: HostFiles> HostFiles for Recorder<F> {
 }
 
 impl<F> Recorder<F> {
-    fn refused(&self, path: &str, error: &io::Error) {
+    fn record_error(&self, path: &str, error: &io::Error) {
         if error.kind() != io::ErrorKind::NotFound {
-            self.files.borrow_mut().refused.insert(path.to_owned(), error.to_string());
+            self.files.borrow_mut().errors.insert(path.to_owned(), error.to_string());
         }
     }
 }
@@ -159,30 +159,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_recording_answers_and_refuses_as_the_host_did() {
+    fn a_recording_gives_the_texts_and_errors_of_the_host() {
         let root = tempfile::tempdir().unwrap();
         let pool = root.path().join("sys/hugepages/hugepages-2048kB");
         std::fs::create_dir_all(&pool).unwrap();
         std::fs::write(pool.join("nr_hugepages"), "3\n").unwrap();
         let host = HostRoots { sys: root.path().join("sys"), proc: root.path().join("proc") };
         let recorder = Recorder::new(host);
-        let looked_at = |files: &dyn Fn(&str) -> io::Result<String>| {
+        let read_all = |files: &dyn Fn(&str) -> io::Result<String>| {
             ["sys/hugepages/hugepages-2048kB/nr_hugepages", "sys/hugepages", "proc/meminfo"]
                 .map(|path| files(path).map_err(|error| error.to_string()))
         };
-        let live = looked_at(&|path| recorder.read(path));
+        let live = read_all(&|path| recorder.read(path));
         assert_eq!(recorder.list("sys/hugepages").unwrap(), ["hugepages-2048kB"]);
         let recording = recorder.finish();
-        let replayed = looked_at(&|path| recording.read(path));
+        let replayed = read_all(&|path| recording.read(path));
         assert_eq!(live[0], Ok("3\n".to_owned()));
         assert_eq!(live[0], replayed[0]);
         assert!(live[1].as_ref().is_err_and(|error| error.contains("directory")), "{live:?}");
-        assert_eq!(live[1], replayed[1], "a refusal is replayed in the kernel's words");
+        assert_eq!(live[1], replayed[1], "an error is replayed with the kernel's message");
         assert!(recording.read("proc/meminfo").is_err_and(|e| e.kind() == io::ErrorKind::NotFound));
     }
 
     #[test]
-    fn a_recording_lists_what_was_there_even_if_nothing_was_read_in_it() {
+    fn a_recording_lists_directories_in_which_nothing_was_read() {
         let root = tempfile::tempdir().unwrap();
         for node in ["node0", "node3"] {
             std::fs::create_dir_all(root.path().join("sys").join(node)).unwrap();

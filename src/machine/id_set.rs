@@ -29,7 +29,7 @@ impl IdSet {
 
     /// Adds one id.
     pub fn insert(&mut self, id: Id) {
-        let (word, bit) = place(id);
+        let (word, bit) = position(id);
         if word >= self.words.len() {
             self.words.resize(word + 1, 0);
         }
@@ -39,7 +39,7 @@ impl IdSet {
     /// Adds every id from `first` to `last`, word by word: a file may repeat `0-65535` a hundred thousand
     /// times.
     fn insert_range(&mut self, first: Id, last: Id) {
-        let ((from, _), (to, _)) = (place(first), place(last));
+        let ((from, _), (to, _)) = (position(first), position(last));
         if to >= self.words.len() {
             self.words.resize(to + 1, 0);
         }
@@ -53,7 +53,7 @@ impl IdSet {
     /// Returns true if `id` is in the set.
     #[must_use]
     pub fn contains(&self, id: Id) -> bool {
-        let (word, bit) = place(id);
+        let (word, bit) = position(id);
         self.words.get(word).is_some_and(|w| w & bit != 0)
     }
 
@@ -132,7 +132,7 @@ impl IdSet {
     }
 }
 
-fn place(id: Id) -> (usize, u64) {
+fn position(id: Id) -> (usize, u64) {
     (usize::from(id / 64), 1 << (id % 64))
 }
 
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn cpulists_are_read_and_written_the_kernels_way() {
+    fn cpulists_are_parsed_and_formatted_as_in_the_kernel() {
         for text in ["", "0", "0-3", "0-3,8", "0,2,4", "63-64", "0-7,16-23,1023", "65535"] {
             assert_eq!(set(text).to_string(), text);
         }
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_what_their_ids_are() {
+    fn a_range_equals_its_ids() {
         for first in [0, 1, 62, 63, 64, 65, 127, 128, 65_535] {
             for last in [0, 1, 63, 64, 100, 127, 191, 192, 65_535].into_iter().filter(|last| *last >= first) {
                 let mut range = set("3");
@@ -253,14 +253,14 @@ mod tests {
     }
 
     #[test]
-    fn malformed_lists_are_refused() {
+    fn malformed_lists_are_errors() {
         for text in ["a", "1-", "3-1", "1,,2", "70000", "-1", "(null)", "0-3:1/2"] {
             assert!(text.parse::<IdSet>().is_err(), "{text}");
         }
     }
 
     #[test]
-    fn set_algebra_keeps_equal_sets_equal() {
+    fn set_operations_keep_equal_sets_equal() {
         let (a, b) = (set("0-9,100"), set("5-12,200"));
         assert_eq!(a.intersection(&b), set("5-9"));
         assert!(a.intersects(&b) && !a.intersects(&set("10-99,101")) && !a.intersects(&IdSet::new()));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::str::FromStr;
 
-use super::{HIGHEST_NODE, HostFiles, Id, IdSet, Machine, MachineError, NumaNode, Problem};
+use super::{FileError, HIGHEST_NODE, HostFiles, Id, IdSet, Machine, MachineError, NumaNode};
 
 const NODES: &str = "sys/devices/system/node";
 const CPUS: &str = "sys/devices/system/cpu";
@@ -19,26 +19,26 @@ const CORE_TYPE: &str = "cpu_";
 ///
 /// # Errors
 /// The NUMA directory or, without one, the list of online CPUs cannot be read. Anything else stays zero and
-/// is reported in [`Machine::problems`].
+/// is reported in [`Machine::errors`].
 pub fn read(files: &impl HostFiles) -> Result<Machine, MachineError> {
-    let mut reader = Reader { files, problems: Vec::new() };
+    let mut reader = Reader { files, errors: Vec::new() };
     let online = reader.online_nodes()?;
     let mut nodes = match &online {
         Some(ids) => ids.iter().map(|id| reader.node(id, ids)).collect(),
         None => vec![reader.whole_machine()?],
     };
     if online.is_some() {
-        reader.leave_out_offline(&mut nodes);
+        reader.remove_offline(&mut nodes);
     }
     reader.count_once(&mut nodes);
     let core_types = reader.core_types();
     let threads_per_core = reader.threads_per_core(&nodes);
-    Ok(Machine { nodes, numa: online.is_some(), core_types, threads_per_core, problems: reader.problems })
+    Ok(Machine { nodes, numa: online.is_some(), core_types, threads_per_core, errors: reader.errors })
 }
 
 struct Reader<'a, F> {
     files: &'a F,
-    problems: Vec<Problem>,
+    errors: Vec<FileError>,
 }
 
 impl<F: HostFiles> Reader<'_, F> {
@@ -69,7 +69,7 @@ impl<F: HostFiles> Reader<'_, F> {
         if ids.is_empty() {
             return Ok(None);
         }
-        self.problem(file, format!("{what}; using the node directories instead: {ids}"));
+        self.error(file, format!("{what}; using the node directories instead: {ids}"));
         Ok(Some(ids))
     }
 
@@ -92,7 +92,7 @@ impl<F: HostFiles> Reader<'_, F> {
         let (file, consequence) = (format!("{NODES}/node{id}/cpulist"), "no CPUs of this node are known");
         match self.parsed(&file, consequence) {
             Some(Some(cpus)) => return cpus,
-            Some(None) if self.has_directory(id) => self.problem(&file, format!("is missing; {consequence}")),
+            Some(None) if self.has_directory(id) => self.error(&file, format!("is missing; {consequence}")),
             Some(None) | None => {}
         }
         IdSet::new()
@@ -104,7 +104,7 @@ impl<F: HostFiles> Reader<'_, F> {
 
     /// Removes offline CPUs: on arm64, kernels before 4.15 list them too ("mm: only display online cpus of
     /// the numa node").
-    fn leave_out_offline(&mut self, nodes: &mut [NumaNode]) {
+    fn remove_offline(&mut self, nodes: &mut [NumaNode]) {
         let online: Option<IdSet> =
             self.parsed(&format!("{CPUS}/online"), "CPUs that are offline may be counted").flatten();
         if let Some(online) = online.filter(|online| !online.is_empty()) {
@@ -123,19 +123,19 @@ impl<F: HostFiles> Reader<'_, F> {
             if !repeated.is_empty() {
                 node.cpus = node.cpus.difference(&repeated);
                 let what = format!("CPUs {repeated} are on a lower node too; counted there only");
-                self.problem(&format!("{NODES}/node{}/cpulist", node.id), what);
+                self.error(&format!("{NODES}/node{}/cpulist", node.id), what);
             }
         }
     }
 
     /// Reads the CPUs of each kind of core (`cpu_core` etc.); empty if all cores are of one kind.
     fn core_types(&mut self) -> BTreeMap<String, IdSet> {
-        let consequence = "the kinds of cores are not told";
+        let consequence = "the kinds of cores are unknown";
         let names = match self.files.list(DEVICES) {
             Ok(names) => names,
             Err(error) => {
                 if error.kind() != io::ErrorKind::NotFound {
-                    self.problem(DEVICES, format!("{error}; {consequence}"));
+                    self.error(DEVICES, format!("{error}; {consequence}"));
                 }
                 return BTreeMap::new();
             }
@@ -145,7 +145,7 @@ impl<F: HostFiles> Reader<'_, F> {
             let Some(kind) = name.strip_prefix(CORE_TYPE).filter(|kind| !kind.is_empty()) else { continue };
             let file = format!("{DEVICES}/{name}/cpus");
             let cpus: IdSet =
-                self.parsed(&file, "this kind of cores is not told").flatten().unwrap_or_default();
+                self.parsed(&file, "this kind of cores is left out").flatten().unwrap_or_default();
             if !cpus.is_empty() {
                 types.insert(kind.to_owned(), cpus);
             }
@@ -172,14 +172,14 @@ impl<F: HostFiles> Reader<'_, F> {
         };
         let cpus: IdSet = match text.parse() {
             Ok(cpus) => cpus,
-            Err(error) => return Err(MachineError::Malformed { file, what: format!("{error}") }),
+            Err(error) => return Err(MachineError::Malformed { file, message: error.to_string() }),
         };
         let (hugepages, hugepages_unread) = self.hugepages(HUGEPAGES);
         let memory = self.mem_total("proc/meminfo");
         Ok(NumaNode { id: 0, cpus, memory, hugepages, hugepages_unread, distances: BTreeMap::new() })
     }
 
-    /// Parses a file that may be missing (`Some(None)`). If it is unreadable or malformed, records a problem
+    /// Parses a file that may be missing (`Some(None)`). If it is unreadable or malformed, records an error
     /// and returns `None`.
     fn parsed<T: FromStr>(&mut self, file: &str, consequence: &str) -> Option<Option<T>>
     where
@@ -189,12 +189,12 @@ impl<F: HostFiles> Reader<'_, F> {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(None),
             Err(error) => {
-                self.problem(file, format!("{error}; {consequence}"));
+                self.error(file, format!("{error}; {consequence}"));
                 return None;
             }
         };
         let parsed = text.trim().parse();
-        parsed.map_err(|error| self.problem(file, format!("{error}; {consequence}"))).ok().map(Some)
+        parsed.map_err(|error| self.error(file, format!("{error}; {consequence}"))).ok().map(Some)
     }
 
     /// Reads `Node 0 MemTotal:  16384 kB` or `MemTotal:  16384 kB`, as bytes. A node without memory may lack
@@ -207,7 +207,7 @@ impl<F: HostFiles> Reader<'_, F> {
         match (words.next().map(str::parse::<u64>), words.next()) {
             (Some(Ok(kib)), Some("kB")) => kib.saturating_mul(1024),
             _ => {
-                self.problem(file, format!("`{}` is no amount of memory; {consequence}", brief(line)));
+                self.error(file, format!("`{}` is not an amount of memory; {consequence}", excerpt(line)));
                 0
             }
         }
@@ -220,7 +220,7 @@ impl<F: HostFiles> Reader<'_, F> {
             Ok(names) => names,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return (BTreeMap::new(), false),
             Err(error) => {
-                self.problem(dir, format!("{error}; its huge pages are taken as 0"));
+                self.error(dir, format!("{error}; its huge pages are taken as 0"));
                 return (BTreeMap::new(), true);
             }
         };
@@ -249,240 +249,36 @@ impl<F: HostFiles> Reader<'_, F> {
             _ => {
                 let what = format!(
                     "`{}` is not one distance for each of the {} online nodes; {consequence}",
-                    brief(&text),
+                    excerpt(&text),
                     online.len()
                 );
-                self.problem(file, what);
+                self.error(file, what);
                 BTreeMap::new()
             }
         }
     }
 
-    /// Returns the text of a file; `None` if it is missing or unreadable (the latter is a problem).
+    /// Returns the text of a file; `None` if it is missing or unreadable (the latter is an error).
     fn text(&mut self, file: &str, consequence: &str) -> Option<String> {
         match self.files.read(file) {
             Ok(text) => Some(text),
             Err(error) => {
                 if error.kind() != io::ErrorKind::NotFound {
-                    self.problem(file, format!("{error}; {consequence}"));
+                    self.error(file, format!("{error}; {consequence}"));
                 }
                 None
             }
         }
     }
 
-    fn problem(&mut self, file: &str, what: String) {
-        self.problems.push(Problem { file: file.to_owned(), what });
+    fn error(&mut self, file: &str, message: String) {
+        self.errors.push(FileError { file: file.to_owned(), message });
     }
 }
 
-fn brief(text: &str) -> String {
+fn excerpt(text: &str) -> String {
     text.trim().chars().take(64).collect()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::RecordedFiles;
-    use super::*;
-
-    fn files(entries: &[(&str, &str)]) -> RecordedFiles {
-        let read = entries.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect();
-        RecordedFiles { read, ..RecordedFiles::default() }
-    }
-
-    const TWO_SPARSE_NODES: [(&str, &str); 9] = [
-        ("sys/devices/system/node/online", "0,8\n"),
-        ("sys/devices/system/node/node0/cpulist", "0-3\n"),
-        ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal:       16384 kB\nNode 0 MemFree: 1 kB\n"),
-        ("sys/devices/system/node/node0/distance", "10 40\n"),
-        ("sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "3\n"),
-        ("sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages", "0\n"),
-        ("sys/devices/system/node/node8/cpulist", "\n"),
-        ("sys/devices/system/node/node8/meminfo", "Node 8 MemTotal:       4096 kB\n"),
-        ("sys/devices/system/node/node8/distance", "40 10\n"),
-    ];
-
-    #[test]
-    fn nodes_are_keyed_by_their_real_id() {
-        let machine = read(&files(&TWO_SPARSE_NODES)).unwrap();
-        assert!(machine.numa);
-        assert_eq!(machine.problems, []);
-        assert_eq!(
-            machine.nodes,
-            [
-                NumaNode {
-                    id: 0,
-                    cpus: "0-3".parse().unwrap(),
-                    memory: 16384 << 10,
-                    hugepages: [(2 << 20, 3), (1 << 30, 0)].into(),
-                    hugepages_unread: false,
-                    distances: [(0, 10), (8, 40)].into(),
-                },
-                NumaNode {
-                    id: 8,
-                    cpus: IdSet::new(),
-                    memory: 4096 << 10,
-                    hugepages: BTreeMap::new(),
-                    hugepages_unread: false,
-                    distances: [(0, 40), (8, 10)].into(),
-                },
-            ]
-        );
-        assert_eq!(machine.node(8).unwrap().memory, 4096 << 10);
-        assert_eq!(machine.node(1), None);
-    }
-
-    #[test]
-    fn a_malformed_file_is_told_once_and_hides_nothing_else() {
-        for (file, text, expected) in [
-            (
-                "node0/cpulist",
-                "0-x\n",
-                "`0-x` is not a list of ids such as 0-3,8; no CPUs of this node are known",
-            ),
-            (
-                "node0/meminfo",
-                "Node 0 MemTotal: lots\n",
-                "`Node 0 MemTotal: lots` is no amount of memory; its memory is taken as 0",
-            ),
-            (
-                "node0/distance",
-                "10\n",
-                "`10` is not one distance for each of the 2 online nodes; the costs of this node are published as unknown (255)",
-            ),
-            (
-                "node0/hugepages/hugepages-2048kB/nr_hugepages",
-                "\u{0}\n",
-                "invalid digit found in string; these pages are taken as 0",
-            ),
-            (
-                "online",
-                "zero\n",
-                "`zero` is not a list of ids such as 0-3,8; using the node directories instead: 0,8",
-            ),
-        ] {
-            let mut recorded = files(&TWO_SPARSE_NODES);
-            recorded.read.insert(format!("{NODES}/{file}"), text.to_owned());
-            let machine = read(&recorded).unwrap();
-            let problems: Vec<String> = machine.problems.iter().map(Problem::to_string).collect();
-            assert_eq!(problems, [format!("{NODES}/{file}: {expected}")]);
-            assert_eq!(machine.nodes.len(), 2);
-            assert_eq!(machine.nodes[1].memory, 4096 << 10);
-            assert_eq!(machine.nodes[0].hugepages_unread, file.ends_with("nr_hugepages"));
-        }
-    }
-
-    #[test]
-    fn there_are_no_more_nodes_and_page_sizes_than_linux_can_have() {
-        let pool = "sys/devices/system/node/node3/hugepages/hugepages";
-        let (odd, even) = (format!("{pool}-3000kB/nr_hugepages"), format!("{pool}-2048kB/nr_hugepages"));
-        let machine = read(&files(&[
-            ("sys/devices/system/node/online", "0-65535\n"),
-            ("sys/devices/system/node/node3/cpulist", "0\n"),
-            ("sys/devices/system/node/node1024/cpulist", "1\n"),
-            (&odd, "1\n"),
-            (&even, "1\n"),
-        ]))
-        .unwrap();
-        assert_eq!(machine.nodes.iter().map(|node| node.id).collect::<Vec<_>>(), [3]);
-        assert_eq!(machine.nodes[0].hugepages, [(2 << 20, 1)].into());
-        assert_eq!(
-            machine.problems[0].what,
-            "names more nodes than Linux can have; using the node directories instead: 3"
-        );
-        let highest = read(&files(&[("sys/devices/system/node/online", "1023\n")])).unwrap();
-        assert_eq!((highest.nodes[0].id, highest.problems), (1023, vec![]));
-    }
-
-    #[test]
-    fn kinds_of_cores_are_told_where_there_are_any() {
-        let machine = read(&files(&[
-            ("sys/devices/system/node/online", "0\n"),
-            ("sys/devices/cpu_core/cpus", "0-3\n"),
-            ("sys/devices/cpu_core/type", "4\n"),
-            ("sys/devices/cpu_atom/cpus", "4-7\n"),
-            ("sys/devices/cpu_none/cpus", "\n"),
-            ("sys/devices/cpu_else/type", "8\n"),
-            ("sys/devices/cpu_odd/cpus", "?\n"),
-            ("sys/devices/cpu_/cpus", "1\n"),
-            ("sys/devices/cpu/cpus", "1\n"),
-        ]))
-        .unwrap();
-        let types: Vec<_> = machine.core_types.iter().map(|(kind, cpus)| format!("{kind} {cpus}")).collect();
-        assert_eq!(types, ["atom 4-7", "core 0-3"]);
-        let problems: Vec<String> = machine.problems.iter().map(Problem::to_string).collect();
-        assert_eq!(
-            problems,
-            [
-                "sys/devices/cpu_odd/cpus: `?` is not a list of ids such as 0-3,8; this kind of cores is not told",
-            ]
-        );
-    }
-
-    #[test]
-    fn missing_files_are_normal_but_for_the_list_of_cpus() {
-        let machine = read(&files(&[("sys/devices/system/node/online", "0-1\n")])).unwrap();
-        assert_eq!(machine.problems, []);
-        assert_eq!(machine.nodes[1], NumaNode { id: 1, ..NumaNode::default() });
-        let machine = read(&files(&[
-            ("sys/devices/system/node/online", "0-2\n"),
-            ("sys/devices/system/node/node0/cpulist", "\n"),
-            ("sys/devices/system/node/node0/meminfo", "Node 0 MemTotal:       4096 kB\n"),
-            ("sys/devices/system/node/node1/meminfo", "Node 1 MemTotal:       4096 kB\n"),
-        ]))
-        .unwrap();
-        let problems: Vec<String> = machine.problems.iter().map(Problem::to_string).collect();
-        let file = "sys/devices/system/node/node1/cpulist";
-        assert_eq!(problems, [format!("{file}: is missing; no CPUs of this node are known")]);
-    }
-
-    #[test]
-    fn cpus_that_are_offline_do_not_count() {
-        let of = |online: Option<&str>| {
-            let mut recorded = files(&TWO_SPARSE_NODES);
-            recorded.read.insert(format!("{NODES}/node8/cpulist"), "4-7\n".to_owned());
-            let file = format!("{CPUS}/online");
-            recorded.read.extend(online.map(|online| (file, format!("{online}\n"))));
-            let machine = read(&recorded).unwrap();
-            let cpus: Vec<String> = machine.nodes.iter().map(|node| node.cpus.to_string()).collect();
-            (cpus.join(" "), machine.problems.iter().map(Problem::to_string).collect::<String>())
-        };
-        let all = ("0-3 4-7".to_owned(), String::new());
-        assert_eq!(of(Some("0-2,5-7")), ("0-2 5-7".to_owned(), String::new()));
-        assert_eq!(of(Some("0-100")), all);
-        assert_eq!((of(None), of(Some(""))), (all.clone(), all));
-        let (cpus, problem) = of(Some("?"));
-        assert_eq!(cpus, "0-3 4-7");
-        assert!(problem.ends_with("; CPUs that are offline may be counted"), "{problem}");
-    }
-
-    #[test]
-    fn without_a_numa_directory_there_is_one_node() {
-        let machine = read(&files(&[
-            ("sys/devices/system/cpu/online", "0-3\n"),
-            ("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "7\n"),
-            ("proc/meminfo", "MemTotal:  1000 kB\n"),
-        ]))
-        .unwrap();
-        assert!(!machine.numa);
-        assert_eq!(machine.problems, []);
-        assert_eq!(
-            machine.nodes,
-            [NumaNode {
-                id: 0,
-                cpus: "0-3".parse().unwrap(),
-                memory: 1000 << 10,
-                hugepages: [(2 << 20, 7)].into(),
-                hugepages_unread: false,
-                distances: BTreeMap::new(),
-            }]
-        );
-    }
-
-    #[test]
-    fn a_host_without_anything_is_an_error_that_names_the_setting() {
-        let error = read(&files(&[])).unwrap_err().to_string();
-        assert!(error.starts_with("cannot read the hardware: sys/devices/system/cpu/online: "), "{error}");
-        assert!(error.ends_with("is `host.sys` right?"), "{error}");
-    }
-}
+mod tests;

@@ -25,7 +25,7 @@ enum Part {
 
 /// The text is not a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is no pattern: {reason}")]
+#[error("`{text}` is not a pattern: {reason}")]
 pub struct PatternError {
     text: String,
     reason: &'static str,
@@ -34,7 +34,7 @@ pub struct PatternError {
 const CLASS: &str =
     "a class is written like [a-z] or [^0-9]; `\\[`, `\\]` and `\\-` are the characters themselves";
 const LAST_ESCAPE: &str = "a `\\` needs a character after it";
-const EMPTY: &str = "nothing has an empty name; write `*` for every name";
+const EMPTY: &str = "no name is empty; write `*` for every name";
 
 impl Pattern {
     /// Returns the pattern `*`.
@@ -63,7 +63,7 @@ impl Pattern {
                     parts = after;
                     continue;
                 }
-                Some((part, after)) => rest.next().is_some_and(|c| part.takes(c)).then_some(after),
+                Some((part, after)) => rest.next().is_some_and(|c| part.matches(c)).then_some(after),
                 None if rest.as_str().is_empty() => return true,
                 None => None,
             };
@@ -81,10 +81,10 @@ impl Pattern {
 }
 
 impl Part {
-    fn takes(&self, c: char) -> bool {
+    fn matches(&self, c: char) -> bool {
         match self {
             Self::Run | Self::One => c != '/',
-            Self::Exactly(own) => c == *own,
+            Self::Exactly(expected) => c == *expected,
             Self::Class { negated, ranges } => {
                 ranges.iter().any(|(low, high)| (*low..=*high).contains(&c)) != *negated
             }
@@ -186,10 +186,10 @@ impl fmt::Display for PodPattern {
     }
 }
 
-/// The serialized form: either half may be omitted, but not both, which would match every pod by mistake.
+/// Either part may be omitted, but not both, which would match every pod by mistake.
 #[derive(Serialize, Deserialize)]
 #[serde(rename = "a pattern of pods", deny_unknown_fields)]
-struct Halves {
+struct Serialized {
     #[serde(default)]
     namespace: Option<Pattern>,
     #[serde(default)]
@@ -199,18 +199,18 @@ struct Halves {
 impl Serialize for PodPattern {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self { namespace, name } = self.clone();
-        Halves { namespace: Some(namespace), name: Some(name) }.serialize(serializer)
+        Serialized { namespace: Some(namespace), name: Some(name) }.serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for PodPattern {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Halves { namespace, name } = Halves::deserialize(deserializer)?;
+        let Serialized { namespace, name } = Serialized::deserialize(deserializer)?;
         if namespace.is_none() && name.is_none() {
             let reason = "a pattern of pods needs `namespace`, `name` or both; `*` stands for every name";
             return Err(serde::de::Error::custom(reason));
         }
-        let or_any = |half: Option<Pattern>| half.unwrap_or_else(Pattern::any);
+        let or_any = |pattern: Option<Pattern>| pattern.unwrap_or_else(Pattern::any);
         Ok(Self { namespace: or_any(namespace), name: or_any(name) })
     }
 }
@@ -263,7 +263,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_pattern_matches_what_it_matches_in_go() {
+    fn patterns_match_as_in_go() {
         for (text, expected) in GO {
             let pattern: Pattern = text.parse().unwrap();
             let found: Vec<&str> = NAMES.into_iter().filter(|name| pattern.matches(name)).collect();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_refuses_is_refused_with_a_reason_and_so_is_nothing() {
+    fn patterns_that_go_rejects_and_empty_ones_are_errors() {
         for (text, reason) in [
             ("a\\", LAST_ESCAPE),
             ("[a\\", LAST_ESCAPE),
@@ -295,12 +295,12 @@ mod tests {
             ("", EMPTY),
         ] {
             let error = text.parse::<Pattern>().unwrap_err();
-            assert_eq!(error.to_string(), format!("`{text}` is no pattern: {reason}"));
+            assert_eq!(error.to_string(), format!("`{text}` is not a pattern: {reason}"));
         }
     }
 
     #[test]
-    fn either_half_of_a_pod_may_be_left_out() {
+    fn namespace_or_name_may_be_omitted() {
         let read = |json: &str| serde_json::from_str::<PodPattern>(json);
         let infra = read(r#"{"namespace": "kube-*"}"#).unwrap();
         assert_eq!(infra.to_string(), "kube-*/*");
@@ -323,7 +323,7 @@ mod tests {
             (Some((Part::Run, after)), rest) => {
                 slow(after, name) || rest.is_some_and(|(c, tail)| *c != '/' && slow(parts, tail))
             }
-            (Some((part, after)), Some((c, tail))) => part.takes(*c) && slow(after, tail),
+            (Some((part, after)), Some((c, tail))) => part.matches(*c) && slow(after, tail),
             (Some(_), None) => false,
         }
     }
@@ -332,14 +332,14 @@ mod tests {
         #![proptest_config(crate::randomised::cases())]
 
         #[test]
-        fn matching_is_what_the_definition_says(text in "([ab*?]|\\[\\^?[ab]\\]){1,8}", name in "[abc]{0,9}") {
+        fn matching_equals_the_definition(text in "([ab*?]|\\[\\^?[ab]\\]){1,8}", name in "[abc]{0,9}") {
             let pattern: Pattern = text.parse().unwrap();
             let letters: Vec<char> = name.chars().collect();
             prop_assert_eq!(pattern.matches(&name), slow(&pattern.parts, &letters));
         }
 
         #[test]
-        fn any_text_is_a_pattern_or_an_error_and_keeps_its_text(text in "[ab*?\\[\\]\\\\^-]{0,9}", name in "[ab-]{0,9}") {
+        fn any_text_is_an_error_or_a_pattern_with_this_text(text in "[ab*?\\[\\]\\\\^-]{0,9}", name in "[ab-]{0,9}") {
             if let Ok(pattern) = text.parse::<Pattern>() {
                 prop_assert_eq!(pattern.to_string(), text);
                 let _ = pattern.matches(&name);

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 /// Maximum depth of nested unknown groups, as in prost. Groups are obsolete.
-const GROUPS: usize = 100;
+const MAX_GROUPS: usize = 100;
 
 const VARINT: u64 = 0;
 const FIXED64: u64 = 1;
@@ -17,7 +17,7 @@ const FIXED32: u64 = 5;
 
 /// The bytes are not a protocol buffers message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the bytes are no protocol buffers message: {reason} at byte {at}")]
+#[error("invalid protocol buffers message: {reason} at byte {at}")]
 pub struct WireError {
     /// What is wrong.
     pub reason: &'static str,
@@ -96,19 +96,19 @@ impl Fields<'_> {
         let value = match kind {
             BYTES => Value::Bytes(self.delimited()?),
             VARINT => Value::Varint(self.varint()?),
-            _ => self.rare(start, number, kind)?,
+            _ => self.unusual(start, number, kind)?,
         };
         Ok(Field { number, record: start..self.at, value })
     }
 
     /// Decodes a value of a wire type that our messages do not use.
     #[cold]
-    fn rare(&mut self, start: usize, number: u32, kind: u64) -> Result<Value, WireError> {
+    fn unusual(&mut self, start: usize, number: u32, kind: u64) -> Result<Value, WireError> {
         match kind {
             FIXED64 => Ok(Value::Fixed64(u64::from_le_bytes(self.fixed()?))),
             FIXED32 => Ok(Value::Fixed32(u32::from_le_bytes(self.fixed()?))),
             GROUP => Ok(Value::Group(self.group(number)?)),
-            _ => Err(WireError { reason: "a record of a kind that there is not", at: start }),
+            _ => Err(WireError { reason: "an unknown wire type", at: start }),
         }
     }
 
@@ -118,7 +118,7 @@ impl Fields<'_> {
         let key = self.varint()?;
         match u32::try_from(key >> 3) {
             Ok(number) if number > 0 && key <= u64::from(u32::MAX) => Ok((number, key & 7)),
-            _ => Err(WireError { reason: "a field number that there is not", at }),
+            _ => Err(WireError { reason: "an invalid field number", at }),
         }
     }
 
@@ -147,8 +147,8 @@ impl Fields<'_> {
                 return Ok(value);
             }
         }
-        let cut = self.end - start < 10;
-        let reason = if cut { "a number that is cut off" } else { "a number of more than 64 bits" };
+        let is_truncated = self.end - start < 10;
+        let reason = if is_truncated { "a truncated number" } else { "a number of more than 64 bits" };
         Err(WireError { reason, at: start })
     }
 
@@ -162,13 +162,13 @@ impl Fields<'_> {
                 self.at += length;
                 Ok(start..self.at)
             }
-            _ => Err(WireError { reason: "a record that is longer than what it is in", at }),
+            _ => Err(WireError { reason: "a field that exceeds its message", at }),
         }
     }
 
     fn fixed<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
         let found = self.bytes[self.at..self.end].first_chunk::<N>();
-        let found = *found.ok_or(WireError { reason: "a number that is cut off", at: self.at })?;
+        let found = *found.ok_or(WireError { reason: "a truncated number", at: self.at })?;
         self.at += N;
         Ok(found)
     }
@@ -180,7 +180,7 @@ impl Fields<'_> {
         loop {
             let at = self.at;
             if at >= self.end {
-                return Err(WireError { reason: "a group without an end", at: start });
+                return Err(WireError { reason: "a group without end", at: start });
             }
             let (number, kind) = self.key()?;
             match kind {
@@ -196,15 +196,15 @@ impl Fields<'_> {
                 FIXED32 => {
                     self.fixed::<4>()?;
                 }
-                GROUP if open.len() < GROUPS => open.push(number),
-                GROUP => return Err(WireError { reason: "too many groups in each other", at }),
+                GROUP if open.len() < MAX_GROUPS => open.push(number),
+                GROUP => return Err(WireError { reason: "too many nested groups", at }),
                 GROUP_END if open.pop() == Some(number) => {
                     if open.is_empty() {
                         return Ok(start..at);
                     }
                 }
                 GROUP_END => return Err(WireError { reason: "the end of another group", at }),
-                _ => return Err(WireError { reason: "a record of a kind that there is not", at }),
+                _ => return Err(WireError { reason: "an unknown wire type", at }),
             }
         }
     }
@@ -231,7 +231,7 @@ pub struct Head {
 pub fn head(bytes: &[u8]) -> Result<Option<Head>, WireError> {
     let Some((key, key_bytes)) = first_varint(bytes, 0)? else { return Ok(None) };
     let number = u32::try_from(key >> 3).ok().filter(|number| *number > 0 && key <= u64::from(u32::MAX));
-    let number = number.ok_or(WireError { reason: "a field number that there is not", at: 0 })?;
+    let number = number.ok_or(WireError { reason: "an invalid field number", at: 0 })?;
     let head = |length| Head { number, is_bytes: false, before: key_bytes, length };
     match key & 7 {
         BYTES => Ok(first_varint(bytes, key_bytes)?.map(|(length, length_bytes)| Head {
@@ -242,7 +242,7 @@ pub fn head(bytes: &[u8]) -> Result<Option<Head>, WireError> {
         VARINT => Ok(first_varint(bytes, key_bytes)?.map(|(_, length)| head(length as u64))),
         FIXED64 => Ok(Some(head(8))),
         FIXED32 => Ok(Some(head(4))),
-        _ => Err(WireError { reason: "a record of a kind that there is not", at: 0 }),
+        _ => Err(WireError { reason: "an unknown wire type", at: 0 }),
     }
 }
 

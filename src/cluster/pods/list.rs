@@ -156,7 +156,7 @@ impl PodList {
         let Some(head) = self.head(rest)? else { return Ok(None) };
         let whole = head.length.saturating_add(head.before as u64);
         let Some(left) = rest.checked_sub(whole) else {
-            return Err(self.broken("a record that is longer than what it is in"));
+            return Err(self.broken("a field that exceeds its message"));
         };
         let mut step = Step::Nothing;
         match head.number {
@@ -183,7 +183,7 @@ impl PodList {
         let head = head.map_err(|error| WireError { at: self.read + error.at, ..error })?;
         match head {
             // The record does not end within its message.
-            None if there.len() >= rest => Err(self.broken("a record that is cut off")),
+            None if there.len() >= rest => Err(self.broken("a truncated field")),
             head => Ok(head),
         }
     }

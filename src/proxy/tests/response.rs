@@ -116,7 +116,7 @@ fn ended_pods_get_nothing() {
     let text = r#"{"gpu":[{"id":"GPU-a"}]}"#;
     let ended = |phase: Phase| Pod {
         phase,
-        life: Life::Ended,
+        liveness: Liveness::Terminated,
         ..pod("old", DEVICES, text, &[container("main", &[])])
     };
     let running = pod("new", DEVICES, text, &[container("main", &[])]);
@@ -130,7 +130,7 @@ fn ended_pods_get_nothing() {
     }
     // A terminating pod still has its devices.
     let terminating =
-        Pod { deleted: true, life: Life::Leaving, ..pod("old", DEVICES, text, &[container("main", &[])]) };
+        Pod { deleted: true, liveness: Liveness::Stopped, ..pod("old", DEVICES, text, &[container("main", &[])]) };
     let shown = merged(&default_rules(), &[terminating], &unreported());
     assert_eq!(shown, ["old/main: nvidia.com/gpu=GPU-a"]);
 }
@@ -371,7 +371,7 @@ fn invalid_responses_are_an_error() {
     ] {
         assert_eq!(
             error.to_string(),
-            "the bytes are no protocol buffers message: a record that is longer than what it is in at byte 1"
+            "invalid protocol buffers message: a field that exceeds its message at byte 1"
         );
     }
     // Errors deeper in the message are noticed only where something is merged.

@@ -58,7 +58,7 @@ fn described_machines_read_back_from_their_trees() {
         let types = spec.core_types.iter().map(|(kind, of)| (kind.clone(), of.cpus.clone()));
         assert_eq!(machine.core_types, types.collect(), "{name}");
         let repeated = spec.nodes.iter().filter(|node| !node.repeated_cpus.is_empty());
-        let told: Vec<String> = machine.problems.iter().map(ToString::to_string).collect();
+        let told: Vec<String> = machine.errors.iter().map(ToString::to_string).collect();
         let expected: Vec<String> = repeated
             .map(|node| {
                 let (id, cpus) = (node.id, &node.repeated_cpus);
@@ -295,8 +295,8 @@ fn a_file_that_is_missing_empty_or_malformed_takes_nothing_else_with_it() {
                 }
                 let context = format!("{name}: {path}: {text:?}");
                 let machine = read(&files).unwrap();
-                let names_it = machine.problems.iter().any(|problem| problem.file == path);
-                assert_eq!(names_it, told, "{context}: {:?}", machine.problems);
+                let names_it = machine.errors.iter().any(|problem| problem.file == path);
+                assert_eq!(names_it, told, "{context}: {:?}", machine.errors);
                 assert_eq!(machine.nodes.len(), whole.nodes.len(), "{context}");
                 for (after, before) in machine.nodes.iter().zip(&whole.nodes) {
                     let mut expected = before.clone();
@@ -361,7 +361,7 @@ fn without_a_list_of_nodes_their_directories_tell() {
             let machine = read(&files).unwrap();
             let context = format!("{name}: {text:?}");
             assert!(
-                machine.numa && machine.problems.iter().any(|problem| problem.file == online),
+                machine.numa && machine.errors.iter().any(|problem| problem.file == online),
                 "{context}"
             );
             let shown = |id: Id| !spec.node(id).unwrap().missing.contains(&Missing::Directory);
