@@ -6,7 +6,7 @@
 //! kubelet's `/pods` while that is the only source that works.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use prost::bytes::Bytes;
 use tokio::time::Instant;
@@ -59,9 +59,15 @@ pub(super) struct InvalidPod {
 
 impl Store {
     pub(super) fn new(pods: Arc<dyn WatcherObserver>, infos: Arc<dyn WatcherObserver>) -> Self {
-        let shared = |limit, tally| Arc::new(std::sync::Mutex::new(WatchCache::new(limit, tally)));
-        let (pods, infos) = (shared(PODS, pods), shared(INFOS, infos));
-        Self { pods, infos, info_source: InfoSource::None, is_source_synced: true, pods_list: None, kubelet_list: None }
+        let shared = |limit, observer| Arc::new(Mutex::new(WatchCache::new(limit, observer)));
+        Self {
+            pods: shared(PODS, pods),
+            infos: shared(INFOS, infos),
+            info_source: InfoSource::None,
+            is_source_synced: true,
+            pods_list: None,
+            kubelet_list: None,
+        }
     }
 
     /// Handles an event of a source of full pods, received at this time.
@@ -140,14 +146,14 @@ impl Store {
         self.info_source == InfoSource::Kubelet
     }
 
-    /// Returns the pods left out as too large that were not returned before.
+    /// Returns the pods omitted as too large that were not returned before.
     pub(super) fn take_newly_omitted(&self) -> Vec<TooLarge> {
-        let mut left_out = lock(&self.pods).take_newly_omitted();
-        left_out.extend(lock(&self.infos).take_newly_omitted());
-        left_out
+        let mut omitted = lock(&self.pods).take_newly_omitted();
+        omitted.extend(lock(&self.infos).take_newly_omitted());
+        omitted
     }
 
-    /// Returns true if a pod that is left out would fit, and no list is being received that may contain it.
+    /// Returns true if a pod that is omitted would fit, and no list is being received that may contain it.
     pub(super) fn has_room(&self) -> bool {
         self.pods_list.is_none() && lock(&self.pods).entries().has_room()
     }
@@ -239,8 +245,8 @@ impl Store {
 /// Namespace and name.
 type Name<'a> = (&'a str, &'a str);
 
-/// Returns which pod is shown under each UID that several pods may claim. A pod whose own UID it is comes
-/// first, since any user can create a pod that claims to be a mirror. Then comes the mirror shown before,
+/// Returns which pod is served under each UID that several pods may claim. A pod whose own UID it is comes
+/// first, since any user can create a pod that claims to be a mirror. Then comes the mirror served before,
 /// unless the newest pod has the same name.
 fn owners<'a>(
     all: &'a [(&'a str, PodInfo)],
@@ -248,7 +254,7 @@ fn owners<'a>(
     newest: Option<&str>,
 ) -> BTreeMap<&'a str, (&'a str, Name<'a>)> {
     let mut owners: BTreeMap<&str, (&str, Name<'_>)> = BTreeMap::new();
-    let name = |info: &'a Info| (&*info.namespace, &*info.name);
+    let name = |info: &'a PodInfo| (&*info.namespace, &*info.name);
     for (uid, info) in all.iter().filter(|(uid, info)| info.uid != *uid) {
         let takes = match owners.get(&*info.uid) {
             None => true,
@@ -272,7 +278,7 @@ impl InvalidPod {
     }
 }
 
-/// Returns a pod's message as received, or its outline, and its info.
+/// Returns a pod's message as received, or its outline, and what `PodInfo` has of it.
 fn parse(pod: &Pod) -> Result<(Content, PodInfo), InvalidPod> {
     let (content, bytes) = match pod.raw.as_deref() {
         _ if pod.uid.is_empty() => return Err(InvalidPod::new(pod, "it has no UID")),

@@ -1,5 +1,5 @@
-//! One list as it is served: an encoded record per pod, by UID, and its watchers. `Pods` and `PodInfo` differ
-//! in their records; their lists, responses and events have the same wire format.
+//! The pods of one service, encoded, by UID, and its watchers. `Pods` and `PodInfo` differ in the encoding of
+//! a pod; their lists, responses and events have the same wire format.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::Pin;
@@ -11,9 +11,9 @@ use prost::bytes::Bytes;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::records::{Limit, Record, Records, TooLarge};
-use super::watchers::{Tally, Watchers};
-use crate::grpc::{Feed, Message};
+use super::entries::{Entries, Entry, Limit, TooLarge};
+use super::watchers::{WatcherObserver, Watchers};
+use crate::grpc::{Message, MessageStream};
 use crate::util::wire::{put_bytes, put_head, put_number};
 
 /// The event types.
@@ -24,208 +24,208 @@ const DELETED: u64 = 3;
 /// Field numbers: of an event, and of the pod in a List or Get response.
 const TYPE: u32 = 1;
 const POD: u32 = 2;
-const ANSWER: u32 = 1;
+const RESPONSE_POD: u32 = 1;
 
 /// A list being received. New and changed pods must fit into the budget meanwhile: the largest of them are
-/// left out, even if an unchanged pod is larger.
+/// omitted, even if an unchanged pod is larger.
 #[derive(Debug)]
-pub(super) struct Listing {
+pub(super) struct IncomingList {
     /// Unchanged pods, and new or changed ones. Together they may exceed the budget.
-    same: BTreeSet<Box<str>>,
-    new: Records,
+    unchanged: BTreeSet<Box<str>>,
+    changed: Entries,
 }
 
-impl Listing {
-    /// An empty list for a board with this limit.
+impl IncomingList {
+    /// An empty list for a cache with this limit.
     pub(super) fn new(limit: Limit) -> Self {
-        Self { same: BTreeSet::new(), new: Records::new(limit) }
+        Self { unchanged: BTreeSet::new(), changed: Entries::new(limit) }
     }
 
     /// Adds a new or changed pod.
-    pub(super) fn put(&mut self, uid: &str, record: Record) {
-        self.same.remove(uid);
-        self.new.put(uid, record);
-        self.new.fit(|other| other == uid);
+    pub(super) fn put(&mut self, uid: &str, entry: Entry) {
+        self.unchanged.remove(uid);
+        self.changed.put(uid, entry);
+        self.changed.enforce_limit(|other| other == uid);
     }
 
-    /// Adds a pod that is the same as on the board.
-    pub(super) fn keep(&mut self, uid: &str) {
-        self.new.remove(uid);
-        self.same.insert(uid.into());
+    /// Adds a pod that is the same as in the cache.
+    pub(super) fn put_unchanged(&mut self, uid: &str) {
+        self.changed.remove(uid);
+        self.unchanged.insert(uid.into());
     }
 
     /// Removes a pod.
     pub(super) fn remove(&mut self, uid: &str) {
-        self.same.remove(uid);
-        self.new.remove(uid);
+        self.unchanged.remove(uid);
+        self.changed.remove(uid);
     }
 }
 
 /// Why a pod cannot be returned.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Missing {
+pub(super) enum GetError {
     /// There is no such pod.
-    Unknown,
-    /// The pod is left out.
+    NotFound,
+    /// The pod is omitted.
     TooLarge(TooLarge),
 }
 
-/// One list as it is served.
+/// The pods of one service.
 #[derive(Debug)]
-pub(super) struct Board {
-    records: Records,
+pub(super) struct WatchCache {
+    entries: Entries,
     /// Whether a list was completed.
-    told: bool,
-    /// The encoded List response, and whether it was requested since the last [`Board::tidy`].
+    is_synced: bool,
+    /// The encoded List response, and whether it was requested since [`WatchCache::drop_unused_list`].
     list: Option<Bytes>,
-    asked: bool,
+    is_requested: bool,
     /// The pods a new watcher gets first, shared by the watchers that have not read all of them.
     initial: Weak<[Bytes]>,
     watchers: Watchers,
 }
 
-/// A board shared by the store and its clients.
-pub(super) type Shared = Arc<Mutex<Board>>;
+/// A cache shared by the store and its clients.
+pub(super) type SharedCache = Arc<Mutex<WatchCache>>;
 
-pub(super) fn lock(board: &Mutex<Board>) -> MutexGuard<'_, Board> {
-    board.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn lock(cache: &Mutex<WatchCache>) -> MutexGuard<'_, WatchCache> {
+    cache.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Board {
-    pub(super) fn new(limit: Limit, tally: Arc<dyn Tally>) -> Self {
+impl WatchCache {
+    pub(super) fn new(limit: Limit, observer: Arc<dyn WatcherObserver>) -> Self {
         Self {
-            records: Records::new(limit),
-            told: false,
+            entries: Entries::new(limit),
+            is_synced: false,
             list: None,
-            asked: false,
+            is_requested: false,
             initial: Weak::<[Bytes; 0]>::new(),
-            watchers: Watchers::new(limit.bytes / 2, tally),
+            watchers: Watchers::new(limit.bytes / 2, observer),
         }
     }
 
     /// Returns true if a list was completed.
-    pub(super) fn has_told(&self) -> bool {
-        self.told
+    pub(super) fn is_synced(&self) -> bool {
+        self.is_synced
     }
 
-    pub(super) fn records(&self) -> &Records {
-        &self.records
+    pub(super) fn entries(&self) -> &Entries {
+        &self.entries
     }
 
-    /// Returns the pods left out that were not returned before.
-    pub(super) fn newly_left_out(&mut self) -> Vec<TooLarge> {
-        self.records.newly_left_out()
+    /// Returns the omitted pods that were not returned before.
+    pub(super) fn take_newly_omitted(&mut self) -> Vec<TooLarge> {
+        self.entries.take_newly_omitted()
     }
 
     /// Returns true if the pod is served with this content.
-    pub(super) fn is(&self, uid: &str, content: &[u8]) -> bool {
-        self.records.whole(uid).is_some_and(|served| served == content)
+    pub(super) fn serves(&self, uid: &str, content: &[u8]) -> bool {
+        self.entries.served(uid).is_some_and(|served| served == content)
     }
 
     /// Adds or updates a pod.
-    pub(super) fn put(&mut self, uid: &str, record: Record, at: Instant) {
-        let before = self.records.put(uid, record);
-        let before = before.as_ref().and_then(Record::whole);
-        let left_out = self.records.fit(|other| other == uid);
-        for other in left_out.iter().filter(|other| &***other != uid) {
-            self.tell_gone(other, at);
+    pub(super) fn put(&mut self, uid: &str, entry: Entry, at: Instant) {
+        let before = self.entries.put(uid, entry);
+        let before = before.as_ref().and_then(Entry::served);
+        let omitted = self.entries.enforce_limit(|other| other == uid);
+        for other in omitted.iter().filter(|other| &***other != uid) {
+            self.send_deleted(other, at);
         }
-        match (before, self.records.whole(uid).cloned()) {
+        match (before, self.entries.served(uid).cloned()) {
             (Some(before), Some(now)) if *before == now => {}
-            (Some(_), Some(now)) => self.tell(event(MODIFIED, now), at),
-            (None, Some(now)) => self.tell(event(ADDED, now), at),
-            (Some(_), None) => self.tell_gone(uid, at),
+            (Some(_), Some(now)) => self.send(event(MODIFIED, now), at),
+            (None, Some(now)) => self.send(event(ADDED, now), at),
+            (Some(_), None) => self.send_deleted(uid, at),
             (None, None) => {}
         }
     }
 
     /// Removes a pod.
     pub(super) fn remove(&mut self, uid: &str, at: Instant) {
-        if self.records.whole(uid).is_some() {
-            self.tell_gone(uid, at);
+        if self.entries.served(uid).is_some() {
+            self.send_deleted(uid, at);
         }
-        self.records.remove(uid);
+        self.entries.remove(uid);
     }
 
     /// Replaces all pods, and sends watchers the differences: deletions first, since a new pod may have the
     /// name of a deleted one.
-    pub(super) fn replace(&mut self, listing: Listing, at: Instant) {
-        let Listing { same, new } = listing;
-        let mut before = std::mem::replace(&mut self.records, new);
+    pub(super) fn replace(&mut self, list: IncomingList, at: Instant) {
+        let IncomingList { unchanged, changed } = list;
+        let mut before = std::mem::replace(&mut self.entries, changed);
         let served: BTreeMap<Box<str>, Bytes> =
-            before.served().map(|(uid, content)| (uid.into(), content.clone())).collect();
-        for (uid, record) in same.iter().filter_map(|uid| Some((uid, before.remove(uid)?))) {
-            self.records.put(uid, record);
+            before.all_served().map(|(uid, content)| (uid.into(), content.clone())).collect();
+        for (uid, entry) in unchanged.iter().filter_map(|uid| Some((uid, before.remove(uid)?))) {
+            self.entries.put(uid, entry);
         }
-        self.records.take_told(&before);
-        self.records.fit(|uid| !served.contains_key(uid));
+        self.entries.copy_reported(&before);
+        self.entries.enforce_limit(|uid| !served.contains_key(uid));
         // All pods may be deleted and as many added at once.
-        let pods = self.records.len().max(served.len());
-        let gone = served.keys().filter(|uid| self.records.whole(uid).is_none());
-        let tombstones = gone.filter_map(|uid| self.records.get(uid).or(before.get(uid)));
-        let mut news: Vec<_> = tombstones.map(|record| event(DELETED, record.tombstone.clone())).collect();
-        news.extend(self.records.served().filter_map(|(uid, content)| match served.get(uid) {
+        let pods = self.entries.len().max(served.len());
+        let deleted = served.keys().filter(|uid| self.entries.served(uid).is_none());
+        let deleted = deleted.filter_map(|uid| self.entries.get(uid).or(before.get(uid)));
+        let mut events: Vec<_> = deleted.map(|entry| event(DELETED, entry.tombstone.clone())).collect();
+        events.extend(self.entries.all_served().filter_map(|(uid, content)| match served.get(uid) {
             Some(before) if before == content => None,
             Some(_) => Some(event(MODIFIED, content.clone())),
             None => Some(event(ADDED, content.clone())),
         }));
-        if !news.is_empty() {
-            self.changed();
+        if !events.is_empty() {
+            self.invalidate();
         }
-        news.into_iter().for_each(|message| self.watchers.push(message, at, pods));
-        self.told = true;
+        events.into_iter().for_each(|message| self.watchers.push(message, at, pods));
+        self.is_synced = true;
     }
 
-    fn tell(&mut self, message: Message, at: Instant) {
-        self.changed();
-        self.watchers.push(message, at, self.records.len());
+    fn send(&mut self, message: Message, at: Instant) {
+        self.invalidate();
+        self.watchers.push(message, at, self.entries.len());
     }
 
-    fn tell_gone(&mut self, uid: &str, at: Instant) {
-        let Some(record) = self.records.get(uid) else { return };
-        self.tell(event(DELETED, record.tombstone.clone()), at);
+    fn send_deleted(&mut self, uid: &str, at: Instant) {
+        let Some(entry) = self.entries.get(uid) else { return };
+        self.send(event(DELETED, entry.tombstone.clone()), at);
     }
 
-    /// Returns the UID of the record that has this alias.
-    pub(super) fn known_as(&self, alias: &str) -> Option<&str> {
-        let is = |record: &Record| record.alias.as_deref() == Some(alias);
-        self.records.iter().find(|(_, record)| is(record)).map(|(uid, _)| &**uid)
+    /// Returns the UID of the pod that has this alias.
+    pub(super) fn uid_of(&self, alias: &str) -> Option<&str> {
+        let has_alias = |entry: &Entry| entry.alias.as_deref() == Some(alias);
+        self.entries.iter().find(|(_, entry)| has_alias(entry)).map(|(uid, _)| &**uid)
     }
 
-    /// Returns the alias of the record with this UID.
+    /// Returns the alias of the pod with this UID.
     pub(super) fn alias(&self, uid: &str) -> Option<&str> {
-        self.records.get(uid)?.alias.as_deref()
+        self.entries.get(uid)?.alias.as_deref()
     }
 
     /// Returns the Get response for a UID or an alias.
-    pub(super) fn get(&self, uid: &str) -> Result<Message, Missing> {
-        let known = || self.records.get(self.known_as(uid)?);
-        let record = self.records.get(uid).or_else(known).ok_or(Missing::Unknown)?;
-        if let Some(too_large) = record.too_large() {
-            return Err(Missing::TooLarge(too_large));
+    pub(super) fn get(&self, uid: &str) -> Result<Message, GetError> {
+        let by_alias = || self.entries.get(self.uid_of(uid)?);
+        let entry = self.entries.get(uid).or_else(by_alias).ok_or(GetError::NotFound)?;
+        if let Some(too_large) = entry.too_large() {
+            return Err(GetError::TooLarge(too_large));
         }
-        let content = record.whole().cloned().unwrap_or_default();
+        let content = entry.served().cloned().unwrap_or_default();
         let mut head = Vec::new();
-        put_head(&mut head, ANSWER, content.len());
+        put_head(&mut head, RESPONSE_POD, content.len());
         Ok(Message::new(&head, content))
     }
 
     /// Returns the List response. It is cached until a pod changes, as long as it is requested.
     pub(super) fn list(&mut self) -> Bytes {
-        self.asked = true;
-        let records = &self.records;
-        let make = || {
-            let contents = || records.served().map(|(_, content)| content);
-            let mut answer = Vec::with_capacity(contents().map(|content| content.len() + 8).sum());
-            contents().for_each(|content| put_bytes(&mut answer, ANSWER, content));
-            answer.into()
+        self.is_requested = true;
+        let entries = &self.entries;
+        let encode = || {
+            let contents = || entries.all_served().map(|(_, content)| content);
+            let mut response = Vec::with_capacity(contents().map(|content| content.len() + 8).sum());
+            contents().for_each(|content| put_bytes(&mut response, RESPONSE_POD, content));
+            response.into()
         };
-        self.list.get_or_insert_with(make).clone()
+        self.list.get_or_insert_with(encode).clone()
     }
 
     /// Drops the cached List response if it was not requested since the last call.
-    pub(super) fn tidy(&mut self) {
-        if !std::mem::take(&mut self.asked) {
+    pub(super) fn drop_unused_list(&mut self) {
+        if !std::mem::take(&mut self.is_requested) {
             self.list = None;
         }
     }
@@ -235,19 +235,12 @@ impl Board {
         self.watchers.close();
     }
 
-    /// Returns how many events are buffered for watchers.
     #[cfg(test)]
-    pub(super) fn waiting(&self) -> usize {
-        self.watchers.waiting()
+    pub(super) fn watchers(&self) -> &Watchers {
+        &self.watchers
     }
 
-    /// Returns the size in bytes of the buffered events.
-    #[cfg(test)]
-    pub(super) fn waiting_bytes(&self) -> usize {
-        self.watchers.waiting_bytes()
-    }
-
-    fn changed(&mut self) {
+    fn invalidate(&mut self) {
         self.list = None;
         self.initial = Weak::<[Bytes; 0]>::new();
     }
@@ -256,7 +249,7 @@ impl Board {
         if let Some(initial) = self.initial.upgrade() {
             return initial;
         }
-        let initial: Arc<[Bytes]> = self.records.served().map(|(_, content)| content.clone()).collect();
+        let initial: Arc<[Bytes]> = self.entries.all_served().map(|(_, content)| content.clone()).collect();
         self.initial = Arc::downgrade(&initial);
         initial
     }
@@ -266,23 +259,23 @@ impl Board {
 /// dropped.
 #[derive(Debug)]
 pub(super) struct Watch {
-    board: Shared,
+    cache: SharedCache,
     id: u64,
 }
 
 impl Watch {
-    pub(super) fn new(board: Shared) -> Self {
+    pub(super) fn new(cache: SharedCache) -> Self {
         let id = {
-            let mut board = lock(&board);
-            let initial = board.initial();
-            board.watchers.join(initial)
+            let mut cache = lock(&cache);
+            let initial = cache.initial();
+            cache.watchers.add(initial)
         };
-        Self { board, id }
+        Self { cache, id }
     }
 
     #[cfg(test)]
-    pub(super) fn board(&self) -> &Shared {
-        &self.board
+    pub(super) fn cache(&self) -> &SharedCache {
+        &self.cache
     }
 }
 
@@ -290,19 +283,19 @@ impl Stream for Watch {
     type Item = Result<Message, Status>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        lock(&self.board).watchers.poll(self.id, context)
+        lock(&self.cache).watchers.poll(self.id, context)
     }
 }
 
-impl Feed for Watch {
-    fn poll_over(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        lock(&self.board).watchers.poll_over(self.id, context)
+impl MessageStream for Watch {
+    fn poll_abort(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        lock(&self.cache).watchers.poll_abort(self.id, context)
     }
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        lock(&self.board).watchers.leave(self.id);
+        lock(&self.cache).watchers.remove(self.id);
     }
 }
 
