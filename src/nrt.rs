@@ -101,10 +101,10 @@ pub struct ResourceInfo {
     /// What the hardware has.
     #[schemars(schema_with = "quantity_schema")]
     pub capacity: Quantity,
-    /// What the kubelet may hand out.
+    /// What the kubelet can allocate.
     #[schemars(schema_with = "quantity_schema")]
     pub allocatable: Quantity,
-    /// What of it is still free.
+    /// The part of `allocatable` that is not in use.
     #[schemars(schema_with = "quantity_schema")]
     pub available: Quantity,
 }
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_derived_schema_and_the_crd_file_agree() {
+    fn the_derived_schema_equals_the_crd_file() {
         let derived = serde_json::to_value(NodeResourceTopology::crd()).unwrap();
         let file = crd_file();
         assert_eq!(derived["spec"]["group"], file["spec"]["group"]);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_versions_are_served_as_upstream_serves_them() {
+    fn the_versions_are_served_as_upstream() {
         let (old, new) = (version("v1alpha1"), version("v1alpha2"));
         assert_eq!((&old["served"], &old["storage"]), (&json!(true), &json!(false)));
         assert_eq!((&new["served"], &new["storage"]), (&json!(true), &json!(true)));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fields_sit_at_the_root() {
+    fn the_fields_are_at_the_root() {
         let object = NodeResourceTopology::new("worker", NodeResourceTopologyFields::default());
         let value = serde_json::to_value(object).unwrap();
         assert_eq!(value["zones"], json!([]));

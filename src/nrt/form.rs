@@ -86,7 +86,7 @@ impl Form {
         }
         if self.version == Version::V1alpha1 {
             object.spec.attributes = None;
-            // Useless without the attribute that explains them.
+            // Useless without the attributes of the object.
             object.spec.zones.iter_mut().for_each(|zone| zone.attributes = None);
             if let Some(fingerprint) = fingerprint(&attributes) {
                 let annotations = object.metadata.annotations.get_or_insert_default();
@@ -121,9 +121,9 @@ impl Form {
         object
     }
 
-    /// Returns what a later read of `object` returns after it was written in this form.
+    /// Returns what a read of `object` returns after it was written in this form.
     #[must_use]
-    pub fn comes_back(self, object: NodeResourceTopology) -> NodeResourceTopology {
+    pub fn round_trip(self, object: NodeResourceTopology) -> NodeResourceTopology {
         self.read(self.of(object))
     }
 }
@@ -209,7 +209,7 @@ mod tests {
     ];
 
     #[test]
-    fn v1alpha1_says_what_it_has_a_place_for() {
+    fn v1alpha1_has_policies_and_fingerprint_only() {
         let json = OLD.json(&object(&ATTRIBUTES)).unwrap();
         assert_eq!(
             json,
@@ -230,33 +230,33 @@ mod tests {
         assert_eq!(
             nothing["metadata"],
             json!({"name": "w"}),
-            "the annotation would be taken for one of all pods"
+            "the annotation implies all pods"
         );
     }
 
     #[test]
-    fn what_is_read_in_v1alpha1_has_its_attributes_again() {
-        let back = OLD.comes_back(object(&ATTRIBUTES));
+    fn objects_in_v1alpha1_are_read_with_attributes() {
+        let back = OLD.round_trip(object(&ATTRIBUTES));
         let expected = [ATTRIBUTES[0], ATTRIBUTES[1], ATTRIBUTES[3]];
         let expected: Vec<_> = expected.iter().map(|(name, value)| attribute(name, value)).collect();
         assert_eq!(back.spec.attributes, Some(expected));
-        assert_eq!(OLD.comes_back(back.clone()), back);
-        assert_eq!(OLD.comes_back(object(&[])).spec.attributes, None);
+        assert_eq!(OLD.round_trip(back.clone()), back);
+        assert_eq!(OLD.round_trip(object(&[])).spec.attributes, None);
     }
 
     #[test]
-    fn v1alpha2_has_the_deprecated_policies_on_request_only() {
+    fn v1alpha2_has_the_deprecated_policies_only_on_request() {
         let object = object(&ATTRIBUTES);
         assert_eq!(Form::default().of(object.clone()), object);
         assert_eq!(Form::default().json(&object).unwrap(), serde_json::to_value(&object).unwrap());
-        let both = BOTH.comes_back(object.clone());
+        let both = BOTH.round_trip(object.clone());
         assert_eq!(both.spec.topology_policies.as_deref(), Some(&["SingleNUMANodePodLevel".to_owned()][..]));
         assert_eq!(both.spec.attributes, object.spec.attributes);
         assert_eq!(both.metadata.annotations, None);
     }
 
     #[test]
-    fn deprecated_names_are_nfds_and_can_be_read_back() {
+    fn deprecated_names_equal_nfds_and_can_be_parsed() {
         for (policy, scope, name) in [
             ("single-numa-node", "container", "SingleNUMANodeContainerLevel"),
             ("single-numa-node", "pod", "SingleNUMANodePodLevel"),

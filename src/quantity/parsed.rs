@@ -1,4 +1,4 @@
-//! Reimplements `ParseQuantity`, `Value`, `MilliValue` and `String` of `k8s.io/apimachinery/pkg/api/resource`
+//! Reimplements `ParseQuantity`, `Value` and `MilliValue` of `k8s.io/apimachinery/pkg/api/resource`
 //! (apimachinery v0.37.0: quantity.go, amount.go, scale_int.go, suffix.go; unchanged since v0.33).
 //!
 //! Go stores a quantity in one of two representations, and the results for numbers that do not fit 64 bits
@@ -11,17 +11,6 @@ use super::{ParseQuantityError, Quantity};
 
 /// Go keeps no digits below a billionth.
 const NANO: i32 = -9;
-
-/// The format in which a quantity was written, and is formatted again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    /// `12M`.
-    DecimalSi,
-    /// `12Mi`.
-    BinarySi,
-    /// `12e6`.
-    DecimalExponent,
-}
 
 /// The multiplier of a suffix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,11 +29,7 @@ const BINARY_SUFFIXES: [(&str, u32); 6] =
 
 /// A parsed quantity with Go's semantics.
 #[derive(Debug)]
-pub struct Parsed<'a> {
-    text: &'a str,
-    format: Format,
-    amount: Amount,
-}
+pub struct Parsed(Amount);
 
 #[derive(Debug)]
 enum Amount {
@@ -54,8 +39,6 @@ enum Amount {
         value: i64,
         /// At least -9 (billionths).
         scale: i32,
-        /// Go's `String()` returns the text unchanged.
-        verbatim: bool,
     },
     /// `infDecAmount`.
     Large {
@@ -66,16 +49,16 @@ enum Amount {
     },
 }
 
-fn unit(suffix: &str) -> Option<(Unit, Format)> {
+fn unit(suffix: &str) -> Option<Unit> {
     if let Some((_, exponent)) = DECIMAL_SUFFIXES.iter().find(|(name, _)| *name == suffix) {
-        return Some((Unit::Ten(*exponent), Format::DecimalSi));
+        return Some(Unit::Ten(*exponent));
     }
     if let Some((_, bits)) = BINARY_SUFFIXES.iter().find(|(name, _)| *name == suffix) {
-        return Some((Unit::Two(*bits), Format::BinarySi));
+        return Some(Unit::Two(*bits));
     }
     let exponent: i64 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
     // Go truncates to 32 bits as well.
-    Some((Unit::Ten(exponent as i32), Format::DecimalExponent))
+    Some(Unit::Ten(exponent as i32))
 }
 
 /// The parts that `parseQuantityString` finds in a text.
@@ -131,11 +114,7 @@ impl<'a> Parts<'a> {
         let digits = self.whole.bytes().chain(self.fraction.bytes());
         let written = digits.fold(0, |sum, digit| sum * 10 + i64::from(digit - b'0'));
         let value = written.checked_mul(factor)?;
-        let verbatim = match unit {
-            Unit::Two(_) => written % 8 != 0,
-            Unit::Ten(_) => scale % 3 == 0 && self.whole != "0" && written % 1000 != 0,
-        };
-        Some(Amount::Small { value: if self.negative { -value } else { value }, scale, verbatim })
+        Some(Amount::Small { value: if self.negative { -value } else { value }, scale })
     }
 
     /// Returns an amount of any size.
@@ -154,8 +133,7 @@ impl<'a> Parts<'a> {
         let largest = i128::from(i64::MAX) * 1_000_000_000;
         let capped = matches!(unit, Unit::Two(_)) && number.saturated(NANO.into()) > largest;
         if capped {
-            number = Decimal::from(i64::MAX, 0);
-            number.negative = self.negative;
+            number = Decimal::largest(self.negative);
         }
         Some(Amount::Large { number, capped })
     }
@@ -165,33 +143,29 @@ fn leading_digits(text: &str) -> (&str, &str) {
     text.split_at(text.len() - text.trim_start_matches(|letter: char| letter.is_ascii_digit()).len())
 }
 
-impl<'a> Parsed<'a> {
+impl Parsed {
     /// Parses a text like `ParseQuantity`, which accepts no surrounding white space.
     ///
     /// # Errors
     /// The text is not a quantity.
-    pub fn of(text: &'a str) -> Result<Self, ParseQuantityError> {
+    pub fn of(text: &str) -> Result<Self, ParseQuantityError> {
         Self::read(text).ok_or_else(|| ParseQuantityError(text.chars().take(64).collect()))
     }
 
-    fn read(text: &'a str) -> Option<Self> {
+    fn read(text: &str) -> Option<Self> {
         if text.is_empty() {
             return None;
         }
         let parts = Parts::of(text)?;
-        let (unit, format) = unit(parts.suffix)?;
-        let amount = match parts.small(unit) {
-            Some(amount) => amount,
-            None => parts.large(unit)?,
-        };
-        Some(Self { text, format, amount })
+        let unit = unit(parts.suffix)?;
+        parts.small(unit).or_else(|| parts.large(unit)).map(Self)
     }
 
     /// Returns the number.
     #[must_use]
     pub fn quantity(&self) -> Quantity {
-        let nano = match &self.amount {
-            Amount::Small { value, scale, .. } => nano(*value, *scale),
+        let nano = match &self.0 {
+            Amount::Small { value, scale } => nano(*value, *scale),
             Amount::Large { number, .. } => number.nano(),
         };
         Quantity { nano }
@@ -211,19 +185,9 @@ impl<'a> Parsed<'a> {
     }
 
     fn scaled(&self, to: i32) -> i64 {
-        match &self.amount {
-            Amount::Small { value, scale, .. } => scaled(*value, *scale, to),
+        match &self.0 {
+            Amount::Small { value, scale } => scaled(*value, *scale, to),
             Amount::Large { number, capped } => number.scaled(to, *capped),
-        }
-    }
-
-    /// `String()`: Go's canonical form, except for some texts that Go returns unchanged.
-    #[must_use]
-    pub fn canonical(&self) -> String {
-        match &self.amount {
-            Amount::Small { verbatim: true, .. } => self.text.to_owned(),
-            Amount::Small { value, scale, .. } => Decimal::from(*value, *scale).canonical(self.format),
-            Amount::Large { number, .. } => number.canonical(self.format),
         }
     }
 }
@@ -260,11 +224,10 @@ struct Decimal {
 }
 
 impl Decimal {
-    fn from(value: i64, scale: i32) -> Self {
-        let digits = value.unsigned_abs().to_string().into_bytes().into_iter().map(|digit| digit - b'0');
-        let mut number = Self { negative: value < 0, digits: digits.collect(), exponent: i64::from(scale) };
-        number.trim();
-        number
+    /// Returns `i64::MAX`, or its negative.
+    fn largest(negative: bool) -> Self {
+        let digits = i64::MAX.to_string().into_bytes().into_iter().map(|digit| digit - b'0').collect();
+        Self { negative, digits, exponent: 0 }
     }
 
     fn trim(&mut self) {
@@ -363,55 +326,5 @@ impl Decimal {
         }
         let (digits, _) = self.above(to.into());
         self.low_bits(to.into()).wrapping_add(i64::from(digits.len() < self.digits.len()))
-    }
-
-    /// `CanonicalizeBytes`.
-    fn canonical(&self, format: Format) -> String {
-        if self.digits.is_empty() {
-            return "0".to_owned();
-        }
-        if format == Format::BinarySi {
-            return self.binary().unwrap_or_else(|| self.decimal(Format::DecimalSi));
-        }
-        self.decimal(format)
-    }
-
-    fn sign(&self) -> &'static str {
-        if self.negative { "-" } else { "" }
-    }
-
-    /// Formats a whole number of at least 1024 with a binary suffix; `None` for all others.
-    fn binary(&self) -> Option<String> {
-        let mut number = u64::try_from(self.saturated(0)).ok()?;
-        if self.exponent < 0 || number < 1024 {
-            return None;
-        }
-        let mut bits = 0;
-        while number.is_multiple_of(1024) {
-            number /= 1024;
-            bits += 10;
-        }
-        let suffix = BINARY_SUFFIXES.iter().find(|(_, of_suffix)| *of_suffix == bits);
-        Some(format!("{}{number}{}", self.sign(), suffix.map_or("", |(name, _)| name)))
-    }
-
-    /// Formats with the largest power of a thousand. Go has no suffix for powers above 18 and omits it.
-    fn decimal(&self, format: Format) -> String {
-        // Trimming may push the power beyond 32 bits; it wraps in Go as well.
-        let power = self.exponent as i32;
-        let zeros = power.rem_euclid(3);
-        let power = power.wrapping_sub(zeros);
-        let digits = self.digits.iter().map(|digit| char::from(b'0' + digit));
-        let digits: String = digits.chain(repeat_n('0', zeros as usize)).collect();
-        let suffix = match format {
-            Format::DecimalExponent if power == 0 => String::new(),
-            Format::DecimalExponent => format!("e{power}"),
-            _ => DECIMAL_SUFFIXES
-                .iter()
-                .find(|(_, exponent)| *exponent == power)
-                .map_or("", |(name, _)| name)
-                .to_owned(),
-        };
-        format!("{}{digits}{suffix}", self.sign())
     }
 }

@@ -3,7 +3,7 @@
 //	quantity tables DIR         of every text in the tables of the tests in DIR, with either sign and without
 //	quantity random SEED COUNT  of made-up texts
 //
-// A line is the text, Value(), MilliValue(), Sign() and String() with tabs between, or the text alone if it is no quantity.
+// A line is the text, Value(), MilliValue() and Sign() with tabs between, or the text alone if it is no quantity.
 package main
 
 import (
@@ -53,7 +53,7 @@ func say(out *bufio.Writer, text string) {
 		fmt.Fprintln(out, text)
 		return
 	}
-	fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%s\n", text, q.Value(), q.MilliValue(), q.Sign(), q.String())
+	fmt.Fprintf(out, "%s\t%d\t%d\t%d\n", text, q.Value(), q.MilliValue(), q.Sign())
 }
 
 // tables finds the texts in upstream's own tests: those in composite literals, and those that are parsed at once.
