@@ -15,7 +15,7 @@ mod unlisted;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::kubelet::{Allocatable, ContainerUsage, KubeletConfig, ManagerState, PodUsage, Usage};
+use crate::kubelet::{Allocatable, ContainerUsage, KubeletConfig, Checkpoints, PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
 
 pub use attributes::is_policy as is_policy_attribute;
@@ -52,7 +52,7 @@ pub struct Inputs<'a> {
     /// released.
     pub terminal: &'a BTreeSet<(String, String)>,
     /// The resource managers' checkpoints, if they can be read.
-    pub checkpoints: Option<&'a ManagerState>,
+    pub checkpoints: Option<&'a Checkpoints>,
     /// The kubelet's configuration, if known.
     pub config: Option<&'a KubeletConfig>,
     /// Policy attributes that replace those of `config`: names and values.

@@ -41,7 +41,7 @@ enum Verb {
         #[command(flatten)]
         sockets: SocketArgs,
     },
-    /// Print all pods of this node and then whatever becomes of them, until it is interrupted.
+    /// Print all pods of this node and then their changes, until it is interrupted.
     Watch {
         #[command(flatten)]
         output: OutputArgs,

@@ -13,7 +13,7 @@ use crate::util::wire::{self, Field, Value, WireError};
 /// largest pods are replaced by outlines ([`RawPod::Outline`]). A thousand typical pods take 10 MiB. gRPC
 /// clients accept messages of 4 MiB, or 16 MiB if configured, so larger lists would be useless to most.
 ///
-/// The API server accepts objects of up to 1.5 MiB (etcd's `--max-request-bytes`), and anybody who may create
+/// The API server accepts objects of up to 1.5 MiB (etcd's `--max-request-bytes`), and anyone who may create
 /// pods may create many and bind them to one node.
 pub(crate) const MAX_RAW_BYTES: usize = 16 << 20;
 

@@ -1,4 +1,4 @@
-//! Annotations, and limits for those that are cached or buffered in one place. Pods are untrusted: anybody
+//! Annotations, and limits for those that are cached or buffered in one place. Pods are untrusted: anyone
 //! who may create pods may create thousands of them and bind them to one node.
 
 use std::cmp::Reverse;

@@ -4,7 +4,7 @@ use super::reservation::subtract;
 use super::{Placement, PodFingerprint, Reservation};
 use crate::topology::{Topology, Zone};
 
-/// What the object of a node says.
+/// The content of a node's object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Publishable {
     zones: Vec<Zone>,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Amounts, Finding, InUse, Inputs, ZoneBuilder};
-use crate::kubelet::{KubeletConfig, NO_CPU};
+use crate::kubelet::{KubeletConfig, INVALID_CPU};
 use crate::machine::{IdSet, Machine};
 
 pub(super) fn account(
@@ -27,7 +27,7 @@ pub(super) fn account(
     listed.union_with(&used);
     let unknown = listed.difference(&online);
     if !unknown.is_empty() {
-        let beyond = if unknown.contains(NO_CPU) { " and above" } else { "" };
+        let beyond = if unknown.contains(INVALID_CPU) { " and above" } else { "" };
         findings.insert(Finding::UnknownCpus(format!("{unknown}{beyond}")));
     }
     builder.add("cpu", |id| {

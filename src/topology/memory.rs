@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Amounts, Finding, InUse, Inputs, ZoneBuilder};
-use crate::kubelet::{ManagerState, MemoryBlock, PodUsage};
+use crate::kubelet::{Checkpoints, MemoryBlock, PodUsage};
 use crate::machine::{Id, IdSet, NumaNode};
 use crate::quantity::hugepages_name;
 
@@ -137,7 +137,7 @@ fn subtract(
     pools: &mut BTreeMap<Id, Pool>,
     resource: &str,
     used: Groups<'_>,
-    checkpoints: Option<&ManagerState>,
+    checkpoints: Option<&Checkpoints>,
     findings: &mut BTreeSet<Finding>,
 ) {
     let (single, several): (Vec<_>, Vec<_>) = used.into_iter().partition(|(nodes, _)| nodes.len() == 1);
@@ -169,7 +169,7 @@ fn subtract(
 /// Returns the bytes of a resource that each node contributes according to the Memory Manager's checkpoint.
 /// How a block on several nodes is split depends on what was free when it was allocated, so only the
 /// checkpoint shows it.
-fn shares(checkpoints: Option<&ManagerState>, resource: &str) -> BTreeMap<Id, u64> {
+fn shares(checkpoints: Option<&Checkpoints>, resource: &str) -> BTreeMap<Id, u64> {
     let nodes = checkpoints.into_iter().flat_map(|checkpoints| &checkpoints.reserved);
     nodes.filter_map(|(node, reserved)| Some((*node, *reserved.get(resource)?))).collect()
 }

@@ -15,7 +15,7 @@ pub struct Rules {
     pub exclude: Exclude,
 }
 
-/// What to exclude on one node, with the meaning that NFD and RTE give it.
+/// What to exclude on one node, with the same meaning as in NFD and RTE.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Exclude {

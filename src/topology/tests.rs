@@ -55,7 +55,7 @@ struct Case {
     allocatable: Allocatable,
     usage: Usage,
     terminal: BTreeSet<(String, String)>,
-    checkpoints: Option<ManagerState>,
+    checkpoints: Option<Checkpoints>,
     config: Option<KubeletConfig>,
     policies: Option<Vec<(String, String)>>,
     remembered: BTreeSet<String>,
@@ -109,7 +109,7 @@ fn container(name: &str, cpus: &str, memory: Vec<MemoryBlock>) -> ContainerUsage
 }
 
 /// Two nodes with all CPUs allocatable and 4 GiB each, with these pods and these checkpoints.
-fn case_with(pods: Vec<PodUsage>, checkpoints: ManagerState) -> Case {
+fn case_with(pods: Vec<PodUsage>, checkpoints: Checkpoints) -> Case {
     Case {
         allocatable: Allocatable {
             cpus: ids("0-7"),

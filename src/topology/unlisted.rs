@@ -11,7 +11,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::Inputs;
-use crate::kubelet::{ContainerUsage, ManagerState, MemoryBlock, PodUsage};
+use crate::kubelet::{ContainerUsage, Checkpoints, MemoryBlock, PodUsage};
 use crate::machine::{Id, IdSet};
 
 /// What the checkpoints show beyond the List.
@@ -36,11 +36,11 @@ pub struct UidMatches<'a> {
     pub listed: BTreeMap<&'a str, BTreeSet<&'a str>>,
     /// UIDs whose listed pod has pod-level memory (kubelet 1.37).
     pub pod_level_memory: BTreeSet<&'a str>,
-    /// UIDs that match exactly one listed pod; to be stored in [`ManagerState::names`].
+    /// UIDs that match exactly one listed pod; to be stored in [`Checkpoints::names`].
     pub certain: BTreeMap<&'a str, &'a PodUsage>,
 }
 
-pub(super) fn of<'a>(inputs: &Inputs<'a>, checkpoints: &'a ManagerState) -> Unlisted<'a> {
+pub(super) fn of<'a>(inputs: &Inputs<'a>, checkpoints: &'a Checkpoints) -> Unlisted<'a> {
     let UidMatches { listed: counted, pod_level_memory, .. } =
         match_uids(inputs.active_pods().filter(|pod| inputs.counts(pod)), checkpoints);
     // Entries of excluded pods must not count either.
@@ -69,7 +69,7 @@ pub(super) fn of<'a>(inputs: &Inputs<'a>, checkpoints: &'a ManagerState) -> Unli
 /// Matches the pods of the List with the checkpoints' entries.
 pub fn match_uids<'a>(
     pods: impl Iterator<Item = &'a PodUsage>,
-    checkpoints: &'a ManagerState,
+    checkpoints: &'a Checkpoints,
 ) -> UidMatches<'a> {
     let index = Index::new(checkpoints);
     let mut matches = UidMatches::default();
@@ -146,7 +146,7 @@ impl<'a> UidMatches<'a> {
 /// The checkpoints with their indexes. Indexes are built on first use, since in the long run every UID is
 /// known and most Lists need none of them.
 struct Index<'a> {
-    checkpoints: &'a ManagerState,
+    checkpoints: &'a Checkpoints,
     /// UIDs by the namespace and name of pods in earlier Lists.
     known: HashMap<(&'a str, &'a str), &'a str>,
     cpus: OnceCell<HashMap<Id, &'a str>>,
@@ -155,7 +155,7 @@ struct Index<'a> {
 }
 
 impl<'a> Index<'a> {
-    fn new(checkpoints: &'a ManagerState) -> Self {
+    fn new(checkpoints: &'a Checkpoints) -> Self {
         let known = checkpoints.names.iter().filter(|(uid, _)| checkpoints.pods.contains_key(*uid));
         Self {
             checkpoints,
@@ -211,7 +211,7 @@ impl<'a> Index<'a> {
     /// it may be a new pod with the same name.
     fn known(&self, pod: &PodUsage) -> Option<&'a str> {
         let uid = self.known.get(&(pod.namespace.as_str(), pod.name.as_str()));
-        uid.filter(|_| pod.holds_anything()).copied()
+        uid.filter(|_| pod.has_allocations()).copied()
     }
 
     /// Returns the UID whose entry has one of this pod's CPUs or devices, if its CPUs agree with the pod's.
@@ -310,7 +310,7 @@ mod tests {
     /// Returns the matched UIDs, each with the containers that the List names for it.
     fn matched(pods: &[PodUsage], entries: &[(&str, &[ContainerUsage])]) -> Vec<String> {
         let entries = entries.iter().map(|(uid, of)| ((*uid).to_owned(), of.to_vec()));
-        let checkpoints = ManagerState { pods: entries.collect(), ..ManagerState::default() };
+        let checkpoints = Checkpoints { pods: entries.collect(), ..Checkpoints::default() };
         let UidMatches { listed, .. } = match_uids(pods.iter(), &checkpoints);
         listed.into_iter().map(|(uid, names)| format!("{uid} {names:?}")).collect()
     }

@@ -8,15 +8,15 @@ fn gone(uid: &str) -> BTreeMap<String, (String, String)> {
     [(uid.to_owned(), ("ns".to_owned(), "gone".to_owned()))].into()
 }
 
-fn state(pods: &[(&str, &[ContainerUsage])]) -> ManagerState {
+fn state(pods: &[(&str, &[ContainerUsage])]) -> Checkpoints {
     let pods = pods.iter().map(|(uid, containers)| ((*uid).to_owned(), containers.to_vec()));
-    ManagerState { pods: pods.collect(), ..Default::default() }
+    Checkpoints { pods: pods.collect(), ..Default::default() }
 }
 
 #[test]
 fn the_checkpoint_decides_the_split_of_a_block_and_the_list_its_total() {
     let listed = |memory| pod("a", container("main", "", memory));
-    let shares = |first: u64, second: u64| ManagerState {
+    let shares = |first: u64, second: u64| Checkpoints {
         reserved: [(0, first), (1, second)]
             .map(|(node, bytes)| (node, [("memory".to_owned(), bytes)].into()))
             .into(),
@@ -37,7 +37,7 @@ fn the_checkpoint_decides_the_split_of_a_block_and_the_list_its_total() {
         [3 * GIB, 0],
         "the checkpoint still has a terminated pod, whose memory is released on the lowest node first"
     );
-    assert_eq!(of(five(), ManagerState::default()), [0, 3 * GIB], "the checkpoint has no shares");
+    assert_eq!(of(five(), Checkpoints::default()), [0, 3 * GIB], "the checkpoint has no shares");
     let beside = || vec![listed(vec![block("memory", 2 * GIB, "0-1"), block("memory", GIB, "0")])];
     assert_eq!(
         of(beside(), shares(2 * GIB, GIB)),
@@ -196,7 +196,7 @@ fn a_known_pod_keeps_its_uid_and_a_pod_that_left_is_ignored() {
 fn an_entry_with_other_cpus_belongs_to_another_pod() {
     let entry = |cpus| [quarters("init", 4, &["0"]), container("main", cpus, vec![])];
     let case = |cpus, names| {
-        let state = ManagerState { names, ..state(&[("u", &entry(cpus))]) };
+        let state = Checkpoints { names, ..state(&[("u", &entry(cpus))]) };
         case_with(vec![pod("a", container("main", "1", vec![]))], state)
     };
     let unknown = BTreeMap::new;
@@ -216,7 +216,7 @@ fn a_known_pod_keeps_its_uid_with_any_allocation() {
     let nothing = || pod("a", container("main", "", vec![]));
     let cpus = PodUsage { cpus: ids("1"), ..nothing() };
     let memory = PodUsage { memory: vec![block("memory", GIB, "0")], ..nothing() };
-    let state = ManagerState {
+    let state = Checkpoints {
         names: [("u".to_owned(), ("ns".to_owned(), "a".to_owned()))].into(),
         ..state(&[("u", &[quarters("init", 1, &["0"])])])
     };

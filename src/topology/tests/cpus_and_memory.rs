@@ -147,7 +147,7 @@ fn a_block_on_several_nodes_is_split_in_ascending_order() {
 #[test]
 fn a_terminated_pod_uses_nothing() {
     let used = container("main", "1-2", vec![block("memory", GIB, "0")]);
-    let mut case = case_with(vec![pod("job", used.clone())], ManagerState::default());
+    let mut case = case_with(vec![pod("job", used.clone())], Checkpoints::default());
     assert_eq!(case.of("cpu")[0], (0, [4, 4, 2]));
     case.terminal = [("ns".to_owned(), "other".to_owned())].into();
     assert_eq!(case.of("cpu")[0], (0, [4, 4, 2]));
@@ -234,7 +234,7 @@ fn one_finding_covers_all_its_nodes() {
 fn each_share_of_the_checkpoint_is_used_for_one_block_only() {
     let mut case = with_memory(4 * GIB, vec![block("memory", 2 * GIB, "0-1"), block("memory", GIB, "0-1,5")]);
     let shares = [(0, GIB), (1, 2 * GIB)].map(|(node, bytes)| (node, [("memory".to_owned(), bytes)].into()));
-    case.checkpoints = Some(ManagerState { reserved: shares.into(), ..Default::default() });
+    case.checkpoints = Some(Checkpoints { reserved: shares.into(), ..Default::default() });
     assert_eq!(case.of("memory")[0], (0, [8 * GIB, 4 * GIB, 3 * GIB]));
     assert_eq!(case.of("memory")[1], (1, [8 * GIB, 4 * GIB, 2 * GIB]));
 }

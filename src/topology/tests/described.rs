@@ -130,8 +130,8 @@ fn some_pod(spec: &MachineSpec, name: &str, rng: &mut Rng) -> PodSpec {
 }
 
 fn seed() -> u64 {
-    let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
-    given.unwrap_or_else(|| fastrand::u64(..))
+    let seed = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
+    seed.unwrap_or_else(|| fastrand::u64(..))
 }
 
 #[test]

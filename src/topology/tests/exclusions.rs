@@ -5,7 +5,7 @@ use crate::util::glob::{Pattern, PodPattern};
 
 /// A pod in each of two namespaces, each with a CPU, 1 GiB and a device of node 0.
 fn two_tenants() -> Case {
-    let holds = |name: &str, cpu: &str, device: &str| {
+    let tenant = |name: &str, cpu: &str, device: &str| {
         let container = ContainerUsage {
             cpus: ids(cpu),
             memory: vec![block("memory", GIB, "0")],
@@ -20,7 +20,7 @@ fn two_tenants() -> Case {
             memory: vec![block("memory", 7 * GIB, "0"), block("memory", 7 * GIB, "1")],
             devices: vec![devices("example.com/nic", &["x", "y", "z"], "0")],
         },
-        usage: Usage { pods: vec![holds("a", "1", "x"), holds("b", "2", "y")] },
+        usage: Usage { pods: vec![tenant("a", "1", "x"), tenant("b", "2", "y")] },
         ..Default::default()
     }
 }
@@ -43,7 +43,7 @@ fn the_resources_of_an_excluded_pod_look_free() {
     assert_eq!(exclude("team-?", "a"), [2, 6, 2]);
     assert_eq!(exclude("team-a", "b"), [1, 5, 1], "both halves have to match");
     assert_eq!(exclude("*", "[ab]"), [3, 7, 3]);
-    assert_eq!(exclude("nobody", "*"), [1, 5, 1]);
+    assert_eq!(exclude("other", "*"), [1, 5, 1]);
 }
 
 #[test]

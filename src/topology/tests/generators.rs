@@ -140,7 +140,7 @@ pub(super) fn world(nodes: BoxedStrategy<IdSet>) -> impl Strategy<Value = World>
     let members = proptest::collection::vec(member, 4);
     let reserved = proptest::collection::vec(0..5_u64, 2);
     (owners(8), owners(4), members, reserved).prop_map(|(cpus, nics, members, reserved)| {
-        let mut checkpoints = ManagerState::default();
+        let mut checkpoints = Checkpoints::default();
         for (node, amount) in (0..).zip(reserved) {
             checkpoints.reserved.insert(node, [("memory".to_owned(), amount * GIB / 2)].into());
         }
