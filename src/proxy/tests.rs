@@ -24,7 +24,7 @@ use super::merge::{Omitted, Version};
 use crate::cluster::{Device, Devices};
 use crate::kubelet::proto::{v1, v1alpha1};
 use crate::machine::{Id, RecordedFiles};
-use crate::pod::{Annotation, Container, ContainerKind, Life, Phase, Pod};
+use crate::pod::{Annotation, Container, ContainerKind, Liveness, Phase, Pod};
 
 const DEVICES: &str = "scheduling.koordinator.sh/device-allocated";
 

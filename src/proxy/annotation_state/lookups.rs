@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
-use crate::pod::texts::shorten;
+use crate::pod::annotation::drop_longest_annotations;
 use crate::pod::{Pod, PodName, Wanted};
 
 /// How long the result of a lookup is fresh; it doubles each time the result is the same...
@@ -93,6 +93,6 @@ impl Lookups {
         }
         let fresh_until = Instant::now() + ttl;
         self.results.insert(name, LookupResult { pod, fresh_until, repeats });
-        shorten(self.results.values_mut().filter_map(|result| result.pod.as_mut()?.as_mut()));
+        drop_longest_annotations(self.results.values_mut().filter_map(|result| result.pod.as_mut()?.as_mut()));
     }
 }

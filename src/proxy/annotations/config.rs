@@ -12,36 +12,38 @@ use crate::util::json_path::JsonPath;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Annotations {
-    /// What is merged of Koordinator's: `devices` (annotation `scheduling.koordinator.sh/device-allocated`), `cpus` (CPUs
-    /// and memory of `scheduling.koordinator.sh/resource-status`, for the pod as a whole), `sharedIds` (an id of its own
-    /// for each part of an accelerator) and `allocatable` (the healthy devices of the node's Device, in
-    /// `GetAllocatableResources`).
+    /// What is merged of Koordinator's: `devices` (annotation `scheduling.koordinator.sh/device-allocated`),
+    /// `cpus` (CPUs and memory of `scheduling.koordinator.sh/resource-status`, for the pod as a whole),
+    /// `sharedIds` (an id of its own for each part of an accelerator) and `allocatable` (the healthy devices
+    /// of the node's Device, in `GetAllocatableResources`).
     ///
-    /// With `sharedIds`, `GPU-1` becomes `GPU-1::` and a number derived from the pod's UID where a pod has only a part of
-    /// it; without, several pods have the same id. DCGM-exporter (`--kubernetes-virtual-gpus`) removes the number; Kata
-    /// Containers and others that make CDI names of ids find no such device. Zones never count these numbers.
+    /// With `sharedIds`, `GPU-1` becomes `GPU-1::` and a number derived from the pod's UID where a pod has
+    /// only a part of it; without, several pods have the same id. DCGM-exporter (`--kubernetes-virtual-gpus`)
+    /// removes the number; Kata Containers and others that make CDI names of ids find no such device. Zones
+    /// never count these numbers.
     ///
-    /// `allocatable` is for clients that subtract what pods have from what is allocatable, such as exporters of topology.
-    /// If a device plugin offers the same cards under another resource, they count twice.
+    /// `allocatable` is for clients that subtract what pods have from what is allocatable, such as exporters
+    /// of topology. If a device plugin offers the same cards under another resource, they count twice.
     pub koordinator: BTreeSet<Koordinator>,
-    /// Resource names of Koordinator's devices by type (`gpu`), or type and vendor (`gpu/huawei`), in place of the
-    /// built-in names.
+    /// Resource names of Koordinator's devices by type (`gpu`), or type and vendor (`gpu/huawei`), in place
+    /// of the built-in names.
     #[serde(deserialize_with = "resources")]
     pub resources: BTreeMap<String, String>,
-    /// Other annotations that list devices: entries of `annotation` (its key), `resource`, and the paths `path`, `id` and
-    /// `container`.
+    /// Other annotations that list devices: entries of `annotation` (its key), `resource`, and the paths
+    /// `path`, `id` and `container`.
     ///
-    /// They follow Koordinator's, in this order; a device that a pod gets twice counts for the first container.
+    /// They follow Koordinator's, in this order; a device that a pod gets twice counts for the first
+    /// container.
     ///
     /// `path` selects the devices in the annotation's JSON by names of fields and positions in lists, such as
-    /// `devices.0`. `*` is every element of a list, in order, or every field, sorted by name. A backslash escapes a
-    /// special character in a name: `nvidia\.com/gpu`. Without `path`, the text is a list of ids, separated by commas. A
-    /// path that selects nothing yields no device and is no error.
+    /// `devices.0`. `*` is every element of a list, in order, or every field, sorted by name. A backslash
+    /// escapes a special character in a name: `nvidia\.com/gpu`. Without `path`, the text is a list of ids,
+    /// separated by commas. A path that selects nothing yields no device and is no error.
     ///
-    /// `id` and `container` are paths below a device. Without `id`, the device itself is the id. The container `*` is the
-    /// key of the first field that a `*` of `path` matched. Without `container`, it is found as for Koordinator: the one
-    /// that requests the resource, else the first that is no sidecar. Nothing verifies such an annotation: anybody who
-    /// creates a pod can write it.
+    /// `id` and `container` are paths below a device. Without `id`, the device itself is the id. The
+    /// container `*` is the key of the first field that a `*` of `path` matched. Without `container`, it is
+    /// found as for Koordinator: the one that requests the resource, else the first that is no sidecar.
+    /// Nothing verifies such an annotation: anybody who creates a pod can write it.
     #[schemars(with = "Vec<RawMapping>")]
     pub mappings: Vec<AnnotationMapping>,
 }
@@ -74,8 +76,8 @@ pub struct AnnotationMapping {
     /// The path from a device to its id; without it, the device is the id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<JsonPath>,
-    /// The path from a device to its container's name, or `*`: the key that a wildcard of `path` matched. Without
-    /// it, the container is found by its requests.
+    /// The path from a device to its container's name, or `*`: the key that a wildcard of `path` matched.
+    /// Without it, the container is found by its requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<JsonPath>,
 }

@@ -28,7 +28,7 @@ pub(super) fn assign(
     };
     // If requests are counts (`RequestsAsCount` of Koordinator's `device-allocate-hint`), they add up to what
     // was allocated.
-    let requests = running().flat_map(|(_, container)| container.wanted());
+    let requests = running().flat_map(|(_, container)| container.requested());
     let has_unit = kind.is_some_and(|kind| kind != GPU);
     let requests = requests.filter(|(name, _)| has_unit && unprefixed(name) == kind);
     let unit = match requests.map(|(_, amount)| u128::from(amount)).sum::<u128>() == count as u128 {
@@ -56,10 +56,10 @@ pub(super) fn max_devices(container: &Container, resource: &str) -> usize {
 fn requested(container: &Container, kind: Option<&str>, resource: &str, unit: u64) -> usize {
     let devices = |(name, amount)| devices(name, amount, kind, resource, unit);
     // Two names for the same devices are not added up: the larger amount counts.
-    let most = container.wanted().map(devices).max().unwrap_or(0);
+    let most = container.requested().map(devices).max().unwrap_or(0);
     // Shares of several devices are given as their sum; `gpu.shared` is the number of devices.
     let is_shared = |name: &str| kind == Some(GPU) && unprefixed(name) == Some("gpu.shared");
-    let shared = container.wanted().find(|(name, _)| is_shared(name));
+    let shared = container.requested().find(|(name, _)| is_shared(name));
     usize::try_from(shared.map_or(most, |(_, amount)| amount)).unwrap_or(usize::MAX)
 }
 

@@ -279,8 +279,8 @@ fn get_and_v1alpha1_have_the_same_devices() {
     );
     let decoded = v1alpha1::ListPodResourcesResponse::decode(old.bytes).unwrap();
     assert_eq!(decoded.pod_resources[0].containers[1].devices[0].device_ids, ["GPU-a"]);
-    let nobody = allocations.merge_get(&Bytes::new()).unwrap();
-    assert!(nobody.bytes.is_empty() && nobody.listed.names().next().is_none());
+    let empty = allocations.merge_get(&Bytes::new()).unwrap();
+    assert!(empty.bytes.is_empty() && empty.listed.names().next().is_none());
 }
 
 #[test]
