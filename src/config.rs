@@ -1,8 +1,9 @@
 //! The configuration, the same for file, environment and flags.
 //!
-//! The doc comment of a field is the only text of its key: help, documents, JSON Schema and chart are generated from
-//! it. Its first paragraph is a summary. Layers (defaults, file, environment, flags) are merged key by key, the later
-//! wins, and every value remembers where it came from. Unknown keys fail, with a suggestion.
+//! The doc comment of a field is the only text of its key: help, documents, JSON Schema and chart are
+//! generated from it. Its first paragraph is a summary. Layers (defaults, file, environment, flags) are
+//! merged key by key, the later wins, and every value remembers where it came from. Unknown keys fail, with a
+//! suggestion.
 //!
 //! The settings of agent, controller and servers are types of their own; `settings` converts to them.
 
@@ -49,20 +50,22 @@ pub struct Config {
     /// A kubeconfig file; `$KUBECONFIG`, `~/.kube/config` or the pod's service account if not set.
     #[serde(skip)]
     pub kubeconfig: Option<PathBuf>,
-    /// Who reads the objects: `schedulerPlugins` (the plugin NodeResourceTopologyMatch with its overreserving cache:
-    /// `cacheResyncPeriodSeconds` above 0), `schedulerPluginsDirect` (the same plugin without that cache: `discardReservedNodes:
-    /// true`, or `cacheResyncPeriodSeconds: 0`), `kai` (KAI-Scheduler) or `none` (no scheduler). It determines the
-    /// defaults of `fingerprint.view` and `publish.reserve`.
+    /// Who reads the objects: `schedulerPlugins` (the plugin NodeResourceTopologyMatch with its overreserving
+    /// cache: `cacheResyncPeriodSeconds` above 0), `schedulerPluginsDirect` (the same plugin without that
+    /// cache: `discardReservedNodes: true`, or `cacheResyncPeriodSeconds: 0`), `kai` (KAI-Scheduler) or
+    /// `none` (no scheduler). It determines the defaults of `fingerprint.view` and `publish.reserve`.
     ///
-    /// `schedulerPlugins`: the plugin subtracts what it places from every zone of its cache, and reads the object again at
-    /// a resync if the fingerprint matches. The object has the fingerprint in the scheduler's view, which is withheld while
-    /// a pod is not accounted for, and the NUMA node of each container for the plugin's preemption.
+    /// `schedulerPlugins`: the plugin subtracts what it places from every zone of its cache, and reads the
+    /// object again at a resync if the fingerprint matches. The object has the fingerprint in the scheduler's
+    /// view, which is withheld while a pod is not accounted for, and the NUMA node of each container for the
+    /// plugin's preemption.
     ///
-    /// `schedulerPluginsDirect`: the plugin reads the object for each pod and node, and uses no fingerprint. The zones
-    /// reserve what a bound pod requests until the kubelet's List shows it.
+    /// `schedulerPluginsDirect`: the plugin reads the object for each pod and node, and uses no fingerprint.
+    /// The zones reserve what a bound pod requests until the kubelet's List shows it.
     ///
-    /// `kai`: no fingerprint. The zones reserve what a bound pod requests, which matters with `reconstructAvailable:
-    /// "false"` in KAI's plugin. With `"true"`, its default, `publish.reserve: false` saves a write per pod.
+    /// `kai`: no fingerprint. The zones reserve what a bound pod requests, which matters with
+    /// `reconstructAvailable: "false"` in KAI's plugin. With `"true"`, its default, `publish.reserve: false`
+    /// saves a write per pod.
     ///
     /// `none`: no fingerprint and no reservations.
     pub consumer: Consumer,

@@ -1,5 +1,5 @@
-//! Flags that set keys of the configuration, with the keys' own texts as their help, and merging them with the other
-//! layers.
+//! Flags that set keys of the configuration, with the keys' own texts as their help, and merging them with
+//! the other layers.
 
 use std::fmt::Debug;
 use std::marker::PhantomData;

@@ -65,11 +65,12 @@ impl Config {
         conflicts
     }
 
-    /// Returns the conflict of a proxy that merges annotations without a source of pods. `numacast proxy` serves the
-    /// proxy without `proxy.enabled`, so it must check this itself.
+    /// Returns the conflict of a proxy that merges annotations without a source of pods. `numacast proxy`
+    /// serves the proxy without `proxy.enabled`, so it must check this itself.
     #[must_use]
     pub fn proxy_without_pods(&self) -> Option<(&'static str, &'static str)> {
-        let none = "the proxy has no source of annotations: choose another one, or set `proxy.annotations.koordinator: []`";
+        let none = "the proxy has no source of annotations: choose another one, or set \
+                    `proxy.annotations.koordinator: []`";
         let is_none = self.proxy.annotations.are_merged() && self.pods.source == PodSource::None;
         is_none.then_some(("pods.source", none))
     }
@@ -120,7 +121,8 @@ impl Config {
         conflicts
     }
 
-    /// Returns the directories in which the kubelet creates sockets; in some of them it removes all other files.
+    /// Returns the directories in which the kubelet creates sockets; in some of them it removes all other
+    /// files.
     fn kubelet_socket_dirs(&self) -> Vec<PathBuf> {
         let paths = self.paths();
         let parent = paths.socket.parent().map(Path::to_owned);

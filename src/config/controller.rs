@@ -22,32 +22,38 @@ pub struct Controller {
     pub dry_run: bool,
     /// The DaemonSet of the agents, in the controller's namespace. If empty, silent agents are not detected.
     ///
-    /// Its node selector, affinity and tolerations determine which Nodes should have an agent. An agent is silent if its
-    /// pod has been missing or not Ready for five minutes. Requires `get` of it, and `list` and `watch` of `pods` in its
-    /// namespace.
+    /// Its node selector, affinity and tolerations determine which Nodes should have an agent. An agent is
+    /// silent if its pod has been missing or not Ready for five minutes. Requires `get` of it, and `list` and
+    /// `watch` of `pods` in its namespace.
     pub daemon_set: String,
-    /// The Lease for leader election, in the controller's namespace. If empty, every replica leads, so run only one.
+    /// The Lease for leader election, in the controller's namespace. If empty, every replica leads, so run
+    /// only one.
     ///
-    /// The leader renews it every two seconds; after 15 s without, another replica leads. The others serve health and
-    /// metrics and write nothing.
+    /// The leader renews it every two seconds; after 15 s without, another replica leads. The others serve
+    /// health and metrics and write nothing.
     pub lease: String,
-    /// While pods are pending because the scheduler plugin rejected nodes, update an object now and then, so that the
-    /// scheduler retries them: `auto`, `off`, or the plugin's `cacheResyncPeriodSeconds`, such as `5s`.
+    /// While pods are pending because the scheduler plugin rejected nodes, update an object now and then, so
+    /// that the scheduler retries them: `auto`, `off`, or the plugin's `cacheResyncPeriodSeconds`, such as
+    /// `5s`.
     ///
-    /// The plugin refreshes its cache at its own ticks, which retry no pod; an update of any object retries all pods that
-    /// it rejected. Otherwise they wait for up to five minutes. Only the annotation `numacast.io/nudge` changes.
+    /// The plugin refreshes its cache at its own ticks, which retry no pod; an update of any object retries
+    /// all pods that it rejected. Otherwise they wait for up to five minutes. Only the annotation
+    /// `numacast.io/nudge` changes.
     ///
-    /// `auto`: 1, 2.6, 5.2 and 10.4 s after an object changed or a pod became pending, which suits periods of 1, 2, 5 and
-    /// 10 s, then once a minute. At most one per second, and none where objects change more often than that. With a
-    /// period, the last of these follows a tick of that length. With `off`, pods without a node are not watched.
+    /// `auto`: 1, 2.6, 5.2 and 10.4 s after an object changed or a pod became pending, which suits periods of
+    /// 1, 2, 5 and 10 s, then once a minute. At most one per second, and none where objects change more often
+    /// than that. With a period, the last of these follows a tick of that length. With `off`, pods without a
+    /// node are not watched.
     pub nudge: Nudge,
-    /// The pods of the scheduler with the plugin, as `NAMESPACE/KEY=VALUE`, such as `kube-system/component=kube-scheduler`.
-    /// Objects created after they started, which the plugin ignores, are reported. Default: no check
+    /// The pods of the scheduler with the plugin, as `NAMESPACE/KEY=VALUE`, such as
+    /// `kube-system/component=kube-scheduler`. Objects created after they started, which the plugin ignores,
+    /// are reported. Default: no check
     ///
-    /// With the overreserving cache, the plugin reads the objects that exist when it starts and none that is created later
-    /// (scheduler-plugins issue 967). The controller compares creation times with the start of the oldest container of
-    /// these pods: `numacast_fleet_objects_newer_than_scheduler`, a warning in the log, and `controller --check`. Recreated
-    /// objects count too, although the plugin may know their Nodes. Requires `list` of `pods` in that namespace.
+    /// With the overreserving cache, the plugin reads the objects that exist when it starts and none that is
+    /// created later (scheduler-plugins issue 967). The controller compares creation times with the start of
+    /// the oldest container of these pods: `numacast_fleet_objects_newer_than_scheduler`, a warning in the
+    /// log, and `controller --check`. Recreated objects count too, although the plugin may know their Nodes.
+    /// Requires `list` of `pods` in that namespace.
     #[schemars(with = "Option<String>", regex(pattern = "^[a-z0-9-]+/.+=.*$"))]
     pub scheduler: Option<SchedulerPods>,
     /// Objects of removed Nodes.
@@ -58,17 +64,18 @@ pub struct Controller {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Garbage {
-    /// How often the metadata of all objects are read, to find those of Nodes that were removed while no controller ran.
+    /// How often the metadata of all objects are read, to find those of Nodes that were removed while no
+    /// controller ran.
     ///
-    /// A Node must have been gone for a minute (or a tenth of a shorter interval) before its object is deleted. Fleet
-    /// metrics are updated as often, a silent agent is reported after five times as long.
+    /// A Node must have been gone for a minute (or a tenth of a shorter interval) before its object is
+    /// deleted. Fleet metrics are updated as often, a silent agent is reported after five times as long.
     pub interval: Period,
-    /// Percentage of the objects that may be deleted per interval; if more are due, none is deleted. Ten are always
-    /// allowed. 100: no limit
+    /// Percentage of the objects that may be deleted per interval; if more are due, none is deleted. Ten are
+    /// always allowed. 100: no limit
     ///
     /// It protects from a wrong list of Nodes, such as of an API server restored from a backup. Meanwhile
-    /// `numacast_garbage_held_back` is 1, and log and Event (`GarbageHeldBack`) report it. If many Nodes really were
-    /// removed, set it to 100 until their objects are deleted.
+    /// `numacast_garbage_held_back` is 1, and log and Event (`GarbageHeldBack`) report it. If many Nodes
+    /// really were removed, set it to 100 until their objects are deleted.
     #[serde(deserialize_with = "percentage")]
     #[schemars(range(max = 100))]
     pub max_percent: u8,

@@ -21,27 +21,30 @@ pub struct Exclude {
     /// For example `{"*": [hugepages-1Gi], worker-1: [example.com/nic]}`, as NFD's `excludeList` and RTE's
     /// `resourceExclude`. A layer that sets the key replaces the whole map. The fingerprint does not change.
     ///
-    /// Under the policy `single-numa-node`, the scheduler plugin rejects the node for pods that request `cpu`, `memory` or
-    /// huge pages that no zone lists. It does not check unlisted devices, and a kubelet with the policy `restricted` or
-    /// `single-numa-node` rejects pods that it cannot align (`TopologyAffinityError`).
+    /// Under the policy `single-numa-node`, the scheduler plugin rejects the node for pods that request
+    /// `cpu`, `memory` or huge pages that no zone lists. It does not check unlisted devices, and a kubelet
+    /// with the policy `restricted` or `single-numa-node` rejects pods that it cannot align
+    /// (`TopologyAffinityError`).
     #[serde(deserialize_with = "resources")]
     pub resources: BTreeMap<String, BTreeSet<String>>,
-    /// Pods whose resources count as free: entries of `namespace` and `name`, both patterns. A pod must match both; one
-    /// that is omitted matches every name.
+    /// Pods whose resources count as free: entries of `namespace` and `name`, both patterns. A pod must match
+    /// both; one that is omitted matches every name.
     ///
-    /// For example `[{namespace: "infra-*"}, {namespace: default, name: "debug-[0-9]"}]`. Patterns are those of RTE's
-    /// `podExclude`: `*` is any number of characters, `?` one character, `[a-z]` one of these, `[^a-z]` one that is not
-    /// among them, and a backslash escapes the next character. A layer that sets the key replaces the whole list.
+    /// For example `[{namespace: "infra-*"}, {namespace: default, name: "debug-[0-9]"}]`. Patterns are those
+    /// of RTE's `podExclude`: `*` is any number of characters, `?` one character, `[a-z]` one of these,
+    /// `[^a-z]` one that is not among them, and a backslash escapes the next character. A layer that sets the
+    /// key replaces the whole list.
     ///
-    /// The zones then have more available than the kubelet. A kubelet with the policy `restricted` or `single-numa-node`
-    /// rejects pods that are scheduled onto it (`TopologyAffinityError`). The fingerprint still includes these pods, since
-    /// the scheduler plugin counts them; RTE's omits them, so it never matches while one of them runs.
+    /// The zones then have more available than the kubelet. A kubelet with the policy `restricted` or
+    /// `single-numa-node` rejects pods that are scheduled onto it (`TopologyAffinityError`). The fingerprint
+    /// still includes these pods, since the scheduler plugin counts them; RTE's omits them, so it never
+    /// matches while one of them runs.
     #[schemars(with = "Vec<RawPattern>")]
     pub pods: Vec<PodPattern>,
     /// Count only pods of this namespace, as if `exclude.pods` named all others. Default: every pod counts
     ///
-    /// It is the watch-namespace of NFD and RTE, and shows what one namespace uses. Do not set it where a scheduler reads
-    /// the object. `*` means every namespace.
+    /// It is the watch-namespace of NFD and RTE, and shows what one namespace uses. Do not set it where a
+    /// scheduler reads the object. `*` means every namespace.
     #[serde(deserialize_with = "namespace")]
     pub outside_namespace: Option<String>,
 }

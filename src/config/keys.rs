@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::layers::{self, ConfigError};
 
-/// The JSON Schema (draft 7) of a configuration file, generated from the types and their doc comments. It covers keys
-/// and types, but not conflicts between keys: `numacast config check` does.
+/// The JSON Schema (draft 7) of a configuration file, generated from the types and their doc comments. It
+/// covers keys and types, but not conflicts between keys: `numacast config check` does.
 pub const SCHEMA: &str = include_str!("schema.json");
 
 /// A key.
@@ -113,8 +113,8 @@ mod tests {
         schema
     }
 
-    /// Removes descriptions except those of keys, whose lines are joined to paragraphs, and turns alternatives that are
-    /// all constants into an `enum`. `is_section`: its properties are sections or keys.
+    /// Removes descriptions except those of keys, whose lines are joined to paragraphs, and turns
+    /// alternatives that are all constants into an `enum`. `is_section`: its properties are sections or keys.
     fn simplify(schema: &mut Value, is_section: bool) {
         let Some(map) = schema.as_object_mut() else { return };
         map.remove("title");
@@ -149,8 +149,8 @@ mod tests {
 
     /// Joins the lines of each paragraph.
     fn paragraphs(text: &str) -> String {
-        let paragraphs: Vec<String> = text.split("\n\n").map(|paragraph| paragraph.replace('\n', " ")).collect();
-        paragraphs.join("\n\n")
+        let joined = text.split("\n\n").map(|paragraph| paragraph.replace('\n', " "));
+        joined.collect::<Vec<_>>().join("\n\n")
     }
 
     #[test]

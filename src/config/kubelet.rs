@@ -28,24 +28,24 @@ pub struct Host {
 pub struct Kubelet {
     /// The kubelet's `--root-dir`. Default: `<host.root>/var/lib/kubelet`
     pub dir: Option<PathBuf>,
-    /// The directory where device plugins register. Kubelets with another `--root-dir` keep it in `/var/lib/kubelet`.
-    /// Default: `<kubelet.dir>/device-plugins`
+    /// The directory where device plugins register. Kubelets with another `--root-dir` keep it in
+    /// `/var/lib/kubelet`. Default: `<kubelet.dir>/device-plugins`
     pub device_plugins_dir: Option<PathBuf>,
     /// The podresources socket. Default: `<kubelet.dir>/pod-resources/kubelet.sock`
     pub socket: Option<PathBuf>,
-    /// The deadline of one call to the kubelet. For the podresources proxy, and the scans of an agent that serves it, it
-    /// is 4 s at most, since clients wait for 5 to 10 s.
+    /// The deadline of one call to the kubelet. For the podresources proxy, and the scans of an agent that
+    /// serves it, it is 4 s at most, since clients wait for 5 to 10 s.
     pub timeout: Period,
-    /// The kubelet's HTTPS address: an IP address or host name, with an optional port. In a pod: `NODE_ADDRESS`, from
-    /// `status.hostIP`. Default: address and port of the Node
+    /// The kubelet's HTTPS address: an IP address or host name, with an optional port. In a pod:
+    /// `NODE_ADDRESS`, from `status.hostIP`. Default: address and port of the Node
     #[schemars(with = "Option<String>", length(min = 1))]
     pub address: Option<Address>,
     /// The CA of the kubelet's serving certificate (PEM). Default: the CA of the API server's certificate
     ///
-    /// The certificate is always verified, because the agent sends its token. Kubelets with certificates of the cluster's
-    /// CA (`serverTLSBootstrap`) need nothing here. A self-signed certificate, `/var/lib/kubelet/pki/kubelet.crt`, is its
-    /// own CA; it contains the node's name and no address, so `kubelet.serverName` must be set as well. The file is read
-    /// again when it changes.
+    /// The certificate is always verified, because the agent sends its token. Kubelets with certificates of
+    /// the cluster's CA (`serverTLSBootstrap`) need nothing here. A self-signed certificate,
+    /// `/var/lib/kubelet/pki/kubelet.crt`, is its own CA; it contains the node's name and no address, so
+    /// `kubelet.serverName` must be set as well. The file is read again when it changes.
     pub ca_file: Option<PathBuf>,
     /// The name in the kubelet's serving certificate. Default: the address
     pub server_name: Option<String>,
@@ -57,19 +57,20 @@ pub struct Kubelet {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct KubeletConfig {
-    /// Where the kubelet's configuration is read: `file` (its files and command line), `configz` (its HTTPS port, which
-    /// requires the permission to get `nodes/configz`), `auto` (`file`; if the files cannot be read, `configz`) or `none`.
+    /// Where the kubelet's configuration is read: `file` (its files and command line), `configz` (its HTTPS
+    /// port, which requires the permission to get `nodes/configz`), `auto` (`file`; if the files cannot be
+    /// read, `configz`) or `none`.
     ///
-    /// Policies and reservations are taken from it. It is read once per start of the kubelet, as the kubelet itself does,
-    /// and used until it can be read again. Unknown keys and feature gates are ignored.
+    /// Policies and reservations are taken from it. It is read once per start of the kubelet, as the kubelet
+    /// itself does, and used until it can be read again. Unknown keys and feature gates are ignored.
     ///
-    /// An object without policies tells the scheduler plugin that nothing is aligned on the node. So an agent keeps the
-    /// policies of an existing object until it can read others; after five minutes, the log and an Event report that. If
-    /// there are none, the first object waits for them for up to 30 s.
+    /// An object without policies tells the scheduler plugin that nothing is aligned on the node. So an agent
+    /// keeps the policies of an existing object until it can read others; after five minutes, the log and an
+    /// Event report that. If there are none, the first object waits for them for up to 30 s.
     ///
-    /// `file`: configuration file, drop-ins and flags, merged as by the kubelet. Its command line is found in `host.proc`
-    /// if the kubelet is a process of its own, unlike in k3s; otherwise flags that override the file are not seen.
-    /// `configz` needs kubelet 1.33 or later; earlier ones require `nodes/proxy` for it.
+    /// `file`: configuration file, drop-ins and flags, merged as by the kubelet. Its command line is found in
+    /// `host.proc` if the kubelet is a process of its own, unlike in k3s; otherwise flags that override the
+    /// file are not seen. `configz` needs kubelet 1.33 or later; earlier ones require `nodes/proxy` for it.
     pub source: ConfigSource,
     /// The kubelet's configuration file. Default: as on its command line, else `<kubelet.dir>/config.yaml`
     pub file: Option<PathBuf>,
@@ -78,9 +79,9 @@ pub struct KubeletConfig {
     /// Fields of a KubeletConfiguration that override what was read: `topologyManagerPolicy` together with
     /// `topologyManagerScope`, `topologyManagerPolicyOptions`, `cpuManagerPolicy` and `memoryManagerPolicy`.
     ///
-    /// For example `{topologyManagerPolicy: restricted, topologyManagerScope: pod}`. A policy that is not the kubelet's
-    /// makes the scheduler place pods that the kubelet rejects. Reservations cannot be set: with static policies the
-    /// kubelet reports them.
+    /// For example `{topologyManagerPolicy: restricted, topologyManagerScope: pod}`. A policy that is not the
+    /// kubelet's makes the scheduler place pods that the kubelet rejects. Reservations cannot be set: with
+    /// static policies the kubelet reports them.
     #[serde(deserialize_with = "overrides")]
     #[schemars(with = "Map<String, Value>")]
     pub overrides: Overrides,

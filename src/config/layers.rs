@@ -138,8 +138,9 @@ impl Layers {
         self
     }
 
-    /// Adds one value as written on a command line: text, or YAML (of which JSON is a subset) if the key's values are no
-    /// text. A key can be extended by the name of a map's entry, which leaves the other entries.
+    /// Adds one value as written on a command line: text, or YAML (of which JSON is a subset) if the key's
+    /// values are no text. A key can be extended by the name of a map's entry, which leaves the other
+    /// entries.
     #[must_use]
     pub fn typed(mut self, name: &str, text: &str, origin: Origin) -> Self {
         let value = match key(name) {
@@ -308,8 +309,8 @@ const ALIASES: [(&str, &str); 14] = [
     ("podresourcessocketpath", "kubelet.socket"),
 ];
 
-/// Returns the existing key that was probably meant: the most similar by its full path or by its last part, or the one
-/// for a name used in NFD or RTE.
+/// Returns the existing key that was probably meant: the most similar by its full path or by its last part,
+/// or the one for a name used in NFD or RTE.
 fn nearest(key: &str) -> Option<String> {
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_lowercase();
     let plain = last(key).replace('-', "");

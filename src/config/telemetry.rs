@@ -12,7 +12,8 @@ use crate::telemetry::{LogFormat, LogLevel};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Log {
-    /// The least severe level that is logged: `error`, `warn`, `info`, `debug` or `trace` (debug, and what libraries log).
+    /// The least severe level that is logged: `error`, `warn`, `info`, `debug` or `trace` (debug, and what
+    /// libraries log).
     ///
     /// It changes at once when the file changes, unless a flag sets it. `SIGUSR1` switches to debug and back.
     pub level: LogLevel,
@@ -27,11 +28,11 @@ pub struct Metrics {
     /// Where `/metrics` is served: an IP address with a port, `:9742` for all addresses, or `none`.
     #[schemars(with = "String", regex(pattern = "^(none|.*:[0-9]+)$"))]
     pub address: Endpoint,
-    /// The TLS files of the metrics endpoint (PEM): `certFile` (certificate and chain), `keyFile`, and `clientCaFile` to
-    /// require certificates that it signed from clients. Default: plain HTTP
+    /// The TLS files of the metrics endpoint (PEM): `certFile` (certificate and chain), `keyFile`, and
+    /// `clientCaFile` to require certificates that it signed from clients. Default: plain HTTP
     ///
-    /// Changed files are read again, so renewed certificates need no restart; if they do not work, the old ones stay in
-    /// use, and the log says so. TLS 1.2 and 1.3.
+    /// Changed files are read again, so renewed certificates need no restart; if they do not work, the old
+    /// ones stay in use, and the log says so. TLS 1.2 and 1.3.
     pub tls: Option<TlsFiles>,
 }
 
@@ -52,13 +53,13 @@ pub struct TlsFiles {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Health {
-    /// Where `/livez`, `/readyz` and `/startupz` are served (plain HTTP): an IP address with a port, `:9743` for all
-    /// addresses, or `none`.
+    /// Where `/livez`, `/readyz` and `/startupz` are served (plain HTTP): an IP address with a port, `:9743`
+    /// for all addresses, or `none`.
     ///
-    /// Each answers 200, or 503 with one sentence per reason. `livez`: the loop runs, and the kubelet's configuration file
-    /// was not replaced under its mount. `readyz`: the node was read and its object written recently. `startupz`: the
-    /// object was written once. A kubelet probes the pod's address and not loopback, so set `:9743` in a pod. Health and
-    /// metrics may share an address, unless metrics have TLS.
+    /// Each answers 200, or 503 with one sentence per reason. `livez`: the loop runs, and the kubelet's
+    /// configuration file was not replaced under its mount. `readyz`: the node was read and its object
+    /// written recently. `startupz`: the object was written once. A kubelet probes the pod's address and not
+    /// loopback, so set `:9743` in a pod. Health and metrics may share an address, unless metrics have TLS.
     #[schemars(with = "String", regex(pattern = "^(none|.*:[0-9]+)$"))]
     pub address: Endpoint,
 }

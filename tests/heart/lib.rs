@@ -11,6 +11,7 @@
 mod src {
     pub mod core_v1;
     pub mod machine;
+    pub mod names;
     pub mod nrt;
     pub mod pod;
     pub mod quantity;
@@ -60,35 +61,6 @@ mod src {
         pub use device::{Device, Devices};
 
         pub const FIELD_MANAGER: &str = "numacast";
-    }
-
-    pub mod config {
-        mod annotations;
-        mod names;
-        mod rivals;
-
-        use schemars::{JsonSchema, Schema, SchemaGenerator};
-
-        use crate::util::json_path::{JsonPath, Template};
-
-        pub use annotations::{ProxyAnnotations, ProxyMapping};
-        pub(crate) use names::is_device;
-        pub use rivals::RivalsMode;
-
-        macro_rules! text {
-            ($($value:ty),*) => {$(
-                impl JsonSchema for $value {
-                    fn schema_name() -> std::borrow::Cow<'static, str> {
-                        stringify!($value).into()
-                    }
-
-                    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-                        String::json_schema(generator)
-                    }
-                }
-            )*};
-        }
-        text!(JsonPath, Template);
     }
 
     pub mod grpc {
@@ -149,6 +121,6 @@ mod corpus {
 #[cfg(test)]
 use src::randomised;
 pub use src::{
-    agent, cluster, config, core_v1, grpc, kubelet, machine, nrt, pod, pods_api, proxy, quantity, scheduler, seen,
+    agent, cluster, core_v1, grpc, kubelet, machine, names, nrt, pod, pods_api, proxy, quantity, scheduler, seen,
     topology, util,
 };

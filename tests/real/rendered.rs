@@ -475,7 +475,7 @@ async fn the_proxy_works_as_the_chart_runs_it() -> Result<()> {
     // It does not exist yet.
     let dir = host.path().join("run/pod-resources");
     let mut values = with_kubelet_ca();
-    values["config"]["proxy"] = json!({"enabled": true, "dir": dir, "mode": "0660", "group": GROUP});
+    values["config"]["proxy"] = json!({"enabled": true, "dir": dir, "group": GROUP});
     let world = World::start(&parts, &values).await?;
     let admin = world.cluster.client();
     koordinator::install(&admin).await?;

@@ -161,7 +161,8 @@ fn a_flag_can_set_one_entry_of_a_map() {
     let tls = layers.typed("metrics.tls.keyFile", "/c", flag()).finish().unwrap().config.metrics.tls.unwrap();
     assert_eq!((tls.cert_file, tls.key_file), ("/a".into(), "/c".into()));
     let error = typed("kubelet.config.overrides.topologyManagerPolicy", "restricted").unwrap_err();
-    assert!(error.starts_with("`kubelet.config.overrides` in flag --set: consumers misread a policy"), "{error}");
+    let start = "`kubelet.config.overrides` in flag --set: consumers misread a policy";
+    assert!(error.starts_with(start), "{error}");
     let options = "kubelet.config.overrides.topologyManagerPolicyOptions";
     let overrides = typed(options, "{max-allowable-numa-nodes: '16'}").unwrap().kubelet.config.overrides;
     assert_eq!(overrides.topology_manager_policy_options["max-allowable-numa-nodes"], "16");
@@ -178,7 +179,7 @@ fn a_typed_value_has_the_type_of_its_key() {
     for (key, text, start) in [
         ("exclude.pods", "[{name: x}", "this is no YAML: "),
         ("exclude.resources", "cpu", "invalid type: string"),
-        ("exclude.pods", "[{name: 'x['}]", "`x[` is no pattern: a class"),
+        ("exclude.pods", "[{name: 'x['}]", "`x[` is not a pattern: a class"),
     ] {
         let error = typed(key, text).unwrap_err();
         assert!(error.starts_with(&format!("`{key}` in flag --set: {start}")), "{error}");
