@@ -11,7 +11,7 @@
 mod src {
     pub mod core_v1;
     pub mod machine;
-    pub mod names;
+    mod names;
     pub mod nrt;
     pub mod pod;
     pub mod quantity;
@@ -21,46 +21,12 @@ mod src {
     pub mod seen;
     pub mod topology;
 
-    pub mod util {
-        pub mod backoff;
-        pub mod file;
-        pub mod glob;
-        pub mod json_path;
-        pub mod wire;
-    }
-
     // Only the parts of these directories that do no I/O.
-
-    pub mod agent {
-        mod changes;
-        mod hotplug;
-        mod joining;
-        mod known;
-        mod object;
-        mod pace;
-        mod settle;
-        mod standing;
-
-        pub use scan::Inventory;
-
-        mod publish {
-            mod drift;
-            mod rivals;
-        }
-
-        mod scan {
-            mod types;
-
-            pub use types::{Inventory, Scan};
-        }
-    }
 
     pub mod cluster {
         mod device;
 
         pub use device::{Device, Devices};
-
-        pub const FIELD_MANAGER: &str = "numacast";
     }
 
     pub mod grpc {
@@ -76,33 +42,44 @@ mod src {
         mod responses;
         mod types;
 
-        pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, parse_config, parse_configz};
         pub use checkpoints::{
             CheckpointPaths, CheckpointReader, Checkpoints, parse_cpu_checkpoint, parse_device_checkpoint,
             parse_memory_checkpoint, read_checkpoints,
         };
+        pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, parse_config, parse_configz};
         pub use types::{
-            Allocatable, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, MemoryBlock, INVALID_CPU, PodUsage,
+            Allocatable, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, INVALID_CPU, MemoryBlock, PodUsage,
             Usage,
         };
     }
 
     pub mod pods_api {
-        mod board;
-        mod info;
+        mod entries;
+        mod pod_info;
         pub mod proto;
-        mod records;
         mod store;
+        mod watch_cache;
         mod watchers;
 
-        #[cfg(test)]
-        mod budget_tests;
         #[cfg(test)]
         mod tests;
     }
 
     pub mod proxy {
+        mod allocations;
+        pub mod annotations;
         pub mod merge;
+        #[cfg(test)]
+        mod tests;
+
+        pub use allocations::Allocations;
+    }
+
+    pub mod util {
+        pub mod file;
+        pub mod glob;
+        pub mod json_path;
+        pub mod wire;
     }
 }
 
@@ -118,9 +95,9 @@ mod corpus {
     mod core_v1;
 }
 
+use src::names;
 #[cfg(test)]
 use src::randomised;
 pub use src::{
-    agent, cluster, core_v1, grpc, kubelet, machine, names, nrt, pod, pods_api, proxy, quantity, scheduler, seen,
-    topology, util,
+    cluster, core_v1, grpc, kubelet, machine, nrt, pod, pods_api, proxy, quantity, scheduler, seen, topology, util,
 };
