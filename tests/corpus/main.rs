@@ -49,8 +49,8 @@ fn podresources() {
 }
 
 #[test]
-fn state_files() {
-    replay("state");
+fn checkpoints() {
+    replay("checkpoints");
 }
 
 #[test]
