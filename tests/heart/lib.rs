@@ -11,7 +11,7 @@
 mod src {
     pub mod core_v1;
     pub mod machine;
-    mod names;
+    pub(crate) mod names;
     pub mod nrt;
     pub mod pod;
     pub mod quantity;
