@@ -14,8 +14,8 @@ pub(crate) mod metrics;
 mod allocations;
 mod annotation_state;
 mod device_poller;
-mod log;
 mod service;
+mod service_log;
 #[cfg(test)]
 mod tests;
 
@@ -42,10 +42,10 @@ pub use allocations::Allocations;
 use annotation_state::{AnnotationState, PodLookup, SourceFreshness, Timeouts};
 use annotations::Rules;
 use health::Health;
-use log::ServiceLog;
 use merge::{Merged, Version, WireError};
 use metrics::Metrics;
 use service::Service;
+use service_log::ServiceLog;
 
 /// Interval of the health checks.
 const CHECK: Duration = Duration::from_secs(5);

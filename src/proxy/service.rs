@@ -11,9 +11,9 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::annotation_state::{AnnotationState, SourceFreshness};
-use super::log::ServiceLog;
 use super::merge::{Merged, Version, WireError};
 use super::metrics::{ListStats, Metrics};
+use super::service_log::ServiceLog;
 use crate::grpc::{self, Call, Reply};
 use crate::kubelet::proto::v1::GetPodResourcesRequest;
 use crate::kubelet::{Caller, Request, SharedClient, SharedResponse};
