@@ -43,7 +43,7 @@ pub(crate) const TARGETS: [(&str, Target); 12] = [
     ("recording", recording),
     ("pods", pods),
     ("pod_bytes", pod_bytes),
-    ("splice", splice),
+    ("merge", merge),
     ("annotations", annotations),
     ("grpc_frames", grpc_frames),
     ("pod_watch", pod_watch),
@@ -338,7 +338,7 @@ fn check_pod(pod: &Pod) {
 /// Merging into the kubelet's responses: two bytes with the length of a text, that text, then a response. The
 /// text's first three lines are what Koordinator's scheduler wrote to one pod each, the fourth is its CPU and
 /// memory allocation for all of them, the rest is Koordinator's Device object.
-pub(crate) fn splice(data: &[u8]) {
+pub(crate) fn merge(data: &[u8]) {
     let Some((length, rest)) = data.split_at_checked(2) else { return };
     let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
     let (text, answer) = rest.split_at(length.min(rest.len()));

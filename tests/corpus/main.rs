@@ -79,8 +79,8 @@ fn pod_bytes() {
 }
 
 #[test]
-fn splice() {
-    replay("splice");
+fn merge() {
+    replay("merge");
 }
 
 #[test]

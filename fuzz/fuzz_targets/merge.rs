@@ -4,4 +4,4 @@
 #[allow(dead_code)] // each program uses one target
 mod targets;
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| targets::splice(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| targets::merge(data));
