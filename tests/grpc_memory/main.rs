@@ -159,7 +159,7 @@ impl Kind {
     }
 }
 
-/// Maximum memory of any call, in bytes: see `Limits::open`.
+/// Maximum memory of any call, in bytes: see `Limits::open_calls`.
 const CALL: usize = 3 << 10;
 
 /// Maximum size of a frame.
@@ -273,10 +273,18 @@ fn measure(before: usize, count: usize, bound: usize) -> usize {
 
 fn limits(running: usize) -> Limits {
     let long = Duration::from_secs(600);
-    let most = Limits::default().open_each;
+    let most = Limits::default().open_calls_per_client;
     // Unread responses are not the subject here.
-    let limits = Limits { patience: long, answer: long, unread: long, answers: 1 << 30, ..Limits::default() };
-    Limits { running: running.min(most), running_each: running.min(most), ..limits }
+    let running = running.min(most);
+    Limits {
+        queue_timeout: long,
+        response_timeout: long,
+        read_timeout: long,
+        response_bytes: 1 << 30,
+        running_calls: running,
+        running_calls_per_client: running,
+        ..Limits::default()
+    }
 }
 
 fn call(kind: &Kind) -> usize {
@@ -385,7 +393,7 @@ const PATHS: [(&str, Paths); 2] = [
 
 fn all_connections(count: Paths) -> usize {
     let most = Limits::default().connections;
-    let server = Running::start(Limits { connections_each: most, ..limits(4096) });
+    let server = Running::start(Limits { connections_per_client: most, ..limits(4096) });
     let before = HEAP.current_usage();
     let mut clients: Vec<_> = (0..most).map(|_| Client::connect(&server.path(), u16::MAX)).collect();
     clients.iter_mut().enumerate().for_each(|(at, client)| paths(client, count(at)));

@@ -291,7 +291,7 @@ impl Load {
 /// More clients only add connections: if each had its own response, 200 would need 1 GiB.
 fn most_resident(options: &Options, place: Place, answer: usize) -> usize {
     let clients = options.clients as usize;
-    let sent = Limits::default().answers.min(clients * answer) + IN_FLIGHT * answer;
+    let sent = Limits::default().response_bytes.min(clients * answer) + IN_FLIGHT * answer;
     let decoded = if place == Place::Agent { 2 * answer } else { 0 };
     AT_REST + clients * CONNECTION + sent + IN_FLIGHT * answer + decoded
 }

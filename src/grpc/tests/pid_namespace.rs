@@ -12,33 +12,33 @@ const SOCKET: &str = "NUMACAST_TEST_SOCKET";
 /// runs until its input ends.
 #[tokio::test]
 #[allow(clippy::print_stdout)] // reports readiness
-async fn plays_its_part() {
+async fn run_part() {
     let Ok(part) = std::env::var(PART) else { return };
     let path = PathBuf::from(std::env::var_os(SOCKET).unwrap());
-    let (mut served, mut held) = (None, Vec::new());
+    let (mut served, mut clients) = (None, Vec::new());
     match &*part {
         "serve" => {
             let socket = Socket { path, mode: 0o755, group: None };
-            let play = Arc::new(Play(Arc::new(Stage::default())));
-            served = Some(Server::start(socket, Limits::default(), play, Arc::new(())).unwrap());
+            let service = Arc::new(TestService(Arc::new(State::default())));
+            served = Some(Server::start(socket, Limits::default(), service, Arc::new(())).unwrap());
         }
         "attack" => {
             for _ in 0..520 {
                 let Ok(mut client) = connected(&path).await else { continue };
                 let answer = answer(send(&mut client, request("/t/No").body(()).unwrap(), framed(b""))).await;
-                held.push((client, answer.is_ok()));
+                clients.push((client, answer.is_ok()));
             }
         }
         "ask" => {
             let mut client = connected(&path).await.unwrap();
-            assert_eq!(call(&mut client, "/t/Echo", b"x").await, Answer::ok(b"x"));
+            assert_eq!(call(&mut client, "/t/Echo", b"x").await, Response::ok(b"x"));
         }
         other => panic!("{other}"),
     }
     println!("\nready");
     let input = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
     input.await.unwrap().unwrap();
-    drop((served, held));
+    drop((served, clients));
 }
 
 async fn connected(path: &Path) -> Result<SendRequest<Bytes>, h2::Error> {
@@ -59,7 +59,7 @@ impl Part {
         if in_pod {
             command.args(["--pid", "--fork", "--"]).arg(&own);
         }
-        command.args(["--exact", "grpc::tests::pod::plays_its_part", "--nocapture"]);
+        command.args(["--exact", "grpc::tests::pid_namespace::run_part", "--nocapture"]);
         command.env(PART, part).env(SOCKET, path).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
@@ -76,21 +76,21 @@ impl Part {
 
 #[tokio::test(flavor = "multi_thread")]
 #[allow(clippy::print_stdout)] // reports why nothing was tested
-async fn one_process_cannot_lock_the_others_out() {
+async fn one_process_cannot_displace_the_others() {
     if !rustix::process::geteuid().is_root() {
-        println!("a PID namespace takes root");
+        println!("a PID namespace requires root");
         return;
     }
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("kubelet.sock");
     let server = Part::start("serve", &path, true);
     let mut first = connected(&path).await.unwrap();
-    assert_eq!(call(&mut first, "/t/Echo", b"x").await, Answer::ok(b"x"));
+    assert_eq!(call(&mut first, "/t/Echo", b"x").await, Response::ok(b"x"));
     let attack = Part::start("attack", &path, false);
     for _ in 0..5 {
         Part::start("ask", &path, false).end();
     }
-    assert_eq!(call(&mut first, "/t/Echo", b"y").await, Answer::ok(b"y"), "it was idle all the time");
+    assert_eq!(call(&mut first, "/t/Echo", b"y").await, Response::ok(b"y"), "it was idle all the time");
     attack.end();
     server.end();
 }

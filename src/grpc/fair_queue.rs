@@ -1,0 +1,272 @@
+//! Fair queueing of calls: calls of one client beyond its limit wait, while others proceed. Waiting clients
+//! are served round-robin, one call at a time.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::oneshot;
+
+/// A client with fewer open calls than this is admitted regardless of the total, which can exceed its limit
+/// by this much for each connection.
+const MIN_OPEN_CALLS: usize = 8;
+
+/// Limits on the number of calls.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallLimits {
+    /// Running calls of all clients, and of one.
+    pub(super) running: usize,
+    pub(super) running_per_client: usize,
+    /// Running and waiting calls, and those being sent to the client; more are rejected at once, except for
+    /// [`MIN_OPEN_CALLS`] of each client.
+    pub(super) open: usize,
+    pub(super) open_per_client: usize,
+}
+
+/// The calls of all clients.
+#[derive(Debug)]
+pub(super) struct FairQueue {
+    limits: CallLimits,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: usize,
+    running: usize,
+    next_ticket: u64,
+    clients: HashMap<u64, Client>,
+    /// Clients with waiting calls that may run, each once, in the order in which they are served.
+    ready: VecDeque<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Client {
+    open: usize,
+    running: usize,
+    /// By ticket.
+    waiting: BTreeMap<u64, oneshot::Sender<()>>,
+    is_ready: bool,
+}
+
+/// A call that counts as open, until dropped.
+#[derive(Debug)]
+pub(super) struct OpenCall {
+    queue: Arc<FairQueue>,
+    client: u64,
+}
+
+/// Permission to run a call, until dropped.
+#[derive(Debug)]
+pub(super) struct RunPermit<'a>(&'a OpenCall);
+
+impl FairQueue {
+    pub(super) fn new(limits: CallLimits) -> Arc<Self> {
+        Arc::new(Self { limits, state: Mutex::default() })
+    }
+
+    /// Opens a call of this client, unless there are too many. If processes cannot be distinguished, a client
+    /// counts once per connection and can open as many as there may be, so clients with few calls are admitted
+    /// regardless.
+    pub(super) fn open(self: &Arc<Self>, client: u64) -> Option<OpenCall> {
+        let state = &mut *self.state();
+        let calls = state.clients.get(&client).map_or(0, |client| client.open);
+        if state.open >= self.limits.open && calls >= MIN_OPEN_CALLS || calls >= self.limits.open_per_client {
+            return None;
+        }
+        state.open += 1;
+        state.clients.entry(client).or_default().open += 1;
+        Some(OpenCall { queue: Arc::clone(self), client })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl OpenCall {
+    /// Waits until the call may run.
+    pub(super) async fn acquire(&self) -> RunPermit<'_> {
+        let (ticket, granted) = {
+            let mut state = self.queue.state();
+            let ticket = state.next_ticket;
+            state.next_ticket += 1;
+            let (grant, granted) = oneshot::channel();
+            if let Some(client) = state.clients.get_mut(&self.client) {
+                client.waiting.insert(ticket, grant);
+            }
+            state.enqueue(self.client, self.queue.limits);
+            state.grant(self.queue.limits);
+            (ticket, granted)
+        };
+        let mut waiting = Waiting { call: self, ticket, has_permit: false };
+        // The sender is dropped only with the grant.
+        let _ = granted.await;
+        waiting.has_permit = true;
+        RunPermit(self)
+    }
+}
+
+impl State {
+    /// Enqueues a client that has calls which may run.
+    fn enqueue(&mut self, id: u64, limits: CallLimits) {
+        let Some(client) = self.clients.get_mut(&id) else { return };
+        if !client.is_ready && !client.waiting.is_empty() && client.running < limits.running_per_client {
+            client.is_ready = true;
+            self.ready.push_back(id);
+        }
+    }
+
+    /// Grants the available permits.
+    fn grant(&mut self, limits: CallLimits) {
+        while self.running < limits.running {
+            let Some(id) = self.ready.pop_front() else { return };
+            let Some(client) = self.clients.get_mut(&id) else { continue };
+            client.is_ready = false;
+            if let Some((_, grant)) = client.waiting.pop_first() {
+                client.running += 1;
+                self.running += 1;
+                // A waiter that has left releases the permit (`Waiting`).
+                let _ = grant.send(());
+            }
+            self.enqueue(id, limits);
+        }
+    }
+
+    fn release(&mut self, id: u64, limits: CallLimits) {
+        self.running -= 1;
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.running -= 1;
+        }
+        self.enqueue(id, limits);
+        self.grant(limits);
+    }
+}
+
+impl Drop for RunPermit<'_> {
+    fn drop(&mut self) {
+        let OpenCall { queue, client } = self.0;
+        queue.state().release(*client, queue.limits);
+    }
+}
+
+/// A waiting call, which may be canceled meanwhile.
+struct Waiting<'a> {
+    call: &'a OpenCall,
+    ticket: u64,
+    has_permit: bool,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if self.has_permit {
+            return;
+        }
+        let OpenCall { queue, client } = self.call;
+        let mut state = queue.state();
+        let waited = state.clients.get_mut(client).and_then(|client| client.waiting.remove(&self.ticket));
+        if waited.is_none() {
+            state.release(*client, queue.limits);
+        }
+    }
+}
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        let mut state = self.queue.state();
+        state.open -= 1;
+        let Some(client) = state.clients.get_mut(&self.client) else { return };
+        client.open -= 1;
+        if client.open == 0 {
+            state.clients.remove(&self.client);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::{Pin, pin};
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    const LIMITS: CallLimits = CallLimits { running: 4, running_per_client: 2, open: 20, open_per_client: 12 };
+    const ONE_AT_A_TIME: CallLimits = CallLimits { running: 1, running_per_client: 1, ..LIMITS };
+
+    /// A client's call that runs or waits.
+    type Acquire<'a> = Pin<Box<dyn Future<Output = RunPermit<'a>> + 'a>>;
+
+    fn poll<'a>(call: &mut Acquire<'a>) -> Option<RunPermit<'a>> {
+        match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(permit) => Some(permit),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn a_client_with_many_calls_does_not_delay_the_others() {
+        let queue = FairQueue::new(LIMITS);
+        let many: Vec<_> = (0..6).map(|_| queue.open(1).unwrap()).collect();
+        let other: Vec<_> = (0..2).map(|_| queue.open(2).unwrap()).collect();
+        let mut many: Vec<Acquire<'_>> = many.iter().map(|call| Box::pin(call.acquire()) as _).collect();
+        let mut running: Vec<_> = many.iter_mut().filter_map(poll).collect();
+        assert_eq!(running.len(), 2, "its limit");
+        let mut other: Vec<Acquire<'_>> = other.iter().map(|call| Box::pin(call.acquire()) as _).collect();
+        assert_eq!(other.iter_mut().filter_map(poll).count(), 2, "at once");
+        running.clear();
+        assert_eq!(many[2..].iter_mut().filter_map(poll).collect::<Vec<_>>().len(), 2, "its next ones");
+    }
+
+    #[test]
+    fn clients_are_served_round_robin() {
+        let queue = FairQueue::new(ONE_AT_A_TIME);
+        let calls: Vec<_> = [1, 1, 1, 2, 2, 3].iter().map(|client| queue.open(*client).unwrap()).collect();
+        let mut waiting: Vec<(u64, Acquire<'_>)> =
+            calls.iter().map(|call| (call.client, Box::pin(call.acquire()) as _)).collect();
+        let mut order = Vec::new();
+        while !waiting.is_empty() {
+            let polled = waiting.iter_mut().enumerate().filter_map(|(at, (_, call))| Some((at, poll(call)?)));
+            let ready: Vec<_> = polled.collect();
+            let [(at, _)] = ready[..] else { panic!("{ready:?}") };
+            order.push(waiting[at].0);
+            drop(waiting.remove(at));
+        }
+        assert_eq!(order, [1, 2, 3, 1, 2, 1]);
+    }
+
+    #[test]
+    fn a_canceled_call_releases_its_place() {
+        let queue = FairQueue::new(ONE_AT_A_TIME);
+        let calls: Vec<_> = (0..4).map(|_| queue.open(1).unwrap()).collect();
+        let mut waiting: Vec<Acquire<'_>> = calls.iter().map(|call| Box::pin(call.acquire()) as _).collect();
+        let first = poll(&mut waiting[0]);
+        assert!(first.is_some());
+        assert!(waiting.iter_mut().skip(1).all(|call| poll(call).is_none()));
+        // One is canceled while it waits, one after its grant but before it learns of it.
+        drop(waiting.remove(1));
+        drop(first);
+        drop(waiting.remove(1));
+        assert!(poll(&mut waiting[1]).is_some());
+        drop(waiting);
+        drop(calls);
+        let state = queue.state();
+        assert_eq!((state.open, state.running, state.clients.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn open_calls_are_bounded() {
+        let queue = FairQueue::new(LIMITS);
+        let mut calls: Vec<_> = (0..12).map(|_| queue.open(1).unwrap()).collect();
+        assert!(queue.open(1).is_none(), "of one client");
+        calls.extend((0..8).map(|_| queue.open(2).unwrap()));
+        assert!(queue.open(2).is_none(), "of all");
+        // A client with few calls is admitted nevertheless.
+        let few: Vec<_> = (0..MIN_OPEN_CALLS).map(|_| queue.open(3).unwrap()).collect();
+        assert!(queue.open(3).is_none());
+        drop(few);
+        drop(calls.remove(0));
+        calls.push(queue.open(1).unwrap());
+        assert!(queue.open(1).is_none());
+        let mut future = pin!(calls[0].acquire());
+        assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
+    }
+}
