@@ -1,5 +1,5 @@
-//! The Pods API (DESIGN section 8), which kubelets serve from 1.36 on: served here for older kubelets, and
-//! for many clients of newer ones, together with `PodInfo`.
+//! The Pods API (KEP-4188), which kubelets serve from 1.36 on: served here for older kubelets, and for many
+//! clients of newer ones, together with `PodInfo`.
 //!
 //! `source_follower` follows the pod sources and updates `store`, which has a `watch_cache` of encoded pods
 //! for each of the two services: its `entries` are within a budget of bytes, and its `watchers` get each

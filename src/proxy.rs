@@ -1,5 +1,5 @@
-//! The podresources proxy (DESIGN section 7): serves the kubelet's podresources API again, on a socket of its
-//! own, to any number of clients, with the devices that pods are allocated by annotation.
+//! The podresources proxy: serves the kubelet's podresources API again, on a socket of its own, to any number
+//! of clients, with the devices that pods are allocated by annotation.
 //!
 //! `annotations` parses the pods' annotations into `allocations`, `merge` adds these to the kubelet's
 //! responses, `annotation_state` keeps both current, and `service` handles the requests.

@@ -1,8 +1,9 @@
 //! The pod fingerprint that the scheduler plugin checks, and when to withhold it.
 //!
 //! The scheduler plugin trusts an object only if its fingerprint matches that of the pods the plugin itself
-//! counts on the node (nrt.md 5). So we publish a matching fingerprint only while the zones account for every
-//! pod bound to the node; otherwise it is *withheld*: the object has a value that matches no set of pods.
+//! counts on the node (upstream: scheduler-plugins, `cache/overreserve.go`). So we publish a matching
+//! fingerprint only while the zones account for every pod bound to the node; otherwise it is *withheld*: the
+//! object has a value that matches no set of pods.
 //!
 //! Consumers that read the object for each pod and trust it at once are served by reservations: what bound
 //! pods will be allocated is subtracted from the zones until the zones account for it.

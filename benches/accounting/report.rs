@@ -1,4 +1,4 @@
-//! Reports the figures with their budgets (DESIGN section 10).
+//! Reports the figures with their budgets.
 
 use std::time::Duration;
 

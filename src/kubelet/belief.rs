@@ -1,5 +1,5 @@
 //! Decides which of the kubelet's lists of pods are complete: a kubelet that has just started lists fewer
-//! pods than it has, without any indication (kubelet.md 7, and 4.4 for the Pods API of 1.36).
+//! pods than it has, without any indication (kubernetes#112119 for `/pods`; also the Pods API of 1.36).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

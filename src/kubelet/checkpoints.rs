@@ -1,9 +1,10 @@
 //! The checkpoints of the kubelet's managers: `cpu_manager_state`, `memory_manager_state` and the device
 //! manager's `kubelet_internal_checkpoint`.
 //!
-//! These are internal formats of the kubelet (kubelet.md section 5) and advisory. They contain what the
-//! podresources List does not: how a memory block on several NUMA nodes is split, and which resources are
-//! allocated to plain init containers. If a file is missing or cannot be parsed, only this is lost.
+//! These are internal formats of the kubelet (upstream: `pkg/kubelet/cm/*/state`, `devicemanager/checkpoint`)
+//! and advisory. They contain what the podresources List does not: how a memory block on several NUMA nodes
+//! is split, and which resources are allocated to plain init containers. If a file is missing or cannot be
+//! parsed, only this is lost.
 
 mod reader;
 

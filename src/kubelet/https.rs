@@ -236,7 +236,8 @@ fn status_error(url: String, path: String, status: StatusCode, message: String) 
     match status {
         StatusCode::UNAUTHORIZED => HttpsError::Unauthorized { url },
         StatusCode::FORBIDDEN => {
-            // kubelet.md 6: the first path segment is the subresource.
+            // The kubelet authorizes by subresource, the first segment of the path (upstream:
+            // `server/auth.go`).
             let first = path.trim_start_matches('/').split(['/', '?']).next().unwrap_or_default();
             HttpsError::Forbidden { url, subresource: first.to_owned(), path, message }
         }

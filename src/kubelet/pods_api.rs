@@ -1,4 +1,4 @@
-//! The client of the Pods API (kubelet.md 4), which serves and watches all pods known to the kubelet.
+//! The client of the Pods API (KEP-4188), which serves and watches all pods known to the kubelet.
 //! Kubelets serve it from 1.36 on, numacast for all others; the client treats both alike.
 
 mod error;
@@ -27,7 +27,7 @@ use crate::pod::{Pod, PodEvent, Wanted};
 pub use error::PodsError;
 pub use follow::PodsFollow;
 
-/// 500 full pods take some 5 MiB, which is above the default receive limit of gRPC clients (kubelet.md 4.3).
+/// 500 full pods take some 5 MiB, which is above the default receive limit of gRPC clients, 4 MiB.
 const MESSAGE_LIMIT: usize = 32 << 20;
 
 /// Relative to the host's root: the socket of numacast's own Pods API, then the kubelet's.

@@ -1,4 +1,4 @@
-//! The kubelet's HTTPS endpoint `/pods` (kubelet.md 7), polled on kubelets without the Pods API. It returns
+//! The kubelet's HTTPS endpoint `/pods`, polled on kubelets without the Pods API. It returns
 //! all pods the kubelet knows, with the status last seen from the API server.
 
 mod outline;

@@ -99,7 +99,7 @@ impl Request {
     }
 }
 
-/// Returns the kubelet's own not-found error (kubelet.md 3.9), with overlong names truncated.
+/// Returns the kubelet's own not-found error, with overlong names truncated.
 pub(super) fn not_found(namespace: &str, name: &str) -> RequestError {
     let message = format!("pod {} in namespace {} not found", truncated(name), truncated(namespace));
     let status = Status::unknown(message.clone());

@@ -1,5 +1,5 @@
 //! Which pods have exclusive resources in the plugin's view: by their requests, whatever the kubelet
-//! managers' policies are (nrt.md 4.3; upstream: scheduler-plugins, `resourcerequests/exclusive.go`).
+//! managers' policies are (upstream: scheduler-plugins, `resourcerequests/exclusive.go`).
 
 use super::PluginRelease;
 use crate::pod::{Container, ContainerKind, Pod};

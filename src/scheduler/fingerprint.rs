@@ -1,4 +1,4 @@
-//! The fingerprint of a set of pods, identical to the scheduler plugin's (nrt.md 4; upstream:
+//! The fingerprint of a set of pods, identical to the scheduler plugin's (upstream:
 //! k8stopologyawareschedwg/podfingerprint, v0.2.2).
 
 use std::fmt;

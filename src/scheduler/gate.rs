@@ -226,8 +226,8 @@ impl FingerprintGate {
     }
 }
 
-/// Returns true if other publishers treat the pod as exclusive (peers.md 3): it has CPUs, or memory or
-/// devices with NUMA affinity.
+/// Returns true if resource-topology-exporter counts the pod with the method `with-exclusive-resources`: it
+/// has CPUs, or memory or devices with NUMA affinity.
 fn has_exclusive_allocations(pod: &PodUsage) -> bool {
     let is_exclusive = |container: &ContainerUsage| {
         !container.cpus.is_empty()

@@ -1,5 +1,5 @@
-//! Which container is on which zone, in the form that preemption in the scheduler plugin reads (nrt.md 6;
-//! upstream: k8stopologyawareschedwg/numaplacement, v0.1.0, `npv0v001`).
+//! Which container is on which zone, in the form that preemption in the scheduler plugin reads (upstream:
+//! k8stopologyawareschedwg/numaplacement, v0.1.0, `npv0v001`).
 //!
 //! The plugin simulates evictions with it, so there is no placement at all if any part of it could be wrong.
 

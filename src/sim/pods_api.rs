@@ -1,4 +1,4 @@
-//! A simulated Pods API of a kubelet (kubelet.md 4), with faults that real ones do not show on demand.
+//! A simulated Pods API of a kubelet (KEP-4188), with faults that real ones do not show on demand.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,4 +1,5 @@
-//! The kubelet's resource policies as attributes, in the documented spelling (nrt.md, known names).
+//! The kubelet's resource policies as attributes, spelled as noderesourcetopology-api documents
+//! them (topologyManagerPolicy, topologyManagerScope, topologyManagerOption...).
 
 use super::Inputs;
 use crate::kubelet::KubeletConfig;

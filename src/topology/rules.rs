@@ -58,8 +58,8 @@ impl Exclude {
     }
 }
 
-/// Returns the warning for an excluded resource. nrt.md 2.1: the scheduler plugin rejects native resources
-/// that no zone lists and ignores others.
+/// Returns the warning for an excluded resource. The scheduler plugin rejects native resources that no zone
+/// lists and ignores others (NodeResourceTopologyMatch, `filter.go`).
 fn resource_warning(name: &str) -> String {
     let consequence = if is_native(name) {
         "under the policy single-numa-node the scheduler plugin rejects the node for every pod that requests it"

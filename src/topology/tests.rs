@@ -1,4 +1,4 @@
-//! The accounting rules of DESIGN section 3, one by one, and their properties.
+//! The rules of the accounting, one by one, and its properties.
 
 mod checkpoints;
 mod cpus_and_memory;

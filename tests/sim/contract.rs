@@ -1,6 +1,5 @@
-//! The pods that the object accounts for, and when it is held (its fingerprint withheld): everything that
-//! could block a node for scheduling, or make the scheduler plugin trust the object too early (nrt.md 4.4,
-//! DESIGN section 5).
+//! The pods that the object accounts for, and when its fingerprint is withheld: everything that could block a
+//! node for scheduling, or make the scheduler plugin trust the object too early.
 
 use std::time::Duration;
 

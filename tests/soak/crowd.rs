@@ -13,7 +13,7 @@ use crate::child::{NODE, Running};
 
 /// Number of pods.
 const PODS_ON_NODE: usize = 500;
-/// Limit of resident memory with that many pods (DESIGN section 10), KiB.
+/// Limit of resident memory with that many pods, KiB.
 const LIMIT: u64 = 12 << 10;
 /// How often each pod changes and all are relisted.
 const ROUNDS: usize = 5;

@@ -9,7 +9,7 @@ use numacast::sim::kubelet::{Options, PodSpec};
 
 use crate::child::Running;
 
-/// The agent's budget of Lists (DESIGN section 10).
+/// The agent's budget of Lists.
 const LISTS_PER_SECOND: f64 = 10.0;
 const LIST_BURST: f64 = 4.0;
 /// Limit of CPU time as a share of a core.

@@ -1,4 +1,4 @@
-//! Errors of the Pods API client (kubelet.md 4.4).
+//! Errors of the Pods API client.
 
 use std::error::Error;
 use std::fmt;

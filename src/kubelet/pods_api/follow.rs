@@ -1,5 +1,5 @@
-//! List and watch of all pods of the Pods API, with a new list whenever events may have been missed
-//! (kubelet.md 4.3).
+//! List and watch of all pods of the Pods API, with a new list whenever events may have been missed: a watch
+//! cannot be resumed (KEP-4188), and the kubelet drops events when its queue is full.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -18,8 +18,8 @@ use crate::kubelet::types::Connection;
 use crate::util::backoff::back_off;
 use crate::util::token_bucket::TokenBucket;
 
-/// Calls per second for the proxy. With the burst, at most 30 in any second (DESIGN section 10): a third of
-/// the kubelet's rate limit for all its clients together.
+/// Calls per second for the proxy. With the burst, at most 30 in any second: a third of the kubelet's rate
+/// limit for all its clients together (100 per second; upstream: `podresources.DefaultQPS`).
 const CALLS_PER_SECOND: f64 = 25.0;
 /// Burst after idling; half of what the kubelet allows.
 const CALL_BURST: f64 = 5.0;

@@ -51,7 +51,7 @@ fn expected(model: &Model) -> Expected {
     expected
 }
 
-/// Checks for what would make the scheduler panic, skip a zone or misread a node (nrt.md 2.1).
+/// Checks for what would make the scheduler panic, skip a zone or misread a node.
 fn check_scheduler_rules(topology: &Topology, machine: &Machine, context: &str) {
     let zones: Vec<Id> = topology.zones.iter().map(|zone| zone.id).collect();
     let highest = machine.nodes.iter().map(|node| node.id).filter(|id| *id < 64).max().unwrap();

@@ -1,5 +1,5 @@
-//! The kubelet: single-numa-node, pod scope, static CPU manager, and the content of its List over time
-//! (kubelet.md 3.3).
+//! The kubelet: single-numa-node, pod scope, static CPU manager, and the content of its List over time: a pod
+//! is listed before its admission, without CPUs, and a terminated one no longer (from 1.34 on).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

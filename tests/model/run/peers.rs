@@ -1,4 +1,4 @@
-//! The publishing rules of peers (peers.md 1 to 3): everything comes from the List.
+//! The publishing rules of NFD's topology-updater and RTE: everything comes from the List.
 
 use super::chance::{S, Time};
 use super::cluster::{NodeId, Object};

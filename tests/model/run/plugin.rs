@@ -1,4 +1,4 @@
-//! The plugin's caches for one node (nrt.md 5.1, 5.2).
+//! The plugin's caches for one node (upstream: scheduler-plugins, `pkg/noderesourcetopology/cache`).
 
 use std::collections::BTreeMap;
 
