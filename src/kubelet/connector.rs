@@ -20,7 +20,7 @@ use super::client_error::ClientError;
 use super::request::{Request, RequestError};
 use super::types::Connection;
 
-/// Opens a connection to the socket at a path, and another one whenever that socket is replaced. It is told
+/// Opens a connection to the socket at a path, and another one whenever that socket is replaced. It gets
 /// only the outcomes of calls, so that several may be in flight.
 #[derive(Debug)]
 pub(super) struct Connector {

@@ -16,7 +16,7 @@ use numacast::sim::machine::{Device, MachineSpec};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
-use super::{Seen, TIMEOUT, busiest_second};
+use super::{CallLog, TIMEOUT, busiest_second};
 use crate::support::machine;
 
 /// Default number of schedules.
@@ -34,7 +34,7 @@ struct Weather {
     age: Age,
     proxys: usize,
     agent: bool,
-    refusals: bool,
+    errors: bool,
     /// Restarts, hanging calls, broken connections.
     storms: bool,
 }
@@ -48,7 +48,7 @@ struct State {
 
 struct World {
     kubelet: SimKubelet,
-    upstream: SharedClient,
+    client: SharedClient,
     weather: Weather,
     /// All states so far, the current one last.
     history: RefCell<Vec<State>>,
@@ -58,7 +58,7 @@ struct World {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Tally {
-    answers: usize,
+    results: usize,
     /// Responses during whose request the state changed.
     moved: usize,
     dropped: usize,
@@ -75,14 +75,14 @@ impl Weather {
             age: [Age::V1_34, Age::V1_34, Age::V1_37, Age::V1_29, Age::V1_23][rng.usize(..5)],
             proxys: rng.usize(2..12),
             agent: rng.bool(),
-            refusals: rng.bool(),
+            errors: rng.bool(),
             storms: rng.u8(..3) == 0,
         }
     }
 }
 
 impl World {
-    fn start(spec: &MachineSpec, root: &Path, weather: Weather, seen: &Arc<Seen>) -> Self {
+    fn start(spec: &MachineSpec, root: &Path, weather: Weather, log: &Arc<CallLog>) -> Self {
         let options = Options {
             age: weather.age,
             release_lag: Duration::ZERO,
@@ -92,11 +92,11 @@ impl World {
         };
         let kubelet = SimKubelet::start(spec, root, options).unwrap();
         kubelet.traffic();
-        let upstream = SharedClient::start(kubelet.socket(), TIMEOUT, seen.clone());
+        let client = SharedClient::start(kubelet.socket(), TIMEOUT, log.clone());
         let history = RefCell::new(vec![State::default()]);
         let world = Self {
             kubelet,
-            upstream,
+            client,
             weather,
             history,
             ends: Instant::now() + LENGTH,
@@ -150,9 +150,9 @@ impl World {
                 0..5 => self.change(&mut rng, false),
                 5..7 => self.change(&mut rng, true),
                 7..10 => self.delay(&mut rng),
-                10 if self.weather.refusals => {
-                    let words = Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into());
-                    self.kubelet.fail_next(any_call(&mut rng), rng.usize(1..4), &words);
+                10 if self.weather.errors => {
+                    let text = Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into());
+                    self.kubelet.fail_next(any_call(&mut rng), rng.usize(1..4), &text);
                 }
                 11 if self.weather.storms => self.storm(&mut rng).await,
                 _ => {}
@@ -189,97 +189,97 @@ impl World {
         }
     }
 
-    async fn ask_on(&self, mut rng: Rng, asker: Caller) {
+    async fn request_repeatedly(&self, mut rng: Rng, caller: Caller) {
         while !self.is_over() {
-            let pause = match asker {
+            let pause = match caller {
                 Caller::Proxy => rng.u64(..40_000) * u64::from(rng.bool()),
                 Caller::Agent => 100_000 + rng.u64(..100_000),
             };
             sleep(Duration::from_micros(pause)).await;
-            self.ask_once(&mut rng, asker).await;
+            self.request_once(&mut rng, caller).await;
         }
     }
 
-    async fn ask_once(&self, rng: &mut Rng, asker: Caller) {
-        let ask = match rng.u8(..8) {
+    async fn request_once(&self, rng: &mut Rng, caller: Caller) {
+        let request = match rng.u8(..8) {
             0..3 => Request::List,
             3..6 => super::get(&format!("pod-{}", rng.u64(..PODS))),
             6 => Request::ListV1alpha1,
             _ => Request::Allocatable,
         };
         let patience = if rng.u8(..6) == 0 { rng.u64(..30_000) } else { u64::MAX >> 1 };
-        let (asked, before) = (Instant::now(), self.history.borrow().len() - 1);
-        let answer = self.upstream.request(ask.clone(), asker);
-        let Ok(answer) = timeout(Duration::from_micros(patience), answer).await else {
+        let (requested, before) = (Instant::now(), self.history.borrow().len() - 1);
+        let result = self.client.request(request.clone(), caller);
+        let Ok(result) = timeout(Duration::from_micros(patience), result).await else {
             return self.count(|tally| tally.dropped += 1);
         };
-        assert!(asked.elapsed() <= 2 * TIMEOUT, "{ask:?} took {:?}", asked.elapsed());
-        match told(&ask, answer) {
-            Told::Answer(matches, started) => {
-                assert!(started >= asked, "{ask:?} is answered by a call from before");
+        assert!(requested.elapsed() <= 2 * TIMEOUT, "{request:?} took {:?}", requested.elapsed());
+        match outcome(&request, result) {
+            Outcome::Response(matches, started) => {
+                assert!(started >= requested, "{request:?} was served by a call from before");
                 let history = self.history.borrow();
                 let fits: Vec<bool> = history[before..].iter().map(matches).collect();
-                assert!(fits.contains(&true), "{ask:?}: an answer that was not true since it was asked");
+                assert!(fits.contains(&true), "{request:?}: a response that was not true since it was requested");
                 let moved = fits.contains(&false);
                 self.count(|tally| tally.moved += usize::from(moved));
-                self.count(|tally| tally.answers += 1);
+                self.count(|tally| tally.results += 1);
             }
-            Told::Limited => {
+            Outcome::Limited => {
                 // A call behind a hanging one may have no time left for a retry.
-                let heard = asker == Caller::Agent || self.weather.storms;
-                assert!(heard, "the proxy's clients do not hear of the limiter");
+                let is_expected = caller == Caller::Agent || self.weather.storms;
+                assert!(is_expected, "rejections are retried for the proxy's clients");
                 self.count(|tally| tally.refused += 1);
             }
-            Told::Unavailable(sentence) => {
-                assert!(self.weather.storms, "{ask:?}: {sentence}");
+            Outcome::Unavailable(sentence) => {
+                assert!(self.weather.storms, "{request:?}: {sentence}");
                 self.count(|tally| tally.unavailable += 1);
             }
         }
     }
 }
 
-enum Told {
+enum Outcome {
     /// The states that the response matches, and the start of its call.
-    Answer(Box<dyn Fn(&State) -> bool>, Instant),
+    Response(Box<dyn Fn(&State) -> bool>, Instant),
     Limited,
     Unavailable(String),
 }
 
-fn told(ask: &Request, answer: Result<Arc<SharedResponse>, RequestError>) -> Told {
-    match (ask, answer) {
-        (Request::List | Request::ListV1alpha1, Ok(flight)) => {
-            let pods = pods(&flight);
-            Told::Answer(Box::new(move |state| state.pods == pods), flight.started)
+fn outcome(request: &Request, result: Result<Arc<SharedResponse>, RequestError>) -> Outcome {
+    match (request, result) {
+        (Request::List | Request::ListV1alpha1, Ok(response)) => {
+            let pods = pods(&response);
+            Outcome::Response(Box::new(move |state| state.pods == pods), response.started)
         }
-        (Request::Get { name, .. }, Ok(flight)) => {
-            let (pods, name) = (pods(&flight), name.clone());
+        (Request::Get { name, .. }, Ok(response)) => {
+            let (pods, name) = (pods(&response), name.clone());
             assert_eq!(pods.len(), 1);
             let fits =
                 move |state: &State| state.pods.get(&name) == pods.get(&name) && pods.contains_key(&name);
-            Told::Answer(Box::new(fits), flight.started)
+            Outcome::Response(Box::new(fits), response.started)
         }
-        (Request::Allocatable, Ok(flight)) => {
-            let devices = decode_allocatable(flight.bytes.clone()).unwrap().devices;
+        (Request::Allocatable, Ok(response)) => {
+            let devices = decode_allocatable(response.bytes.clone()).unwrap().devices;
             let stamp = devices.iter().find(|group| group.resource == STAMP).map(|group| made(&group.ids[0]));
-            Told::Answer(Box::new(move |state| Some(state.device) == stamp), flight.started)
+            Outcome::Response(Box::new(move |state| Some(state.device) == stamp), response.started)
         }
-        (_, Err(RequestError { error: ClientError::RateLimited(_), .. })) => Told::Limited,
-        (_, Err(refusal)) if refusal.status.code() == Code::Unavailable => {
-            Told::Unavailable(refusal.status.message().to_owned())
+        (_, Err(RequestError { error: ClientError::RateLimited(_), .. })) => Outcome::Limited,
+        (_, Err(error)) if error.status.code() == Code::Unavailable => {
+            Outcome::Unavailable(error.status.message().to_owned())
         }
-        (Request::Get { name, .. }, Err(refusal)) => {
-            let words = format!("pod {name} in namespace default not found");
-            assert_eq!((refusal.status.code(), refusal.status.message()), (Code::Unknown, &*words));
+        (Request::Get { name, .. }, Err(error)) => {
+            let text = format!("pod {name} in namespace default not found");
+            assert_eq!((error.status.code(), error.status.message()), (Code::Unknown, &*text));
             let name = name.clone();
-            // A refusal carries no start time.
-            Told::Answer(Box::new(move |state| !state.pods.contains_key(&name)), Instant::now())
+            // An error has no start time.
+            Outcome::Response(Box::new(move |state| !state.pods.contains_key(&name)), Instant::now())
         }
-        (ask, Err(refusal)) => panic!("{ask:?}: {refusal:?}"),
+        (request, Err(error)) => panic!("{request:?}: {error:?}"),
     }
 }
 
-fn pods(flight: &SharedResponse) -> BTreeMap<String, u64> {
-    let pods = decode_list(flight.bytes.clone()).unwrap().pods;
+fn pods(response: &SharedResponse) -> BTreeMap<String, u64> {
+    let pods = decode_list(response.bytes.clone()).unwrap().pods;
     pods.into_iter().map(|pod| (pod.name, made(&pod.containers[0].name))).collect()
 }
 
@@ -295,15 +295,15 @@ async fn run(spec: &MachineSpec, seed: u64) -> Tally {
     let mut rng = Rng::with_seed(seed);
     // Seeds the random delays.
     fastrand::seed(seed);
-    let (dir, seen) = (tempfile::tempdir().unwrap(), Arc::new(Seen::default()));
-    let world = World::start(spec, dir.path(), Weather::of(&mut rng), &seen);
+    let (dir, log) = (tempfile::tempdir().unwrap(), Arc::new(CallLog::default()));
+    let world = World::start(spec, dir.path(), Weather::of(&mut rng), &log);
     let agents = usize::from(world.weather.agent);
-    let askers = [vec![Caller::Proxy; world.weather.proxys], vec![Caller::Agent; agents]].concat();
-    let askers = join_all(askers.into_iter().map(|asker| world.ask_on(rng.fork(), asker)));
+    let callers = [vec![Caller::Proxy; world.weather.proxys], vec![Caller::Agent; agents]].concat();
+    let callers = join_all(callers.into_iter().map(|caller| world.request_repeatedly(rng.fork(), caller)));
     let changes = Rng::with_seed(seed ^ 1);
-    tokio::join!(world.go_on(changes), askers);
+    tokio::join!(world.go_on(changes), callers);
     let (traffic, mut tally) = (world.kubelet.traffic(), world.tally.get());
-    tally.most = seen.calls().most;
+    tally.most = log.calls().max_in_flight;
     assert!(tally.most <= 2, "{} calls in flight", tally.most);
     // An abandoned connection may have calls whose end its kubelet has not seen yet.
     if !world.weather.storms {
@@ -319,7 +319,7 @@ async fn run(spec: &MachineSpec, seed: u64) -> Tally {
 }
 
 #[test]
-fn no_answer_is_older_than_its_question() {
+fn no_response_is_older_than_its_request() {
     let seed =
         std::env::var("NUMACAST_SEED").map_or_else(|_| fastrand::u64(..), |text| text.parse().unwrap());
     let schedules = std::env::var("NUMACAST_SCHEDULES").map_or(SCHEDULES, |text| text.parse().unwrap());
@@ -332,7 +332,7 @@ fn no_answer_is_older_than_its_question() {
             tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         let tally = runtime.block_on(run(&spec, seed));
         sum = Tally {
-            answers: sum.answers + tally.answers,
+            results: sum.results + tally.results,
             moved: sum.moved + tally.moved,
             dropped: sum.dropped + tally.dropped,
             refused: sum.refused + tally.refused,
@@ -345,7 +345,7 @@ fn no_answer_is_older_than_its_question() {
     eprintln!("{schedules} schedules: {sum:?}");
     if schedules >= SCHEDULES {
         // The schedules were eventful enough.
-        assert!(sum.moved * 20 > sum.answers, "{sum:?}");
+        assert!(sum.moved * 20 > sum.results, "{sum:?}");
         assert!(sum.dropped > 0 && sum.unavailable > 0 && sum.most == 2, "{sum:?}");
     }
 }
