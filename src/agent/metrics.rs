@@ -185,7 +185,8 @@ impl Metrics {
                 .at_zero(WriteReason::LABELS.map(|reason| [reason])),
             write_errors: registry.counters(
                 "numacast_publish_errors_total",
-                "Failed requests to the API server for the object",
+                "Failed requests to the API server for the object; a write that fails with a conflict is repeated \
+                 once, and only the second failure counts",
                 [label("kind", "such as `unreachable`, `deadline`, `forbidden` or `no_crd`")],
             ),
             publish_seconds: registry.histogram(
