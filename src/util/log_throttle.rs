@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Remembers the state that was last logged, so that it is logged once until it changes. For a message that
-/// says it all, see [`super::log_once::LogOnce`].
+/// Remembers the state that was last logged, so that it is logged once until it changes.
 #[derive(Debug)]
 pub struct LastLogged<T = ()>(Mutex<Option<T>>);
 
