@@ -181,7 +181,7 @@ async fn a_kubelet_that_does_not_tell_says_why() -> Result<()> {
     );
     ensure!(error.contains("RBAC must allow `get` on nodes/configz; kubelets before 1.33"), "{error}");
     let error = refusal(&node, &agent, &without("caFile")).await?;
-    ensure!(error.contains("is signed by nobody we trust: set `kubelet.caFile`"), "{error}");
+    ensure!(error.contains("is signed by an unknown CA: set `kubelet.caFile`"), "{error}");
     let error = refusal(&node, &agent, &without("serverName")).await?;
     ensure!(error.contains("has another name") && error.contains("set `kubelet.serverName`"), "{error}");
     let stranger = cluster.kubeconfig_of("stranger", "no-token-of-anybody")?;

@@ -2,7 +2,7 @@
 //! resources count once, though the List has them for the pod and for its containers.
 
 use anyhow::{Context, Result, ensure};
-use numacast::kubelet::{StatePaths, read_state};
+use numacast::kubelet::{CheckpointPaths, read_checkpoints};
 
 use crate::support::agent::Agent;
 use crate::support::nrt::{self, Seen};
@@ -40,7 +40,7 @@ async fn holds(scope: &str, (cpus, memory): (u64, u64), written: Option<usize>) 
     available_is(&node, Some((all.0 - cpus, all.1 - memory))).await?;
 
     let dir = node.kubelet_dir();
-    let (state, problems) = read_state(&StatePaths::new(&dir, &dir.join("device-plugins")));
+    let (state, problems) = read_checkpoints(&CheckpointPaths::new(&dir, &dir.join("device-plugins")));
     ensure!(problems.is_empty(), "{problems:?}");
     let of_pods = state.context("no state files")?.pods;
     let whole = of_pods.values().flatten().find(|container| container.name.is_empty());

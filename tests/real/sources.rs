@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use numacast::cluster::Cluster as ApiServer;
-use numacast::kubelet::{Https, Target, follow_pods, poll_pods};
+use numacast::kubelet::{HttpsClient, HttpsTarget, follow_pods, poll_pods};
 use numacast::pod::{Liveness, Phase, Pod, PodEvent, Wanted};
 use serde_json::Value;
 use tokio::task::JoinHandle;
@@ -201,7 +201,7 @@ fn page(
 ) -> Result<impl Stream<Item = Result<PodEvent, String>> + Send + 'static> {
     let config: Value = serde_json::from_slice(&std::fs::read(node.kubelet_dir().join("config.yaml"))?)?;
     let port = config["port"].as_u64().and_then(|port| u16::try_from(port).ok()).context("no port")?;
-    let target = Target {
+    let target = HttpsTarget {
         host: "127.0.0.1".to_owned(),
         port,
         ca_file: Some(certificate(node)),
@@ -212,7 +212,7 @@ fn page(
         let (api_server, target) = (api_server.clone(), target.clone());
         async move {
             let config = api_server.config().ok_or("no credentials")?;
-            Https::new(config, &target).map_err(|error| error.to_string())
+            HttpsClient::new(config, &target).map_err(|error| error.to_string())
         }
     };
     Ok(poll_pods(connect, INTERVAL, Wanted::default(), Arc::default()))
