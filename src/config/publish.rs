@@ -115,9 +115,9 @@ pub struct Publish {
     ///
     /// A person's edits are overwritten a few times in ten minutes, and what another publisher left is
     /// overwritten once. A writer that changes the object again after that is reported in the log, in an
-    /// Event (`RivalPublisher`) and in the count of foreign writes. With `report` its changes stay until the
-    /// node changes; after an hour without a change by it, the object is taken over. With `overwrite`, each
-    /// is overwritten after 0.2 to 10 s, for ever.
+    /// Event (`CompetingPublisher`) and in the count of foreign writes. With `report` its changes stay until
+    /// the node changes; after an hour without a change by it, the object is taken over. With `overwrite`,
+    /// each is overwritten after 0.2 to 10 s, for ever.
     pub conflicts: ConflictPolicy,
     /// Post Kubernetes Events about the Node for conditions that need an operator, at most ten per hour.
     /// Requires `create` of `events` (`events.k8s.io`) in the namespace `default`.

@@ -242,7 +242,7 @@ async fn nothing_is_reserved_for_a_pod_for_ever() {
     let told = || {
         let events = world.server.list(&EVENTS, "default");
         let lost = |event: &Value| {
-            event["reason"] == "PodNotAccounted" && event["note"].to_string().contains("default/lost")
+            event["reason"] == "PodAdmissionTimeout" && event["note"].to_string().contains("default/lost")
         };
         events.iter().any(|event| lost(event)).then_some(())
     };

@@ -257,7 +257,7 @@ async fn one_pod_does_not_hold_the_object_for_ever() {
     let told = || {
         let events = world.server.list(&EVENTS, "default");
         let about = |event: &Value| {
-            event["reason"] == "PodNotAccounted" && event["note"].as_str().unwrap().contains("default/lost")
+            event["reason"] == "PodAdmissionTimeout" && event["note"].as_str().unwrap().contains("default/lost")
         };
         events.iter().any(|event| about(event)).then_some(())
     };

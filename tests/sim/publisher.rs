@@ -365,7 +365,7 @@ async fn a_publisher_that_rewrites_is_reported_and_not_answered() {
     for turn in 0..20 {
         edit(&world.server, "rte", json!({"zones": [zone(&["cpu", &format!("example.com/{turn}")])]})).await;
     }
-    world.until(|| was_told(&world.server, "RivalPublisher", "`rte` keeps rewriting")).await;
+    world.until(|| was_told(&world.server, "CompetingPublisher", "`rte` keeps rewriting")).await;
     assert_eq!(writers(&mut changes), ["rte"; 20]);
     // The controller's nudges do not count as rewrites.
     for turn in 20..23 {
@@ -382,7 +382,7 @@ async fn a_publisher_that_rewrites_is_reported_and_not_answered() {
     assert_eq!(writers(&mut changes), ["numacast"]);
     edit(&world.server, "rte", json!({"zones": truth.spec.zones})).await;
     let told = told(&world.server);
-    assert_eq!(told.iter().filter(|(reason, _)| reason == "RivalPublisher").count(), 1, "{told:?}");
+    assert_eq!(told.iter().filter(|(reason, _)| reason == "CompetingPublisher").count(), 1, "{told:?}");
     world.stop().await;
 }
 
@@ -394,7 +394,7 @@ async fn a_rival_is_fought_on_request() {
         edit(&world.server, "rte", json!({"zones": zones})).await;
         world.agrees().await;
     }
-    world.until(|| was_told(&world.server, "RivalPublisher", "`rte` keeps rewriting")).await;
+    world.until(|| was_told(&world.server, "CompetingPublisher", "`rte` keeps rewriting")).await;
     world.stop().await;
 }
 
@@ -410,7 +410,7 @@ async fn two_agents_of_one_node_do_not_write_for_ever() {
         topologies(&world.server).patch("worker", &params, &Patch::Apply(wrong)).await.unwrap();
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    world.until(|| was_told(&world.server, "RivalPublisher", "another `numacast` keeps")).await;
+    world.until(|| was_told(&world.server, "CompetingPublisher", "another `numacast` keeps")).await;
     assert_eq!(writers(&mut changes).len(), 10 + 3, "theirs, and three answers");
     world.stop().await;
 }
