@@ -108,7 +108,7 @@ impl Metrics {
                 .at_zero(Outcome::LABELS.map(|outcome| [outcome])),
             scan_seconds: registry.histogram(
                 "numacast_scan_duration_seconds",
-                "Duration of a scan, whatever its outcome",
+                "Duration of a scan, including failed ones",
             ),
             last_scan: registry.gauge(
                 "numacast_last_scan_timestamp_seconds",

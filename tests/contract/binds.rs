@@ -29,7 +29,7 @@ pub(crate) struct Binds {
     /// Until the List shows its CPUs.
     given: Vec<Duration>,
     running: Vec<Duration>,
-    /// Until the object is held or its zones account for the pod: the end of the window in which the plugin
+    /// Until the zones account for the pod or the fingerprint is withheld: the end of the window in which the plugin
     /// may overcommit the node.
     told: Vec<Duration>,
     /// Until the fingerprint matches and the zones account for the pod.
@@ -93,15 +93,15 @@ impl Binds {
                 break;
             }
         }
-        self.watched.push(watched.context("nothing was heard of it")? - sent);
+        self.watched.push(watched.context("the watch never delivered it")? - sent);
         self.objects(&mut sources.object, sent).await?;
         // The List may lag by a probe.
         tokio::time::sleep(PROBE * 3).await;
         self.lists(&sources.prober, name, sent)
     }
 
-    /// Records the object's changes. The node has 14 CPUs, one of which the pod gets. The fingerprint matches
-    /// for good once it covers the Running pod.
+    /// Records the object's changes. The node has 14 CPUs, one of which the pod is allocated. The
+    /// fingerprint keeps matching once it covers the Running pod.
     async fn objects(&mut self, events: &mut Events<DynamicObject>, sent: Instant) -> Result<()> {
         let mut told = None;
         let mut agreed: Option<(Instant, String)> = None;
@@ -123,8 +123,8 @@ impl Binds {
                 agreed = Some((at, fingerprint.to_owned()));
             }
         }
-        self.told.push(told.context("the object never told of it")? - sent);
-        self.agreed.push(agreed.context("the object never agreed")?.0 - sent);
+        self.told.push(told.context("the object never accounted for it")? - sent);
+        self.agreed.push(agreed.context("the fingerprint never matched")?.0 - sent);
         Ok(())
     }
 
@@ -138,19 +138,19 @@ impl Binds {
         let listed = listed.context("it was never listed")?;
         let given = answers.iter().find(|answer| has(&answer.heard).is_some_and(|has| !has.cpus.is_empty()));
         self.listed.push(listed.at - sent);
-        self.given.push(given.context("it was never given CPUs")?.at - sent);
+        self.given.push(given.context("it was never allocated CPUs")?.at - sent);
         self.empty += usize::from(has(&listed.heard).is_some_and(|has| has.cpus.is_empty()));
         Ok(())
     }
 
     pub(crate) fn table(&mut self) -> String {
         let rows = [
-            ("the API server answers whoever binds", &mut self.answered),
+            ("the API server responds to the request", &mut self.answered),
             ("a watch of the node's pods delivers the bound pod", &mut self.watched),
             ("the kubelet's List names it", &mut self.listed),
             ("the List shows its CPUs", &mut self.given),
             ("its status Running reaches a watch", &mut self.running),
-            ("the object is held or accounts for the pod", &mut self.told),
+            ("the object accounts for the pod, or its fingerprint is withheld", &mut self.told),
             ("the object accounts for the pod, and its fingerprint matches the plugin's", &mut self.agreed),
         ];
         let mut text =
@@ -161,7 +161,7 @@ impl Binds {
             text += &format!("| {what} | {p50:.1} | {p90:.1} | {most:.1} |\n");
         }
         text + &format!(
-            "\n{} of {} were listed without CPUs first. The object was held for {} of them.",
+            "\n{} of {} were listed without CPUs first. The fingerprint was withheld for {} of them.",
             self.empty,
             self.listed.len(),
             self.told.len() - self.at_once

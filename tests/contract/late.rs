@@ -32,7 +32,7 @@ impl fmt::Display for Fate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Filtered => "stays pending",
-            Self::Refused => "sent to the node, refused by the kubelet",
+            Self::Refused => "bound to the node, rejected by the kubelet",
         })
     }
 }

@@ -97,10 +97,10 @@ impl Row {
         }
         if self.cache == Cache::OverReserve && total.preventable > 0 {
             broken
-                .push(format!("{} refused pods that a held object would have prevented", total.preventable));
+                .push(format!("{} rejected pods that a withheld fingerprint would have prevented", total.preventable));
         }
         if self.most_refused().is_some_and(|most| total.refused_percent() > most) {
-            broken.push(format!("{:.1} % of the pods refused", total.refused_percent()));
+            broken.push(format!("{:.1} % of the pods rejected", total.refused_percent()));
         }
         if self.cache.is_direct() && self.reserves && total.busy() < LEAST_OF_IDEAL * total.ideal() {
             broken.push(format!(

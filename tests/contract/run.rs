@@ -163,7 +163,7 @@ impl Figures {
     /// Returns a summary line, followed by a line for each rejected pod or anomaly.
     pub(crate) fn tell(&self, run: &Run) -> String {
         let mut text = format!(
-            "{}, {}, seed {}: {} started, {} refused, {:.0} of {:.0} % busy, {} writes, {} nudges, {} GETs, longest pause {:.0} s\n",
+            "{}, {}, seed {}: {} started, {} rejected, {:.0} of {:.0} % busy, {} writes, {} nudges, {} GETs, longest pause {:.0} s\n",
             run.exporter,
             run.row.name(),
             run.seed,
@@ -189,7 +189,7 @@ impl Figures {
                     format!("the object by which it was placed was read {window:.1?} after the last bind")
                 })
             };
-            text += &format!("  {name} refused ({why}): {since}\n");
+            text += &format!("  {name} rejected ({why}): {since}\n");
         }
         if self.log.missing > 0 {
             text += &format!("  the object had no fingerprint at {} ticks\n", self.log.missing);
@@ -287,5 +287,5 @@ impl Total {
 
 /// The header of the table.
 pub(crate) const HEAD: &str = "\
-| exporter | plugin's cache, clocks | seeds | pods | CPUs busy | ideally | refused | create to Running p50 / p90, s | writes per pod | nudges/s | GETs per pod | fingerprints agreed |
+| exporter | plugin's cache, clocks | seeds | pods | CPUs busy | ideally | rejected | create to Running p50 / p90, s | writes per pod | nudges/s | GETs per pod | fingerprints matched |
 |---|---|---|---|---|---|---|---|---|---|---|---|";

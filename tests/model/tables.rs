@@ -37,75 +37,75 @@ pub(crate) struct Table {
 pub(crate) const ALL: &[Table] = &[
     Table {
         name: "measured",
-        title: "CPUs busy in percent, on real parts (the real plugin, scheduler and kubelet; ranges of several runs of some minutes, \
-                then one run of two minutes with the load of the model) and in the model (mean of 60 runs of two minutes, and the \
-                lowest and highest of them). The resync of 1 s has a back-off of 1 to 2 s:",
+        title: "CPUs busy in percent, on real parts (the real plugin, scheduler and kubelet; ranges of several runs of some \
+                minutes, then one run of two minutes with the load of the model) and in the model (mean of 60 runs of two \
+                minutes, and the lowest and highest of them). The resync of 1 s has a back-off of 1 to 2 s:",
         make: measured,
     },
     Table {
         name: "load",
-        title: "The closed loop: pods that ask together for 110 % of 14 CPUs in two zones, each for 1 to 4; they live 6 s on average, then \
-                half of them complete and half are deleted. Refused at any resync; CPUs busy and seconds from create to Running (p50, \
-                p90) at a resync of 1 / 5 / 10 s; writes of the object at 5 s:",
+        title: "The closed loop: pods that together request 110 % of 14 CPUs in two zones, 1 to 4 each; they run for 6 s on \
+                average, then half of them complete and half are deleted. *Rejected*: at any resync; CPUs busy, and seconds from \
+                create to Running (p50, p90), at a resync of 1 / 5 / 10 s; writes of the object at 5 s:",
         make: |bench| by_life(bench, &[6], false),
     },
     Table {
         name: "odd",
-        title: "The same with one completed, one unpullable and one refused pod on the node, all Guaranteed:",
+        title: "The same with one completed, one unpullable and one rejected pod on the node, all Guaranteed:",
         make: |bench| by_life(bench, &[6], true),
     },
-    Table { name: "lives", title: "Other lives:", make: |bench| by_life(bench, &[3, 30, 60, 300], false) },
+    Table { name: "lives", title: "Other run times:", make: |bench| by_life(bench, &[3, 30, 60, 300], false) },
     Table {
         name: "queue",
-        title: "The scheduler's queue: CPUs busy at a resync of 1 / 5 / 10 s, in percent. Since 1.33 a pod that an event woke is \
-                tried at once when nobody else waits, however long its back-off is:",
+        title: "The scheduler's queue: CPUs busy at a resync of 1 / 5 / 10 s, in percent. Since 1.33 a pod that an event \
+                requeued is tried at once if no other pod waits, however long its backoff is:",
         make: queues,
     },
     Table {
         name: "nodes",
-        title: "One node and fifty, with a load of 110 % of all of them; *odd*: with the three pods of above on each node. Percent, \
+        title: "One node and fifty, with a load of 110 % of all of them; *odd*: with these three pods on each node. Percent, \
                 seconds and writes at a resync of 1 / 5 / 10 s; *nudges* are those of the whole cluster:",
         make: nodes,
     },
     Table {
         name: "nudges",
-        title: "When to nudge: CPUs busy at a resync of 1 / 5 / 10 s, and nudges per second in the whole cluster at 5 s. The oracle \
-                wakes pods right after each refresh of the plugin's cache, which nobody can see:",
+        title: "When to nudge: CPUs busy at a resync of 1 / 5 / 10 s, and nudges per second in the whole cluster at 5 s. The \
+                oracle requeues pods right after each refresh of the plugin's cache, which no program can see:",
         make: nudges,
     },
     Table {
         name: "join",
-        title: "How long what says nothing but that the pods agree now waits for what follows: CPUs busy at a resync of 1 / 5 / 10 s, \
-                and writes per pod at 5 s:",
+        title: "How long a change of the fingerprint alone waits for the next change: CPUs busy at a resync of 1 / 5 / 10 s, and \
+                writes per pod at 5 s:",
         make: join,
     },
     Table {
         name: "direct",
-        title: "The caches that read the object for every pod, and have no resync. *Reservations*: the agent takes what a pod asks for \
-                from every zone from its binding until the List shows what it got. *Client*: requests per second that the plugin's \
-                client may send (`clientConnection.qps` of the scheduler, 50 by default, burst 100); it sends one per node and try, \
-                and one more for the score of each node that fits where several do:",
+        title: "The caches that read the object for every pod, and have no resync. *Reservations*: the agent subtracts what a \
+                pod requests from every zone, from its binding until the List shows what it was allocated. *Client*: requests \
+                per second that the plugin's client may send (`clientConnection.qps` of the scheduler, 50 by default, burst \
+                100); it sends one per node and try, and one more for the score of each node that fits where several do:",
         make: direct,
     },
     Table {
         name: "late",
-        title: "Pods whose binding waits, 1 to 5 s, for their gang or a volume, resync 1 s (`OverReserve`). What the plugin reserved for \
-                them it forgets when it refreshes the node, and nobody else knows of them. Percent refused, in brackets for want of \
-                that knowledge, and CPUs busy:",
+        title: "Pods whose binding waits, 1 to 5 s, for their gang or a volume, resync 1 s (`OverReserve`). The plugin forgets \
+                what it reserved for them when it refreshes the node, and no other component knows of them. Percent rejected, in \
+                parentheses those rejected because of that, and CPUs busy:",
         make: late,
     },
     Table {
         name: "patience",
-        title: "How long a pod that was bound may be unaccounted before the object is held (`fingerprint.withholdAfter`), resync 1 s, \
-                life 6 s:",
+        title: "How long a bound pod may be unaccounted before the fingerprint is withheld (`fingerprint.withholdAfter`), resync \
+                1 s, run time 6 s:",
         make: patience,
     },
     Table {
         name: "walk",
-        title: "The random walk. Overcommits: pods that the plugin placed and the kubelet had to refuse; *in the window*: the \
-                agent had received the other pod's binding too recently to act, or had started while the kubelet did not list its \
-                pods yet. The others were avoidable. Conflicts with pods that another scheduler placed at the same time are not \
-                counted. Frozen: at the end a pod that fits does not run within 15 minutes:",
+        title: "The random walk. Overcommits: pods that the plugin placed and the kubelet had to reject; *in the window*: the \
+                agent had received the other pod's binding too recently to act, or had started while the kubelet did not list \
+                its pods yet. The others were avoidable. Conflicts with pods that another scheduler placed at the same time are \
+                not counted. Frozen: at the end a pod that fits does not run within 15 minutes:",
         make: walks,
     },
 ];
@@ -337,7 +337,7 @@ fn measured(bench: &Bench) -> (String, Vec<String>) {
     let cells: Vec<Cell> = rows.iter().flat_map(|(who, ..)| [cell(*who, 5, 0), cell(*who, 1, 1)]).collect();
     let found = means(bench, &cells);
     let mut lines =
-        "| | 5 s, measured | 5 s, model | 1 s, measured | 1 s, model | refused, model |\n|---|---|---|---|---|---|\n".to_owned();
+        "| | 5 s, measured | 5 s, model | 1 s, measured | 1 s, model | rejected, model |\n|---|---|---|---|---|---|\n".to_owned();
     for ((who, five, one), mean) in rows.iter().zip(found.chunks(2)) {
         let range = |mean: &Mean| format!("{:.0} ({:.0}-{:.0})", mean.busy, mean.spread.0, mean.spread.1);
         let (name, refused) = (name(*who), mean[0].refused.max(mean[1].refused));
@@ -361,7 +361,7 @@ fn by_life(bench: &Bench, lives: &[u64], odd: bool) -> (String, Vec<String>) {
         .collect();
     let found = means(bench, &cells);
     let mut lines =
-        "| life | exporter | refused | busy, % | create to Running, s | writes per pod |\n|---|---|---|---|---|---|\n".to_owned();
+        "| run time | exporter | rejected | busy, % | create to Running, s | writes per pod |\n|---|---|---|---|---|---|\n".to_owned();
     for ((life, who, informer), means) in rows.iter().zip(found.chunks(PERIODS.len())) {
         let name = name(*who) + if *informer == Informer::Shared { ", `Shared`" } else { "" };
         let refused = means.iter().map(|mean| mean.refused).fold(0.0, f64::max);
@@ -406,7 +406,7 @@ fn busy(means: &[Mean]) -> String {
 }
 
 fn nodes(bench: &Bench) -> (String, Vec<String>) {
-    let mut lines = "| nodes | exporter | refused | busy, % | create to Running, mean, s | writes per pod | nudges per second |\n\
+    let mut lines = "| nodes | exporter | rejected | busy, % | create to Running, mean, s | writes per pod | nudges per second |\n\
                      |---|---|---|---|---|---|---|\n"
         .to_owned();
     let whos = [(Who::Nfd, Nudges::None), QUIET, usual()];
@@ -461,7 +461,7 @@ fn nudges(bench: &Bench) -> (String, Vec<String>) {
     // Nodes, life, queue.
     let kinds = [(1, 6, 0), (1, 60, 0), (1, 60, 2), (FLEET, 6, 0), (FLEET, 300, 0)];
     let mut lines =
-        "| nudges | one node, life 6 s | 60 s | 60 s, no early tries | 50 nodes, 6 s | 50 nodes, 300 s |\n\
+        "| nudges | one node, run time 6 s | 60 s | 60 s, no early tries | 50 nodes, 6 s | 50 nodes, 300 s |\n\
                      |---|---|---|---|---|---|\n"
             .to_owned();
     let mut failures = Vec::new();
@@ -489,7 +489,7 @@ fn nudges(bench: &Bench) -> (String, Vec<String>) {
 
 fn join(bench: &Bench) -> (String, Vec<String>) {
     let mut lines =
-        "| waits | life 6 s | 6 s, odd | 60 s | 50 nodes, 6 s |\n|---|---|---|---|---|\n".to_owned();
+        "| waits | run time 6 s | 6 s, odd | 60 s | 50 nodes, 6 s |\n|---|---|---|---|---|\n".to_owned();
     let kinds = [(1, 6, false), (1, 6, true), (1, 60, false), (FLEET, 6, false)];
     let mut failures = Vec::new();
     for ms in [0, 50, 100, 200, 400] {
@@ -520,7 +520,7 @@ fn direct(bench: &Bench) -> (String, Vec<String>) {
         unlimited(FLEET, 300, false),
         (FLEET, 300, false, Some((50, 100))),
     ];
-    let mut lines = "| nodes | life | client | cache | | refused | busy, % | create to Running, mean, s | writes per pod | GETs per pod |\n\
+    let mut lines = "| nodes | run time | client | cache | | rejected | busy, % | create to Running, mean, s | writes per pod | GETs per pod |\n\
                      |---|---|---|---|---|---|---|---|---|---|\n"
         .to_owned();
     let mut cells = Vec::new();
@@ -604,8 +604,8 @@ fn patience(bench: &Bench) -> (String, Vec<String>) {
         })
         .collect();
     let found = means(bench, &cells);
-    let mut lines = "| containers start in | patience | refused (all in the window) | busy | holds per pod | writes per pod | window, ms: \
-                     p50 / p99 / most |\n|---|---|---|---|---|---|---|\n"
+    let mut lines = "| containers start in | `withholdAfter` | rejected (all in the window) | busy | withheld per pod | writes per pod | window, ms: \
+                     p50 / p99 / max |\n|---|---|---|---|---|---|---|\n"
         .to_owned();
     for (((start, _), ms), mean) in rows.iter().zip(&found) {
         let window = |percent| seconds(percentile(&mean.windows, percent)) * 1e3;
@@ -647,7 +647,7 @@ fn walks(bench: &Bench) -> (String, Vec<String>) {
         broken(Flaw::StaleZones),
     ];
     let mut lines = "| exporter | cache | nodes | informer | steps, walks | pods placed | overcommits in the window | others | walks that end frozen | \
-                     agrees again after, mean | CPUs idle that somebody waits for | writes per pod |\n\
+                     matches again after, mean | CPUs idle while a pod waits for them | writes per pod |\n\
                      |---|---|---|---|---|---|---|---|---|---|---|---|\n"
         .to_owned();
     let (mut failures, mut windows) = (Vec::new(), Vec::new());
@@ -672,7 +672,7 @@ fn walks(bench: &Bench) -> (String, Vec<String>) {
     let window = |percent| seconds(percentile(&windows, percent)) * 1e3;
     let _ = writeln!(
         lines,
-        "\nThe window, from the plugin's reservation to an object that is held or accounts for the pod, over {} pods of numacast \
+        "\nThe window, from the plugin's reservation to an object that accounts for the pod or withholds its fingerprint, over {} pods of numacast \
          with slow watches, writes, admissions and restarts: p50 {:.0} ms, p90 {:.0} ms, p99 {:.0} ms, at most {:.1} s.",
         windows.len(),
         window(50),

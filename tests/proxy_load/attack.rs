@@ -58,7 +58,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 pub(crate) async fn run(options: &Options, out: &mut impl Write) -> Result<()> {
     writeln!(
         out,
-        "| attack | answers | failed | p50 ms | p99 ms | published p50 ms | max ms | CPU | most memory |"
+        "| attack | responses | failed | p50 ms | p99 ms | published p50 ms | max ms | CPU | peak memory |"
     )?;
     writeln!(out, "|---|---|---|---|---|---|---|---|---|")?;
     for attack in Attack::value_variants() {

@@ -46,7 +46,7 @@ struct Options {
     /// How many pods the node has; every fourth has a device by annotation, every fourth one of a plugin.
     #[arg(long, default_value_t = 40)]
     pods: usize,
-    /// How large the large answers are, in bytes.
+    /// Size of the large responses, in bytes.
     #[arg(long, default_value_t = 5 << 20)]
     large: usize,
     /// Attacks the proxy instead, with simulated parts, in every way there is.
@@ -119,7 +119,7 @@ fn size(bytes: usize) -> String {
     }
 }
 
-const HEAD: &str = "| asked | answers per second | refused | p50 ms | p99 ms | max ms | answer | the process meanwhile |\n\
+const HEAD: &str = "| server | responses per second | rejected | p50 ms | p99 ms | max ms | response | the process meanwhile |\n\
                     |---|---|---|---|---|---|---|---|";
 
 #[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
@@ -149,17 +149,17 @@ async fn main() -> Result<ExitCode> {
         best = best.min(figures.accepted_per_second);
         // Decoding would keep the clients busy.
         let more: &[_] = &["--limit", "16777216", "--decode=false"];
-        let large = Load { what: ", large answers", pad: options.large, more };
+        let large = Load { what: ", large responses", pad: options.large, more };
         let figures = large.run(&options, &clients, &node, place, &mut out).await?;
-        ensure!(figures.bytes >= options.large, "large answers have {} bytes", figures.bytes);
+        ensure!(figures.bytes >= options.large, "large responses have {} bytes", figures.bytes);
     }
     let mixed = Load { what: ", every tenth a Get", pad: 0, more: &["--mix", "get:default/pod-0:10"] };
     mixed.run(&options, &clients, &node, Place::Alone, &mut out).await?;
     let alone = load(&options, &clients, &node.socket(), &[]).await?;
     writeln!(out, "{}", alone.row("the kubelet itself", ""))?;
-    writeln!(out, "what it said besides: {:?}, {:?}\n", alone.codes, alone.texts)?;
+    writeln!(out, "its errors: {:?}, {:?}\n", alone.codes, alone.texts)?;
     let times = best / alone.accepted_per_second;
-    writeln!(out, "The proxy answers {times:.0} times as often.")?;
+    writeln!(out, "The proxy responds {times:.0} times as often.")?;
     ensure!(times >= BETTER, "that is less than {BETTER}");
     Ok(ExitCode::SUCCESS)
 }

@@ -1089,7 +1089,7 @@ fn all_attempts(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
 /// Returns the table of docs/security.md.
 fn table(attempts: &[Attempt]) -> String {
     let mut table =
-        "| whose token | attempt | answer | without the policies | with every right, under them |\n\
+        "| token of | attempt | allowed | without the policies | with the policies and every permission |\n\
                      |---|---|---|---|---|\n"
             .to_owned();
     for Attempt { who, what, answer, bare, free, .. } in attempts {

@@ -53,9 +53,9 @@ impl Flaw {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::None => "nothing",
-            Self::NoHold => "nothing is held",
-            Self::HoldsBySet => "held by a set that may come true",
-            Self::StaleZones => "nothing is held, zones of the last poll",
+            Self::NoHold => "never withheld",
+            Self::HoldsBySet => "withheld by a set of pods that may occur",
+            Self::StaleZones => "never withheld, zones of the last poll",
         }
     }
 }
