@@ -1,29 +1,29 @@
-# Everything a person runs. `make` alone tells what there is.
+# The commands for people. `make` alone lists them.
 
 .PHONY: help demo test heart matrix faults real-faults contract proxy-load pods-load fleet fleet-load soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image reproduce sbom clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
 	@echo 'make test    every test, those on a real kubelet and API server included (needs root and Go for these)'
-	@echo 'make heart   only the unit tests of what is pure, the accounting above all, in seconds'
+	@echo 'make heart   only the unit tests of code without I/O, in seconds'
 	@echo 'make matrix  random walks over every machine, five kubelet versions and all policies (a quarter of an hour; ARGS=--help)'
 	@echo 'make real-faults  a hundred faults of a real kubelet, API server and etcd (a quarter of an hour; ARGS=--help)'
-	@echo 'make contract  a closed loop of short pods: a real scheduler with the NodeResourceTopologyMatch plugin and each of its caches, a real kubelet (an hour; ARGS=--help)'
-	@echo 'make proxy-load  two hundred clients in closed loop before the podresources proxy as it ships, and before the kubelet (ten minutes; ARGS=--help)'
-	@echo 'make pods-load  a thousand clients that watch the Pods API as it ships (three minutes; ARGS=--help)'
-	@echo 'make fleet   the controller as it ships, with 5,000 Nodes and objects in a real API server (minutes; FLEET=10000)'
-	@echo 'make fleet-load  two hundred agents and the controller before real API servers, in calm and in trouble (half an hour; ARGS=--help)'
-	@echo 'make faults  a thousand faults over the simulated kubelet and API server (five minutes; ARGS=--help)'
+	@echo 'make contract  short pods in a closed loop: a real scheduler with the NodeResourceTopologyMatch plugin and each of its caches, a real kubelet (an hour; ARGS=--help)'
+	@echo 'make proxy-load  two hundred clients in a closed loop on the shipped podresources proxy, and on the kubelet (ten minutes; ARGS=--help)'
+	@echo 'make pods-load  a thousand clients that watch the shipped Pods API (three minutes; ARGS=--help)'
+	@echo 'make fleet   the shipped controller, with 5,000 Nodes and objects in a real API server (minutes; FLEET=10000)'
+	@echo 'make fleet-load  two hundred agents and the controller on real API servers, idle and in failures (half an hour; ARGS=--help)'
+	@echo 'make faults  a thousand faults of the simulated kubelet and API server (five minutes; ARGS=--help)'
 	@echo 'make model   a model of the scheduler plugin, its queue and the kubelets of one node and of fifty (minutes; ARGS=--help)'
-	@echo 'make soak    an event storm, held connections and a million changes against the binary as it ships (a quarter of an hour; ARGS=--help)'
-	@echo 'make fuzz    made-up input to everything that reads, ten minutes each (FUZZ_SECONDS; needs nightly, cargo-fuzz)'
-	@echo 'make mutants changes what is pure in every small way and tells which no test notices (hours; needs cargo-mutants)'
+	@echo 'make soak    an event storm, idle connections and a million changes on the shipped binary (a quarter of an hour; ARGS=--help)'
+	@echo 'make fuzz    generated input to every parser, ten minutes each (FUZZ_SECONDS; needs nightly, cargo-fuzz)'
+	@echo 'make mutants mutations of code without I/O, and which of them no test detects (hours; needs cargo-mutants)'
 	@echo 'make lint    rustfmt, clippy, and the dependency rules if cargo-deny is installed'
 	@echo 'make parts   only build the real etcd, kube-apiserver, kubectl and kubelet that the tests use'
-	@echo 'make bench   what the agent costs as the chart installs it, and in variants: benches/figures.json (half an hour; ONLY, VARIANT)'
-	@echo 'make image   the static binary and the image from scratch that ship, below target/image (needs buildah)'
-	@echo 'make reproduce  builds them twice, in two places, and compares the bytes (ten minutes)'
-	@echo 'make sbom    what the shipped binary is made of, as CycloneDX (fetches cargo-cyclonedx)'
+	@echo 'make bench   the cost of the agent as the chart installs it, and of variants: benches/figures.json (half an hour; ONLY, VARIANT)'
+	@echo 'make image   the static binary and the image to ship, below target/image (needs buildah)'
+	@echo 'make reproduce  builds them twice, in two directories, and compares the bytes (ten minutes)'
+	@echo 'make sbom    the crates of the shipped binary, as CycloneDX (fetches cargo-cyclonedx)'
 	@echo 'make clean   remove everything that was built'
 
 demo:
@@ -53,7 +53,7 @@ proxy-load: shipped
 pods-load: shipped
 	cargo test --locked --test pods-load -- --binary target/shipped/numacast $(ARGS)
 
-# The shipped controller; how much memory it took is printed.
+# The shipped controller; its memory is printed.
 fleet: export NUMACAST_FLEET = $(or $(FLEET),5000)
 fleet: export NUMACAST_BINARY = $(CURDIR)/target/shipped/numacast
 fleet: parts shipped
@@ -92,8 +92,8 @@ lint:
 parts:
 	tests/parts/build
 
-# ONLY=accounting needs no parts; ONLY=<node> and VARIANT=<variant> are for the agent's benchmark alone, as IDLE=600 (seconds in
-# which nothing changes), STEPS=20 (pods) and NUMACAST_SEED are. A run without ONLY and VARIANT replaces benches/figures.json.
+# ONLY=accounting needs no parts. ONLY=<node>, VARIANT=<variant>, IDLE=600 (seconds in which nothing changes), STEPS=20 (pods)
+# and NUMACAST_SEED concern the agent's benchmark. A run without ONLY and VARIANT replaces benches/figures.json.
 bench: $(if $(filter accounting,$(ONLY)),bench-accounting,bench-agent $(if $(ONLY)$(VARIANT),,bench-accounting))
 
 bench-accounting:
@@ -102,11 +102,11 @@ bench-accounting:
 bench-agent: shipped parts
 	cargo bench --locked --bench agent -- $(ONLY)
 
-# The static binary of the image: what it costs and how fast it is, is measured of this one.
+# The static binary of the image, on which costs and speed are measured.
 shipped:
 	install -D "$$(image/build --binary | tail -n 1)" target/shipped/numacast
 
-# What ships. docs/release.md tells how it is verified.
+# docs/release.md describes how a release is verified.
 image:
 	image/build
 

@@ -24,11 +24,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         tonic_prost_build::configure()
             .build_server(server)
             .build_transport(false)
-            // What comes out of them has an order.
+            // Ordered, so that output is deterministic.
             .btree_map(".")
-            // Two numbers are no reason for a dependency.
+            // A dependency is not worth two numbers.
             .extern_path(".google.protobuf.Timestamp", "crate::pods_api::proto::Timestamp")
-            // Pods are handed on as they came.
+            // Pods are passed on in their original bytes.
             .bytes(".")
             .out_dir(&target)
             .compile_fds(descriptors)?;
