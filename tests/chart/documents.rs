@@ -252,18 +252,15 @@ fn the_notes_tell_what_these_values_mean() -> Result<()> {
         ensure!(usual.contains(words), "{usual}");
     }
     for (values, words) in [
-        (
-            "admissionPolicy.enabled=false",
-            "WARNING: whoever has one agent's token, or the controller's, may write",
-        ),
-        ("admissionPolicy.onMissingClaim=Allow", "WARNING: whoever has an agent's token that names no node"),
-        ("kubelet.mountDir=true", "WARNING: the agents can read, and write, the volumes of every pod"),
-        ("rbac.create=false,purge.enabled=false", "WARNING: no roles are made"),
+        ("admissionPolicy.enabled=false", "WARNING: any agent's token, and the controller's, can write"),
+        ("admissionPolicy.onMissingClaim=Allow", "WARNING: an agent's token that names no node"),
+        ("kubelet.mountDir=true", "WARNING: the agents can read and write the volumes of every pod"),
+        ("rbac.create=false,purge.enabled=false", "WARNING: no roles are created"),
         ("purge.enabled=false", "steer the scheduler"),
         ("config.proxy.enabled=true", "on each node /run/numacast/pod-resources/kubelet.sock."),
         ("config.proxy.enabled=true,config.proxy.dir=/run/a/b", "on each node /run/a/b/kubelet.sock."),
         ("config.podsApi.enabled=true", "on each node /run/numacast/pods-api/pods-api.sock."),
-        ("config.podsApi.enabled=true", "reads every pod of the node whole: its environment variables, too."),
+        ("config.podsApi.enabled=true", "can read all pods of the node, including environment variables."),
         ("config.podsApi.enabled=true,config.podsApi.dir=/run/a/b", "on each node /run/a/b/pods-api.sock."),
     ] {
         let told = notes(values)?;
@@ -280,13 +277,13 @@ fn kubelets_that_do_not_tell_are_warned_of() -> Result<()> {
     let copy = helm.home().join("numacast");
     let made = Command::new("cp").arg("-r").arg(chart()).arg(&copy).status()?;
     ensure!(made.success(), "no copy of the chart");
-    let template = "kind: Told\nwarnings:\n{{- include \"numacast.warnings\" . | nindent 2 }}\n";
-    std::fs::write(copy.join("templates/told.yaml"), template)?;
+    let template = "kind: Warnings\nwarnings:\n{{- include \"numacast.warnings\" . | nindent 2 }}\n";
+    std::fs::write(copy.join("templates/warnings.yaml"), template)?;
     let warned = |version: &str, values: &str| -> Result<bool> {
         let copy = copy.to_string_lossy();
-        let words = ["template", "a", &copy, "--show-only=templates/told.yaml", "--kube-version", version];
+        let words = ["template", "a", &copy, "--show-only=templates/warnings.yaml", "--kube-version", version];
         let told = helm.run(&[&words[..], &["--set", values]].concat())?;
-        Ok(told.contains("kubelets tell how they are configured from Kubernetes 1.33 on"))
+        Ok(told.contains("kubelets report their configuration from Kubernetes 1.33 on"))
     };
     ensure!(warned("1.32.9", "lookup=false")?);
     ensure!(!warned("1.32.9", "kubelet.configFile=/etc/kubelet.yaml")?);

@@ -61,17 +61,17 @@ const BY_THE_SCHEMA: [(&str, &str); 43] = [
 const BY_THE_TEMPLATES: [(&str, &str); 31] = [
     (
         "controller.config.controller.lease=",
-        "controller.config.controller.lease: without a Lease nobody elects",
+        "controller.config.controller.lease: without a Lease there is no leader election",
     ),
     (
         "serviceAccount.controller.name=numacast-agent",
         "serviceAccount.controller.name: the agents have that account",
     ),
     ("serviceAccount.purge.name=numacast-agent", "serviceAccount.purge.name: the agents have that account"),
-    ("rbac.create=false", "purge.enabled: with rbac.create: false the hook's account has no rights"),
+    ("rbac.create=false", "purge.enabled: with rbac.create: false the hook's account has no permissions"),
     ("metricsTls.secretName=a,config.health.address=:9742", "config.health.address: health is plain HTTP"),
-    ("config.controller.nudge=off", "config.controller: the agents read nothing of it"),
-    ("controller.config.scan.poll=2s", "controller.config.scan: the controller reads nothing of it"),
+    ("config.controller.nudge=off", "config.controller: the agents do not use it"),
+    ("controller.config.scan.poll=2s", "controller.config.scan: the controller uses only"),
     ("config.host.root=/mnt", "config.host: the chart mounts the host's files"),
     ("config.kubelet.dir=/data", "config.kubelet.dir: set kubelet.dir instead"),
     (
@@ -80,44 +80,44 @@ const BY_THE_TEMPLATES: [(&str, &str); 31] = [
     ),
     (
         "config.proxy.enabled=true,config.proxy.dir=run/numacast",
-        "config.proxy.dir: run/numacast is mounted from the host",
+        "config.proxy.dir: run/numacast: the agent can write to this host directory",
     ),
     ("config.proxy.enabled=true,config.proxy.dir=/run", "an absolute path of two parts or more"),
     ("config.proxy.enabled=true,config.proxy.dir=/run/numacast/", "without a slash at its end"),
-    ("config.proxy.enabled=true,config.proxy.dir=/run/../etc/a", "no host path may have . or .. in it"),
+    ("config.proxy.enabled=true,config.proxy.dir=/run/../etc/a", "a host path must not contain . or .."),
     (
         "config.proxy.enabled=true,config.proxy.dir=/var/lib/kubelet/pod-resources",
-        "/var/lib/kubelet/pod-resources is the kubelet's, or holds what is (kubelet.dir: /var/lib/kubelet)",
+        "is, contains or is below a directory of the kubelet (kubelet.dir: /var/lib/kubelet)",
     ),
     ("config.proxy.enabled=true,config.proxy.dir=/var/lib", "the socket needs a directory of its own"),
     (
         "config.proxy.enabled=true,kubelet.dir=/data/kubelet,config.proxy.dir=/var/lib/kubelet/device-plugins/a",
         "(kubelet.devicePluginsDir: /var/lib/kubelet/device-plugins)",
     ),
-    ("config.proxy.enabled=true,config.proxy.dir=/etc/cni", "is in /etc, where the agent must not"),
+    ("config.proxy.enabled=true,config.proxy.dir=/etc/cni", "is below /etc, where the agent must not"),
     (
         "config.podsApi.enabled=true,config.podsApi.dir=/run",
-        "config.podsApi.dir: /run is mounted from the host",
+        "config.podsApi.dir: /run: the agent can write to this host directory",
     ),
-    ("config.podsApi.enabled=true,config.podsApi.dir=/run/./a", "config.podsApi.dir: /run/./a: no host path"),
+    ("config.podsApi.enabled=true,config.podsApi.dir=/run/./a", "config.podsApi.dir: /run/./a: a host path"),
     (
         "config.podsApi.enabled=true,config.podsApi.dir=/var/lib/kubelet/pods-api",
-        "config.podsApi.dir: /var/lib/kubelet/pods-api is the kubelet's, or holds what is (kubelet.dir: /var/lib/kubelet)",
+        "config.podsApi.dir: /var/lib/kubelet/pods-api is, contains or is below a directory of the kubelet (kubelet.dir: /var/lib/kubelet)",
     ),
-    ("config.podsApi.enabled=true,config.podsApi.dir=/dev/shm", "config.podsApi.dir: /dev/shm is in /dev"),
-    ("config.proxy.enabled=true,config.proxy.dir=/usr/lib", "config.proxy.dir: /usr/lib is in /usr"),
+    ("config.podsApi.enabled=true,config.podsApi.dir=/dev/shm", "config.podsApi.dir: /dev/shm is below /dev"),
+    ("config.proxy.enabled=true,config.proxy.dir=/usr/lib", "config.proxy.dir: /usr/lib is below /usr"),
     (
         "config.podsApi.enabled=true,config.podsApi.dir=/run/numacast/pod-resources,config.proxy.enabled=true",
-        "is that of another socket, or holds it, or is in it (config.podsApi.dir: /run/numacast/pod-resources)",
+        "is, contains or is below the directory of another socket (config.podsApi.dir: /run/numacast/pod-resources)",
     ),
     (
         "config.podsApi.enabled=true,config.podsApi.dir=/run/numacast,config.proxy.enabled=true",
-        "config.proxy.dir: /run/numacast/pod-resources is that of another socket, or holds it, or is in it",
+        "config.proxy.dir: /run/numacast/pod-resources is, contains or is below the directory of another socket",
     ),
     ("config.kubelet.config.source=file", "no file is mounted; set kubelet.configFile"),
     (
         "config.kubelet.config.overrides.topologyManagerPolicyOptions.max-allowable-numa-nodes=four",
-        "max-allowable-numa-nodes: four: kubelets take numbers from 8 on",
+        "max-allowable-numa-nodes: four: kubelets accept numbers from 8 on",
     ),
     (
         "config.health.address=127.0.0.1:9743",

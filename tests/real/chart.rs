@@ -297,7 +297,7 @@ async fn a_crd_of_somebody_else_is_left_alone() -> Result<()> {
         Ok(())
     };
     for (owner, words) in [
-        (None, "belongs to somebody else, without Helm"),
+        (None, "belongs to another installation, without Helm"),
         (Some("nfd"), "belongs to the Helm release elsewhere/nfd"),
         (Some("numacast"), "belongs to the Helm release elsewhere/numacast"),
     ] {
@@ -318,7 +318,7 @@ async fn a_crd_of_somebody_else_is_left_alone() -> Result<()> {
     let patch = r#"[{"op":"replace","path":"/spec/versions/1/served","value":false}]"#;
     operator.run("kubectl", &format!("patch crd {CRD} --type=json --patch={patch}"))?;
     let told = operator.run("helm", "install numacast charts/numacast --namespace numa")?;
-    ensure!(told.contains("serves v1alpha1 and not v1alpha2"), "{told}");
+    ensure!(told.contains("serves v1alpha1 but not v1alpha2"), "{told}");
     Ok(())
 }
 
@@ -367,8 +367,8 @@ async fn the_notes_warn_of_what_stands_in_the_way() -> Result<()> {
     }
     let told = notes("")?;
     for words in [
-        "the namespace enforces the Pod Security Standard baseline, which refuses the agents' host paths",
-        "kubeadm made this cluster",
+        "the namespace enforces the Pod Security Standard baseline, which forbids the agents' host paths",
+        "this cluster was created by kubeadm",
         "the DaemonSet default/nfd-topology-updater seems to write",
         "the DaemonSet default/rte seems to write",
         "the DaemonSet default/koordlet seems to write",
@@ -377,7 +377,7 @@ async fn the_notes_warn_of_what_stands_in_the_way() -> Result<()> {
     }
     ensure!(told.matches("WARNING").count() == 5, "{told}");
     let told = notes("--values charts/numacast/values-kubeadm.yaml")?;
-    ensure!(!told.contains("kubeadm made"), "{told}");
+    ensure!(!told.contains("created by kubeadm"), "{told}");
     let told = notes("--set lookup=false")?;
     ensure!(!told.contains("WARNING"), "{told}");
 
@@ -385,7 +385,7 @@ async fn the_notes_warn_of_what_stands_in_the_way() -> Result<()> {
     namespace(&client, NAMESPACE, "privileged").await?;
     operator.run("helm", &format!("install numacast charts/numacast --namespace {NAMESPACE}"))?;
     let told = operator.run("helm", "install second charts/numacast --namespace default --dry-run=server")?;
-    ensure!(told.contains("the DaemonSet numa/numacast-agent is of another numacast"), "{told}");
+    ensure!(told.contains("the DaemonSet numa/numacast-agent belongs to another numacast"), "{told}");
     let line = format!("upgrade numacast charts/numacast --namespace {NAMESPACE}");
     let told = operator.run("helm", &line)?;
     ensure!(!told.contains("another numacast"), "{told}");
