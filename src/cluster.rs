@@ -47,7 +47,7 @@ pub use agents::{AgentPod, SlimDaemonSet, SlimPodSpec, pod_labels, runs_agents};
 pub use device::{Device, Devices};
 pub use error::ClusterError;
 pub use events::{EVENTS_NAMESPACE, NewEvent, Regarding};
-pub use follow::{Follow, Glimpse};
+pub use follow::{ObjectEvent, ObjectWatch};
 pub use list_watch::{Tellings, Told};
 pub use nodes::{KubeletEndpoint, SlimNode};
 pub use nrt_meta::{KEEP, NrtMeta, Writers};

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::kubelet_config::ConfigSources;
-use super::publish::ConflictPolicy;
+use crate::agent::observe::ConfigSources;
+use crate::agent::publish::ConflictPolicy;
 use crate::machine::HostRoots;
 use crate::nrt::Form;
 use crate::pod_source::PodTellers;

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use super::flags::{AgentFlags, ConfigArgs};
 use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
-use crate::agent::{Agent, Merge, MergeAnswer, Settings};
+use crate::agent::{Agent, Merge, MergeResponse, Settings};
 use crate::cluster::Cluster;
 use crate::pod_source::Relay;
 use crate::pods_api::{self, PodsApi};
@@ -98,11 +98,11 @@ fn beside(
 ) -> Proxy {
     let zones = settings.zones;
     let proxy = Proxy::new(settings, agent.pods(), Some(cluster), registry);
-    agent.share(proxy.client());
+    agent.read_through(proxy.client());
     if zones {
         agent.merge_with(Merge {
-            list: proxy.list_merger().map(|merge| Arc::new(merge) as MergeAnswer),
-            allocatable: proxy.allocatable_merger().map(|merge| Arc::new(merge) as MergeAnswer),
+            list: proxy.list_merger().map(|merge| Arc::new(merge) as MergeResponse),
+            allocatable: proxy.allocatable_merger().map(|merge| Arc::new(merge) as MergeResponse),
         });
     }
     proxy

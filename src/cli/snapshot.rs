@@ -10,12 +10,11 @@ use serde::Serialize;
 use tracing::{info, warn};
 
 use super::flags::{AgentFlags, ConfigArgs};
-use crate::agent::{self, Recording, Scan};
+use crate::agent::{self, Account, Recording};
 use crate::config::Config;
 use crate::nrt::Version;
-use crate::scheduler;
+use crate::scheduler::Reservation;
 use crate::telemetry;
-use crate::topology::Topology;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -56,18 +55,19 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(file) = record {
         recording.write(&file)?;
     }
-    let scan = recording.scan()?;
     let rules = recording.rules();
-    let account = agent::account(&scan, &BTreeSet::new(), &rules);
-    let topology = match replays {
-        true => account,
-        false => super::block_on(async { Ok(reserve(&config, &scan, account).await) })?,
+    let account = Account::new(recording.scan()?, None, &BTreeSet::new(), &rules);
+    // Recordings do not contain the pods.
+    let reservations = match replays {
+        true => Vec::new(),
+        false => super::block_on(async { Ok(reservations(&config, &account).await) })?,
     };
-    let problems = rules.exclude.warnings().into_iter().chain(scan.problems().cloned());
-    for problem in problems.chain(topology.findings.iter().map(ToString::to_string)) {
-        warn!("{problem}");
+    let warnings = rules.exclude.warnings().into_iter().chain(account.scan().errors().cloned());
+    for warning in warnings.chain(account.topology().findings.iter().map(ToString::to_string)) {
+        warn!("{warning}");
     }
-    let (object, form) = (agent::object(&recording.node, None, &topology), config.form());
+    let state = account.with_reservations(&reservations);
+    let (object, form) = (agent::object(&recording.node, None, &state), config.form());
     super::print(&match form.version {
         Version::V1alpha1 => render(&form.json(&object).context("cannot write JSON")?, output)?,
         Version::V1alpha2 => render(&form.of(object), output)?,
@@ -77,31 +77,31 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn take(config: &Config) -> Recording {
     let settings = config.agent_settings();
-    let cluster = match settings.kubelet_config.ask_the_kubelet() {
+    let cluster = match settings.kubelet_config.needs_kubelet() {
         true => config.cluster().await.ok(),
         false => None,
     };
-    Recording::take(&settings, cluster.as_ref()).await
+    Recording::take(&settings, cluster).await
 }
 
-/// Subtracts from the zones what the agent would reserve now. Recordings do not contain reservations.
-async fn reserve(config: &Config, scan: &Scan, mut topology: Topology) -> Topology {
+/// Returns what the agent would reserve for bound pods now.
+async fn reservations(config: &Config, account: &Account) -> Vec<Reservation> {
     let settings = config.agent_settings();
     if !settings.gate.reserve {
-        return topology;
+        return Vec::new();
     }
-    let reserved = match config.cluster().await {
-        Ok(cluster) => agent::reserved(&settings, &cluster, scan, &topology).await,
+    let pods = match config.cluster().await {
+        Ok(cluster) => agent::list_pods(&cluster, &settings.node, settings.kubelet_timeout).await,
         Err(error) => {
-            warn!("{error}; what the agent reserves for pods that are bound is not known");
-            return topology;
+            warn!("{error}; what the agent reserves for bound pods is not known");
+            return Vec::new();
         }
     };
-    for reservation in &reserved {
+    let reservations = account.reservations(&settings.gate, pods.as_deref(), &settings.rules.exclude);
+    for reservation in &reservations {
         info!("reserved for the pod {reservation}");
     }
-    scheduler::reserve(&mut topology.zones, &reserved);
-    topology
+    reservations
 }
 
 /// Returns the host name, the kubelet's default for the node's name.

@@ -17,22 +17,22 @@ const ACCEPTED: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;
 
 /// An event about the object.
 #[derive(Clone, Debug)]
-pub enum Glimpse {
+pub enum ObjectEvent {
     /// The object's current metadata.
-    Is(Box<ObjectMeta>),
-    /// The object is gone. Its last metadata, unless its deletion was missed.
-    Gone(Option<Box<ObjectMeta>>),
+    Current(Box<ObjectMeta>),
+    /// The object was deleted. Its last metadata, unless its deletion was missed.
+    Deleted(Option<Box<ObjectMeta>>),
 }
 
 /// A watch on the object of one node.
-pub struct Follow(BoxStream<'static, Result<Glimpse, ClusterError>>);
+pub struct ObjectWatch(BoxStream<'static, Result<ObjectEvent, ClusterError>>);
 
-impl Follow {
+impl ObjectWatch {
     /// Returns the next event. After an error it continues by itself, after a backoff. Cancel-safe.
     ///
     /// # Errors
     /// See [`ClusterError`].
-    pub async fn next(&mut self) -> Result<Glimpse, ClusterError> {
+    pub async fn next(&mut self) -> Result<ObjectEvent, ClusterError> {
         match self.0.next().await {
             Some(news) => news,
             // The stream never ends.
@@ -44,14 +44,15 @@ impl Follow {
 impl Cluster {
     /// Watches the object of a node, starting after `version`.
     #[must_use]
-    pub fn follow_topology(&self, name: &str, version: &str) -> Follow {
+    pub fn watch_topology(&self, name: &str, version: &str) -> ObjectWatch {
         let object = Object { name: name.to_owned(), path: self.topologies_path() };
         let following = Following {
             name: name.to_owned(),
             missed: version.is_empty(),
             watch: Watch::new(self.clone(), object, version.to_owned()),
         };
-        Follow(unfold(following, |mut following| async { Some((following.next().await, following)) }).boxed())
+        let events = unfold(following, |mut following| async { Some((following.next().await, following)) });
+        ObjectWatch(events.boxed())
     }
 }
 
@@ -63,7 +64,7 @@ struct Object {
 }
 
 impl Watched for Object {
-    type Event = Glimpse;
+    type Event = ObjectEvent;
 
     fn what(&self) -> String {
         format!("watch noderesourcetopology {}", self.name)
@@ -77,18 +78,18 @@ impl Watched for Object {
         Frames::lines()
     }
 
-    fn read(&self, frame: &[u8]) -> Result<Told<Glimpse>, Odd> {
+    fn read(&self, frame: &[u8]) -> Result<Told<ObjectEvent>, Odd> {
         let event: WatchEvent<OnlyMetadata> =
             serde_json::from_slice(frame).map_err(|error| Odd::Line(error.to_string()))?;
         let version = |metadata: &ObjectMeta| metadata.resource_version.clone().ok_or(Odd::NoVersion);
         Ok(match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                 let version = version(&object.metadata)?;
-                Told::Event(Glimpse::Is(Box::new(object.metadata)), version)
+                Told::Event(ObjectEvent::Current(Box::new(object.metadata)), version)
             }
             WatchEvent::Deleted(object) => {
                 let version = version(&object.metadata)?;
-                Told::Event(Glimpse::Gone(Some(Box::new(object.metadata))), version)
+                Told::Event(ObjectEvent::Deleted(Some(Box::new(object.metadata))), version)
             }
             WatchEvent::Bookmark(bookmark) => Told::Until(bookmark.metadata.resource_version),
             WatchEvent::Error(status) => Told::Failed(status),
@@ -109,16 +110,16 @@ struct Following {
 }
 
 impl Following {
-    async fn next(&mut self) -> Result<Glimpse, ClusterError> {
+    async fn next(&mut self) -> Result<ObjectEvent, ClusterError> {
         loop {
             if self.missed {
                 self.watch.pace.wait().await;
-                if let Some(glimpse) = self.look().await? {
-                    return Ok(glimpse);
+                if let Some(event) = self.look().await? {
+                    return Ok(event);
                 }
             }
             match self.watch.next().await {
-                Ok(Heard::Event(glimpse)) => return Ok(glimpse),
+                Ok(Heard::Event(event)) => return Ok(event),
                 Ok(Heard::Again) => {}
                 Err(Lost::Failed(error)) => return Err(error),
                 // Mostly 410: the version is too old to resume from.
@@ -128,13 +129,13 @@ impl Following {
     }
 
     /// Reads the object; `None` if RBAC does not allow it.
-    async fn look(&mut self) -> Result<Option<Glimpse>, ClusterError> {
+    async fn look(&mut self) -> Result<Option<ObjectEvent>, ClusterError> {
         let cluster = self.watch.cluster.clone();
         let what = format!("get noderesourcetopology {}", self.name);
         let request = cluster.topologies().get_metadata(&self.name, &GetParams::default());
-        let glimpse = match cluster.in_time(&what, cluster.read::<OnlyMetadata>(request)).await {
-            Ok(object) => Some(Glimpse::Is(Box::new(object.metadata))),
-            Err(Failure::Status(status)) if status.is_not_found() => Some(Glimpse::Gone(None)),
+        let event = match cluster.in_time(&what, cluster.read::<OnlyMetadata>(request)).await {
+            Ok(object) => Some(ObjectEvent::Current(Box::new(object.metadata))),
+            Err(Failure::Status(status)) if status.is_not_found() => Some(ObjectEvent::Deleted(None)),
             Err(failure) => match cluster.explain_object(failure, &what) {
                 // Then the watch alone has to suffice.
                 error if error.is_forbidden() => None,
@@ -146,7 +147,7 @@ impl Following {
         };
         self.watch.go_on_from(FROM_CACHE.to_owned());
         self.missed = false;
-        Ok(glimpse)
+        Ok(event)
     }
 }
 

@@ -1,0 +1,275 @@
+//! Calls the reconciler, carries out its plans, and follows the node's pods between and during scans.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{debug, info};
+
+use crate::agent::live_object::LiveObject;
+use crate::agent::metrics::{Metrics, Outcome};
+use crate::agent::observe::{ApiServerCheck, Depth, Scan};
+use crate::agent::publish::{Published, Publisher};
+use crate::agent::reconcile::{Change, Context, Observation, Plan, Reconciler, Requeue, Scope};
+use crate::agent::report::{EventRecorder, Reporter, Status};
+use crate::agent::settings::Settings;
+use crate::cluster::Cluster;
+use crate::pod::TerminalPods;
+use crate::pod_source::{PodSource, PodView};
+use crate::topology::Rules;
+
+/// How long a single pass waits for the pods.
+const FIRST_LIST: Duration = Duration::from_secs(2);
+
+/// Why a scan is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ScanRequest {
+    /// A pod released resources, or may have.
+    Released,
+    /// A pod that was bound may have been admitted.
+    Bound,
+}
+
+/// Why a wait ended.
+enum Wake {
+    /// The pods changed.
+    Pods,
+    /// The reconciler is due for another step.
+    Recheck,
+    /// It is time to scan for a bound pod.
+    Scan,
+}
+
+/// Publishes and reports what the reconciler plans.
+#[derive(Debug)]
+pub(super) struct Executor {
+    reconciler: Reconciler,
+    pods: PodSource,
+    /// The pods as of the last scan.
+    view: PodView,
+    live_object: watch::Receiver<LiveObject>,
+    rules: watch::Receiver<Rules>,
+    api_server: ApiServerCheck,
+    publisher: Publisher,
+    reporter: Reporter,
+    metrics: Arc<Metrics>,
+}
+
+impl Executor {
+    /// Starts publisher and reporter.
+    pub(super) fn new(
+        settings: &Settings,
+        cluster: Cluster,
+        pods: PodSource,
+        rules: watch::Receiver<Rules>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let events = match settings.events {
+            true => EventRecorder::start(settings.node.clone(), cluster.clone(), Arc::clone(&metrics)),
+            false => EventRecorder::disabled(),
+        };
+        let publisher = Publisher::start(settings, cluster.clone(), Arc::clone(&metrics), events.clone());
+        Self {
+            reconciler: Reconciler::new(settings, Instant::now()),
+            pods,
+            view: PodView::default(),
+            live_object: publisher.live_object(),
+            rules,
+            api_server: ApiServerCheck::new(cluster, settings.node.clone()),
+            publisher,
+            reporter: Reporter::new(settings, Arc::clone(&metrics), events),
+            metrics,
+        }
+    }
+
+    /// Returns the source of the node's pods.
+    pub(super) fn pods(&self) -> &PodSource {
+        &self.pods
+    }
+
+    /// Returns the status of the scans.
+    pub(super) fn status(&self) -> watch::Receiver<Status> {
+        self.reporter.status()
+    }
+
+    /// Returns the status of the writes.
+    pub(super) fn published(&self) -> watch::Receiver<Published> {
+        self.publisher.published()
+    }
+
+    /// Returns the object before this agent's first write.
+    pub(super) fn live_object(&self) -> watch::Receiver<LiveObject> {
+        self.publisher.live_object()
+    }
+
+    /// Gives a write in flight a moment to end.
+    pub(super) async fn stop(self) {
+        self.publisher.stop().await;
+    }
+
+    /// Waits, for a limited time, until the pods are synced and it is known which have terminated.
+    pub(super) async fn wait_for_pods(&mut self) {
+        let has_source = self.reconciler.has_pod_source();
+        let synced = async {
+            while !self.pods.now().complete {
+                self.pods.changed().await;
+            }
+        };
+        if has_source && timeout(FIRST_LIST, synced).await.is_err() {
+            debug!("the node's pods have not been listed yet");
+        }
+    }
+
+    /// Returns how deep to scan, at least `depth`.
+    pub(super) fn depth(&self, depth: Depth, now: Instant) -> Depth {
+        self.reconciler.depth(depth, now)
+    }
+
+    /// Prepares a scan. Returns the terminated pods.
+    pub(super) fn start_scan(&mut self) -> TerminalPods {
+        self.view = self.pods.now();
+        self.reconciler.start_scan(&self.view, &self.pods)
+    }
+
+    /// Takes the result of the scan that began at `start`, and returns when to scan next. `is_full`: it was
+    /// requested to read everything.
+    pub(super) fn scanned(&mut self, scan: Result<Scan, String>, start: Instant, is_full: bool) -> Requeue {
+        self.step(match scan {
+            Ok(scan) => Change::Scanned { scan, start, is_full },
+            Err(error) => Change::ScanFailed(error),
+        })
+    }
+
+    /// Records the CPU time of a List.
+    pub(super) fn record_cost(&mut self, cost: Duration) {
+        self.reconciler.record_cost(cost);
+    }
+
+    /// Records a trigger.
+    pub(super) fn record_trigger(&mut self) {
+        self.reconciler.record_trigger(Instant::now());
+    }
+
+    /// Checks whether the API server responds if a restarted kubelet is waited for, unless that was checked
+    /// lately.
+    pub(super) async fn check_api_server(&mut self) {
+        if !self.reconciler.waits_for_restart() {
+            self.api_server.reset();
+        } else if self.api_server.is_due() {
+            let failed = self.run_beside(self.api_server.fails()).await;
+            self.api_server.record(failed);
+        }
+    }
+
+    /// Follows the pods until a scan is needed.
+    pub(super) async fn follow(&mut self) -> ScanRequest {
+        loop {
+            // The change is published with the result of the scan, unless the fingerprint has to be withheld.
+            if self.pods.peek().asks_for_a_look(&self.view) {
+                self.step(Change::Pods(Scope::Urgent));
+                return ScanRequest::Released;
+            }
+            match self.wake().await {
+                Wake::Scan => {
+                    self.reconciler.count_bound_scan();
+                    return ScanRequest::Bound;
+                }
+                Wake::Pods if self.pods.peek().asks_for_a_look(&self.view) => {}
+                Wake::Pods | Wake::Recheck => {
+                    self.step(Change::Pods(Scope::All));
+                }
+            }
+        }
+    }
+
+    /// Follows the pods while `work` runs.
+    pub(super) async fn run_beside<T>(&mut self, work: impl Future<Output = T>) -> T {
+        tokio::select! {
+            biased;
+            done = work => done,
+            never = self.follow_during_scan() => match never {},
+        }
+    }
+
+    /// Waits for `time`, and follows the pods meanwhile.
+    pub(super) async fn rest(&mut self, time: Duration) {
+        // Even a sleep of zero lasts until the timer's next millisecond.
+        if !time.is_zero() {
+            self.run_beside(sleep(time)).await;
+        }
+    }
+
+    async fn follow_during_scan(&mut self) -> Infallible {
+        // Other code may have marked changes of the pods as seen since the last step.
+        self.step(Change::Pods(Scope::Urgent));
+        loop {
+            match self.wake().await {
+                // The running scan is the one that is due.
+                Wake::Scan => self.reconciler.cancel_bound_scan(),
+                Wake::Pods | Wake::Recheck => {
+                    self.step(Change::Pods(Scope::All));
+                }
+            }
+        }
+    }
+
+    async fn wake(&mut self) -> Wake {
+        let (recheck, scan) = (self.reconciler.recheck_at(), self.reconciler.scan_at());
+        tokio::select! {
+            () = self.pods.changed() => {
+                self.pods.now();
+                Wake::Pods
+            }
+            () = sleep_until(recheck.unwrap_or_else(Instant::now)), if recheck.is_some() => Wake::Recheck,
+            () = sleep_until(scan.unwrap_or_else(Instant::now)), if scan.is_some() => Wake::Scan,
+        }
+    }
+
+    /// Reconciles a change and carries out the plan. Returns the next scan.
+    fn step(&mut self, change: Change) -> Requeue {
+        let plan = {
+            let (live_object, rules) = (self.live_object.borrow(), self.rules.borrow());
+            let context = Context {
+                pods: &self.pods,
+                view: &self.view,
+                live_object: &live_object,
+                rules: &rules,
+                is_api_server_down: self.api_server.has_failed() || self.publisher.is_failing(),
+            };
+            self.reconciler.step(Observation { change, context }, Instant::now())
+        };
+        self.carry_out(plan)
+    }
+
+    fn carry_out(&mut self, plan: Plan) -> Requeue {
+        let account = self.reconciler.account();
+        match (plan.outcome, account) {
+            (Some(Outcome::Success), Some(account)) => {
+                let scan = account.scan();
+                self.metrics.accounted(&scan.usage, scan.errors().count(), account.topology());
+            }
+            (Some(outcome), _) => self.metrics.scanned(outcome),
+            (None, _) => {}
+        }
+        self.metrics.unaccounted(self.reconciler.unaccounted());
+        self.reporter.warn(&plan.warnings, plan.events);
+        if plan.has_recovered {
+            info!("the node can be read again");
+        }
+        if let Some(status) = plan.status {
+            self.reporter.set_status(status);
+        }
+        if let (Some(newest), Some(account)) = (plan.publish, account) {
+            let covered_pods = || self.reconciler.covered_pods(&self.pods, &self.rules.borrow().exclude);
+            let (publishable, is_new) = (newest.publishable, newest.is_new);
+            self.reporter.publish(&publishable, &newest.verdict, is_new, account.scan(), covered_pods);
+            if is_new {
+                self.publisher.publish(publishable);
+            }
+        }
+        plan.requeue
+    }
+}

@@ -1,0 +1,357 @@
+//! Decides what to publish, and when to scan next. Pure: no I/O, and the time is an argument.
+//!
+//! A scan passes guards, the list in [`Reconciler::accept`]: each may amend it, or keep the last good object
+//! for now. What they accept is an [`Account`], which does not change any more. The last guard combines it with
+//! the node's pods, also when only these have changed.
+
+mod account;
+mod admission_guard;
+mod bound_pods;
+mod check;
+mod fingerprint_guard;
+mod plan;
+mod policy_carryover;
+mod resource_memory;
+mod restart_guard;
+mod schedule;
+mod startup_guard;
+mod write_delay;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::agent::live_object::LiveObject;
+use crate::agent::metrics::Outcome;
+use crate::agent::observe::{Depth, Scan};
+use crate::agent::report::Reason;
+use crate::agent::reused_names::ReusedNames;
+use crate::agent::settings::Settings;
+use crate::kubelet::{PodUsage, Usage};
+use crate::pod::{PodName, TerminalPods};
+use crate::pod_source::{PodSource, PodView};
+use crate::topology::{Exclude, Finding};
+
+pub use account::{Account, account};
+pub(super) use fingerprint_guard::{Newest, Scope};
+pub(super) use plan::{Change, Context, Observation, Plan};
+pub(super) use schedule::Requeue;
+
+use admission_guard::AdmissionGuard;
+use check::{Check, Retry, Wait};
+use fingerprint_guard::FingerprintGuard;
+use plan::Stop;
+use policy_carryover::PolicyCarryover;
+use resource_memory::ResourceMemory;
+use restart_guard::{PodLiveness, RestartGuard};
+use schedule::Schedule;
+use startup_guard::{PodListCheck, StartupGuard};
+
+/// The state of the decisions.
+#[derive(Debug)]
+pub(super) struct Reconciler {
+    has_pod_source: bool,
+    reused_names: ReusedNames,
+    restart: RestartGuard,
+    admission: AdmissionGuard,
+    startup: StartupGuard,
+    policies: PolicyCarryover,
+    memory: ResourceMemory,
+    fingerprint: FingerprintGuard,
+    schedule: Schedule,
+    /// The next scan.
+    requeue: Requeue,
+    /// Whether the live object is known and was adopted by the guards.
+    has_live_object: bool,
+    /// What was warned about in the last step.
+    warnings: BTreeSet<String>,
+}
+
+impl Reconciler {
+    /// Returns a reconciler that knows nothing yet.
+    pub(super) fn new(settings: &Settings, now: Instant) -> Self {
+        let schedule = Schedule::new(settings.poll, now);
+        let is_configured = settings.kubelet_config.is_configured();
+        Self {
+            has_pod_source: !settings.pods.order.is_empty(),
+            reused_names: ReusedNames::default(),
+            restart: RestartGuard::new(&settings.node, settings.settle),
+            admission: AdmissionGuard::default(),
+            startup: StartupGuard::new(now, settings.settle),
+            policies: PolicyCarryover::new(is_configured, settings.settle, now),
+            memory: ResourceMemory::default(),
+            fingerprint: FingerprintGuard::new(settings.gate.clone(), now),
+            requeue: schedule.full_scan(),
+            schedule,
+            has_live_object: false,
+            warnings: BTreeSet::new(),
+        }
+    }
+
+    /// Returns what follows from an observation.
+    pub(super) fn step(&mut self, observation: Observation<'_>, now: Instant) -> Plan {
+        let Observation { change, context } = observation;
+        let mut plan = Plan::new(self.requeue);
+        match change {
+            Change::Scanned { scan, start, is_full } => {
+                if is_full {
+                    self.schedule.full_scan_done(start);
+                }
+                match self.accept(scan, &context, now, &mut plan) {
+                    Ok(account) => self.accepted(account, &context, now, &mut plan),
+                    Err(stop) => self.stopped(stop, &context, now, &mut plan),
+                }
+            }
+            Change::ScanFailed(error) => {
+                plan.outcome = Some(Outcome::Failed);
+                let next = self.schedule.failed(now);
+                self.failed(error, next, &context, now, &mut plan);
+            }
+            Change::Pods(scope) => self.check_fingerprint(&context, scope, now, &mut plan),
+        }
+        self.requeue = plan.requeue;
+        plan
+    }
+
+    /// Passes a scan to the guards, in this order, and computes its topology.
+    fn accept(
+        &mut self,
+        scan: Scan,
+        context: &Context<'_>,
+        now: Instant,
+        plan: &mut Plan,
+    ) -> Result<Account, Stop> {
+        use Outcome::{KubeletNotReady, ObjectUnknown, PodAdmission};
+        let Context { pods, view, .. } = *context;
+
+        let terminated = self.find_reused_names(&scan, view, now);
+        let check = self.check_restart(&scan, context, now);
+        let usage = plan.follow(check, Arc::clone(&scan.usage), KubeletNotReady)?;
+        self.reused_names.accept(&usage, &view.terminal);
+        let scan = Scan { usage, terminated, ..scan };
+
+        plan.follow(self.admission.check(&scan, now), (), PodAdmission)?;
+        plan.follow(self.adopt_live_object(context.live_object, &scan, now), (), ObjectUnknown)?;
+        plan.follow(self.startup.check_config(&scan, now), (), ObjectUnknown)?;
+        let policies = plan.follow(self.policies.check(&scan.config, now), None, KubeletNotReady)?;
+        let remembered = plan.follow(self.memory.check(&scan, now), BTreeSet::new(), KubeletNotReady)?;
+        let account = Account::new(scan, policies.as_deref(), &remembered, context.rules);
+
+        let (usage, is_first_moment) = (&account.scan().usage, self.startup.is_first_moment(now));
+        let expects_source = self.has_pod_source && is_first_moment;
+        let list_check = || check_list(usage, pods, view, expects_source);
+        let check = self.startup.check(account.topology(), usage.has_allocations(), list_check, now);
+        plan.follow(check, (), KubeletNotReady)?;
+        let check = self.policies.accept(account.scan().config.confidence, now);
+        plan.follow(check, (), KubeletNotReady)?;
+        Ok(account)
+    }
+
+    /// Returns the terminated pods of the scan without those whose names new pods have taken.
+    fn find_reused_names(&mut self, scan: &Scan, view: &PodView, now: Instant) -> TerminalPods {
+        let Scan { usage, terminated, .. } = scan;
+        let found = self.reused_names.find(usage, terminated, &view.terminal, view.follows, now);
+        found.unwrap_or_else(|| Arc::clone(terminated))
+    }
+
+    fn check_restart(&mut self, scan: &Scan, context: &Context<'_>, now: Instant) -> Check<Arc<Usage>> {
+        let Context { pods, view, is_api_server_down, .. } = *context;
+        let is_live = |name: &PodName| pods.knows_living(name);
+        let is_gone = |name: &PodName| pods.knows_gone(name);
+        let is_missing_since = |name: &PodName, since| pods.lacks_since(name, since);
+        let liveness =
+            PodLiveness { is_live: &is_live, is_gone: &is_gone, is_missing_since: &is_missing_since };
+        self.restart.check(scan, is_api_server_down, view.follows.then_some(liveness), now)
+    }
+
+    /// Waits until the live object is known; then the guards adopt what they need of it.
+    fn adopt_live_object(&mut self, live_object: &LiveObject, scan: &Scan, now: Instant) -> Check {
+        // Once known, it does not change any more.
+        if self.has_live_object {
+            return Check::Pass;
+        }
+        if !live_object.is_known() {
+            let why = "the object in the API server is not known yet".to_owned();
+            return Check::Wait(Wait { why, retry: Retry::Later });
+        }
+        self.memory.adopt(live_object.devices(), now);
+        self.policies.adopt(live_object);
+        self.startup.adopt(live_object, scan.socket_age, now);
+        self.has_live_object = true;
+        Check::Pass
+    }
+
+    fn accepted(&mut self, account: Account, context: &Context<'_>, now: Instant, plan: &mut Plan) {
+        plan.outcome = Some(Outcome::Success);
+        let findings = &account.topology().findings;
+        let warnings = account.scan().errors().cloned().chain(findings.iter().map(ToString::to_string));
+        if self.set_warnings(warnings.chain(plan.incomplete.clone()).collect(), plan) {
+            plan.events.extend(findings.iter().filter_map(unpublished_nodes));
+        }
+        if plan.incomplete.is_none() {
+            plan.status = Some(Ok(()));
+            plan.has_recovered = self.schedule.recovered();
+        }
+        self.fingerprint.accept(account);
+        self.check_fingerprint(context, Scope::All, now, plan);
+        if plan.publish.as_ref().is_some_and(|newest| newest.is_new) {
+            self.schedule.poll.record_change(now);
+        }
+        plan.requeue = match (&plan.incomplete, self.fingerprint.account()) {
+            (None, Some(account)) => self.schedule.after(account.scan(), context.view, now),
+            _ => Schedule::soon(now),
+        };
+    }
+
+    fn stopped(&mut self, stop: Stop, context: &Context<'_>, now: Instant, plan: &mut Plan) {
+        plan.outcome = Some(stop.outcome);
+        match stop.wait.retry {
+            Retry::Backoff => {
+                let next = self.schedule.not_ready(now);
+                self.failed(stop.wait.why, next, context, now, plan);
+            }
+            Retry::At(at, depth) => plan.requeue = Requeue { at, depth },
+            Retry::Later => plan.requeue = self.schedule.full_scan(),
+        }
+    }
+
+    /// Keeps the last good object and reports why. Publishes the changes of pods that were deferred to the
+    /// result of this scan, because the following scans may fail too.
+    fn failed(
+        &mut self,
+        error: String,
+        (next, is_long): (Requeue, bool),
+        context: &Context<'_>,
+        now: Instant,
+        plan: &mut Plan,
+    ) {
+        self.fingerprint.set_unresponsive();
+        self.check_fingerprint(context, Scope::All, now, plan);
+        self.fingerprint.bound_pods().cancel();
+        if is_long {
+            plan.events.push((Reason::NodeUnreadable, error.clone()));
+        }
+        self.set_warnings([error.clone()].into(), plan);
+        plan.status = Some(Err(error));
+        plan.requeue = next;
+    }
+
+    /// Asks the last guard what to publish.
+    fn check_fingerprint(&mut self, context: &Context<'_>, scope: Scope, now: Instant, plan: &mut Plan) {
+        let Context { pods, rules, .. } = *context;
+        let mut events = Vec::new();
+        let check = self.fingerprint.check(pods, &rules.exclude, scope, now, &mut events);
+        events.into_iter().for_each(|(reason, note)| plan.warn(reason, note));
+        match check {
+            Check::Amend(newest, _) => plan.publish = Some(newest),
+            Check::Pass | Check::Wait(_) => {}
+            Check::GiveUp(reason, note) => plan.warn(reason, note),
+        }
+    }
+
+    /// Adds the warnings to the plan that were not there in the last step. Returns true if there are any.
+    fn set_warnings(&mut self, warnings: BTreeSet<String>, plan: &mut Plan) -> bool {
+        let before = plan.warnings.len();
+        plan.warnings.extend(warnings.difference(&self.warnings).cloned());
+        self.warnings = warnings;
+        plan.warnings.len() > before
+    }
+
+    /// Returns true if there is a source of pods.
+    pub(super) fn has_pod_source(&self) -> bool {
+        self.has_pod_source
+    }
+
+    /// Prepares a scan. Returns the terminated pods, which kubelets before 1.34 still list.
+    pub(super) fn start_scan(&mut self, view: &PodView, pods: &PodSource) -> TerminalPods {
+        self.reused_names.update(&view.terminal, |since| pods.listed_since(since));
+        self.reused_names.exclude_from(&view.terminal)
+    }
+
+    /// Returns how deep to scan, at least `depth`.
+    pub(super) fn depth(&self, depth: Depth, now: Instant) -> Depth {
+        // Nothing that was read from a kubelet while it was starting is reliable.
+        let is_full =
+            self.schedule.is_full_scan_due(now) || self.restart.is_waiting() || self.startup.is_active();
+        if is_full { Depth::Everything } else { depth }
+    }
+
+    /// Records that something may have changed, so that polls are frequent for a while.
+    pub(super) fn record_trigger(&mut self, now: Instant) {
+        self.schedule.poll.record_change(now);
+    }
+
+    /// Records the CPU time of a List.
+    pub(super) fn record_cost(&mut self, cost: Duration) {
+        self.schedule.poll.record_cost(cost);
+    }
+
+    /// Returns true while a restarted kubelet is waited for.
+    pub(super) fn waits_for_restart(&self) -> bool {
+        self.restart.is_waiting()
+    }
+
+    /// Returns the newest account.
+    pub(super) fn account(&self) -> Option<&Account> {
+        self.fingerprint.account()
+    }
+
+    /// Returns the pods that the published fingerprint covers.
+    pub(super) fn covered_pods(&self, pods: &PodSource, exclude: &Exclude) -> Vec<PodName> {
+        self.fingerprint.covered_pods(pods, exclude)
+    }
+
+    /// Returns the number of bound pods that the zones do not account for.
+    pub(super) fn unaccounted(&self) -> usize {
+        self.fingerprint.unaccounted()
+    }
+
+    /// Returns when to step again even if no pod has changed.
+    pub(super) fn recheck_at(&self) -> Option<Instant> {
+        self.fingerprint.recheck_at()
+    }
+
+    /// Returns when to scan for bound pods.
+    pub(super) fn scan_at(&self) -> Option<Instant> {
+        self.fingerprint.scan_at()
+    }
+
+    /// Counts the scan for bound pods that starts now.
+    pub(super) fn count_bound_scan(&mut self) {
+        self.fingerprint.bound_pods().count_scan();
+    }
+
+    /// Cancels the scan for bound pods: another one is running.
+    pub(super) fn cancel_bound_scan(&mut self) {
+        self.fingerprint.bound_pods().cancel();
+    }
+}
+
+/// Compares the List with the pod source. `expects_source`: it may still be synced in time.
+fn check_list(usage: &Usage, pods: &PodSource, view: &PodView, expects_source: bool) -> PodListCheck {
+    if view.follows {
+        let missing = pods.living_besides(&usage.pods.iter().map(PodUsage::full_name).collect());
+        return match missing {
+            0 => PodListCheck::Complete,
+            _ => PodListCheck::Incomplete(format!(
+                "does not list {missing} pods that the API server has for this node"
+            )),
+        };
+    }
+    match expects_source {
+        true => PodListCheck::Incomplete("the node's pods have not been listed yet".to_owned()),
+        false => PodListCheck::Unavailable,
+    }
+}
+
+/// Describes NUMA nodes that are in no zone.
+fn unpublished_nodes(finding: &Finding) -> Option<(Reason, String)> {
+    let Finding::UnpublishedNodes(ids) = finding else { return None };
+    let note = format!("NUMA nodes {ids} are in no zone: the scheduler plugin takes ids up to 63 only");
+    Some((Reason::NodesNotPublished, note))
+}
+
+#[cfg(test)]
+mod tests;

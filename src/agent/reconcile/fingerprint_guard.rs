@@ -1,0 +1,315 @@
+//! Combines the newest account with the pods that the cluster knows: decides what is published, and when.
+//!
+//! Pods change between two scans, and a scan takes as long as the kubelet needs. Meanwhile the fingerprint is
+//! withheld if necessary, and what bound pods will be allocated is reserved at once if the zones include
+//! reservations.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::debug;
+
+use super::account::Account;
+use super::bound_pods::BoundPods;
+use super::check::{Check, Retry, Wait};
+use super::write_delay::WriteDelay;
+use crate::agent::report::Reason;
+use crate::pod::PodName;
+use crate::pod_source::PodSource;
+use crate::scheduler::{Decision, FingerprintGate, FingerprintView, GateSettings, Publishable, Verdict};
+use crate::topology::Exclude;
+
+/// How long the first object waits for the node's pods to be synced.
+const FIRST_LIST: Duration = Duration::from_secs(2);
+/// Like [`FIRST_LIST`], if only reservations protect a pod that was bound before: longer than the backoff
+/// after one failed list.
+const FIRST_LIST_TO_RESERVE: Duration = Duration::from_secs(12);
+/// A warning is logged if no source has listed the node's pods after this time.
+const WARN_AFTER: Duration = Duration::from_secs(60);
+
+/// What to publish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::agent) enum Scope {
+    /// Everything.
+    All,
+    /// Only a withheld fingerprint, and reservations: everything else can wait for the scan that is due.
+    Urgent,
+}
+
+/// The newest state that may be published.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::agent) struct Newest {
+    /// What the object says.
+    pub(in crate::agent) publishable: Publishable,
+    /// The gate's verdict on it.
+    pub(in crate::agent) verdict: Verdict,
+    /// Whether it differs from the one before.
+    pub(in crate::agent) is_new: bool,
+}
+
+/// What a verdict depends on. The same input has the same verdict until the gate is due to be evaluated
+/// again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct InputVersion {
+    /// The version of the pods.
+    pods: u64,
+    /// The number of the account.
+    account: u64,
+    is_responding: bool,
+}
+
+/// Decides what is published of the newest account.
+#[derive(Debug)]
+pub(super) struct FingerprintGuard {
+    gate: FingerprintGate,
+    /// The gate's times count from here.
+    started: Instant,
+    account: Option<Account>,
+    /// The number of accounts so far.
+    accounts: u64,
+    /// Whether the kubelet responds.
+    is_responding: bool,
+    bound_pods: BoundPods,
+    delay: WriteDelay,
+    /// The last state that was published.
+    last: Option<Publishable>,
+    /// The last input, and whether the whole verdict on it was published or is delayed.
+    evaluated: Option<(InputVersion, bool)>,
+    /// When to evaluate again if nothing happens.
+    recheck_at: Option<Instant>,
+    /// Whether it was reported that the pods are unknown.
+    is_reported: bool,
+}
+
+impl FingerprintGuard {
+    /// Returns a guard without an account.
+    pub(super) fn new(settings: GateSettings, started: Instant) -> Self {
+        Self {
+            gate: FingerprintGate::new(settings),
+            started,
+            account: None,
+            accounts: 0,
+            is_responding: false,
+            bound_pods: BoundPods::default(),
+            delay: WriteDelay::default(),
+            last: None,
+            evaluated: None,
+            recheck_at: None,
+            is_reported: false,
+        }
+    }
+
+    /// Takes a new account.
+    pub(super) fn accept(&mut self, account: Account) {
+        self.is_responding = true;
+        self.accounts += 1;
+        self.bound_pods.scanned(account.scan().has_cpu_checkpoint);
+        self.account = Some(account);
+    }
+
+    /// Returns the newest account.
+    pub(super) fn account(&self) -> Option<&Account> {
+        self.account.as_ref()
+    }
+
+    /// Records that a scan failed or is incomplete.
+    pub(super) fn set_unresponsive(&mut self) {
+        self.is_responding = false;
+    }
+
+    /// Returns when to check again if nothing happens.
+    pub(super) fn recheck_at(&self) -> Option<Instant> {
+        self.recheck_at
+    }
+
+    /// Returns the schedule of scans for bound pods.
+    pub(super) fn bound_pods(&mut self) -> &mut BoundPods {
+        &mut self.bound_pods
+    }
+
+    /// Returns when to scan for bound pods.
+    pub(super) fn scan_at(&self) -> Option<Instant> {
+        self.bound_pods.scan_at()
+    }
+
+    /// Returns the number of bound pods that the zones do not account for.
+    pub(super) fn unaccounted(&self) -> usize {
+        self.bound_pods.len()
+    }
+
+    /// Returns the pods that the published fingerprint covers.
+    pub(super) fn covered_pods(&self, pods: &PodSource, exclude: &Exclude) -> Vec<PodName> {
+        let Some(account) = &self.account else { return Vec::new() };
+        let input = account.gate_input(self.accounts, self.is_responding, exclude);
+        pods.with(|pods| self.gate.covered_pods(pods, &input))
+    }
+
+    /// Evaluates the newest account and the pods. Passes if they are the same as before, amends the account
+    /// by fingerprint, reservations and placement, or waits for pods that are being admitted. `events` are
+    /// posted, and logged as warnings: among them pods that are given up.
+    pub(super) fn check(
+        &mut self,
+        pods: &PodSource,
+        exclude: &Exclude,
+        scope: Scope,
+        now: Instant,
+        events: &mut Vec<(Reason, String)>,
+    ) -> Check<Newest> {
+        let (pods_version, account, is_responding) = (pods.version(), self.accounts, self.is_responding);
+        let version = InputVersion { pods: pods_version, account, is_responding };
+        if self.is_evaluated(version, scope, now) {
+            return Check::Pass;
+        }
+        self.recheck_at = None;
+        if self.account.is_none() {
+            return later("there is no account yet");
+        }
+        if self.waits_for_pods(pods.has_told(), now, events) {
+            return later("the pods are not synced yet");
+        }
+        let Some(verdict) = self.evaluate(pods, exclude, now) else { return Check::Pass };
+        self.schedule(&verdict, now);
+        events.extend(verdict.given_up.iter().filter_map(|pod| self.given_up(pod)));
+        let is_published = match scope {
+            Scope::All => verdict.decision != Decision::Wait,
+            Scope::Urgent => self.gate.settings().reserve || verdict.decision == Decision::Withhold,
+        };
+        self.evaluated = Some((version, scope == Scope::All || is_published));
+        if !is_published {
+            return later("pods are being admitted");
+        }
+        match self.newest(verdict, pods, exclude, now) {
+            Some(newest) => Check::Amend(newest, None),
+            None => later("the change is delayed for a moment"),
+        }
+    }
+
+    /// Returns true if the gate was evaluated with this input and is not due yet. In the whole scope, the
+    /// verdict must have been published, too.
+    fn is_evaluated(&self, version: InputVersion, scope: Scope, now: Instant) -> bool {
+        let is_early = self.recheck_at.is_none_or(|at| now < at);
+        let is_done = |(known, is_whole): (InputVersion, bool)| {
+            known == version && (is_whole || scope == Scope::Urgent)
+        };
+        is_early && self.evaluated.is_some_and(is_done)
+    }
+
+    fn evaluate(&mut self, pods: &PodSource, exclude: &Exclude, now: Instant) -> Option<Verdict> {
+        let input = self.account.as_ref()?.gate_input(self.accounts, self.is_responding, exclude);
+        let (gate, at) = (&mut self.gate, now.duration_since(self.started));
+        Some(pods.with(|pods| gate.evaluate(pods, &input, at)))
+    }
+
+    /// Returns true while the first object waits for the pods: until they are known, no fingerprint can match
+    /// and nothing can be reserved. The wait is limited.
+    fn waits_for_pods(
+        &mut self,
+        are_synced: bool,
+        now: Instant,
+        events: &mut Vec<(Reason, String)>,
+    ) -> bool {
+        let GateSettings { view, reserve, .. } = *self.gate.settings();
+        let is_scheduler_view = view == FingerprintView::Scheduler;
+        if are_synced || !is_scheduler_view && !reserve {
+            return false;
+        }
+        // In the scheduler's view, the fingerprint of an object that is written without the pods is withheld.
+        let limit = if is_scheduler_view { FIRST_LIST } else { FIRST_LIST_TO_RESERVE };
+        let deadline = self.started + limit;
+        let warn_at = self.started + WARN_AFTER;
+        if now < deadline {
+            self.recheck_at = Some(deadline);
+            return true;
+        }
+        if now < warn_at {
+            self.recheck_at = Some(warn_at);
+        } else if !self.is_reported {
+            self.is_reported = true;
+            events.push((Reason::PodsUnknown, pods_unknown(is_scheduler_view)));
+        }
+        false
+    }
+
+    /// Schedules the next evaluation and the next scan for bound pods.
+    fn schedule(&mut self, verdict: &Verdict, now: Instant) {
+        let recheck_at = verdict.recheck_at.map(|at| self.started + at);
+        self.recheck_at = earliest([self.recheck_at, recheck_at, self.delay.due(now)]);
+        self.bound_pods.update(&verdict.unaccounted, self.is_responding, now);
+    }
+
+    /// Describes that a pod is not waited for any longer; `None` if nothing in the object waits for it.
+    fn given_up(&self, (namespace, name): &PodName) -> Option<(Reason, String)> {
+        let GateSettings { view, give_up_after, reserve, .. } = *self.gate.settings();
+        let what = format!(
+            "the kubelet has neither admitted nor rejected the pod {namespace}/{name} within {give_up_after:?}"
+        );
+        let consequence = match view {
+            FingerprintView::Scheduler => "the fingerprint is not withheld for it any longer",
+            FingerprintView::Kubelet | FingerprintView::None if reserve => {
+                "nothing is reserved for it any longer"
+            }
+            FingerprintView::Kubelet | FingerprintView::None => {
+                debug!("{what}; no more scans are made for it");
+                return None;
+            }
+        };
+        Some((Reason::PodAdmissionTimeout, format!("{what}; {consequence}")))
+    }
+
+    /// Combines the account with the verdict; `None` if that is a change to be written later.
+    fn newest(
+        &mut self,
+        verdict: Verdict,
+        pods: &PodSource,
+        exclude: &Exclude,
+        now: Instant,
+    ) -> Option<Newest> {
+        let input = self.account.as_ref()?.gate_input(self.accounts, self.is_responding, exclude);
+        let publishable = pods.with(|pods| self.gate.publishable(pods, &input, &verdict));
+        let is_new = self.last.as_ref() != Some(&publishable);
+        if !is_new {
+            self.delay.confirm(&publishable);
+        } else if self.delays(&publishable, now) {
+            return None;
+        } else {
+            self.last = Some(publishable.clone());
+        }
+        Some(Newest { publishable, verdict, is_new })
+    }
+
+    /// Returns true if the change is delayed. Nothing is delayed if consumers use the object without the
+    /// scheduler plugin's cache, or with reservations.
+    fn delays(&mut self, next: &Publishable, now: Instant) -> bool {
+        let GateSettings { view, reserve, .. } = *self.gate.settings();
+        let Some(last) = &self.last else { return false };
+        if view != FingerprintView::Scheduler || reserve {
+            return false;
+        }
+        let is_delayed = self.delay.delays(last, next, now);
+        self.recheck_at = earliest([self.recheck_at, self.delay.due(now), None]);
+        is_delayed
+    }
+}
+
+fn earliest(times: [Option<Instant>; 3]) -> Option<Instant> {
+    times.into_iter().flatten().min()
+}
+
+/// Waits for the pods or the time to change.
+fn later(why: &str) -> Check<Newest> {
+    Check::Wait(Wait { why: why.to_owned(), retry: Retry::Later })
+}
+
+fn pods_unknown(is_scheduler_view: bool) -> String {
+    let consequence = match is_scheduler_view {
+        true => "the scheduler plugin cannot use its NodeResourceTopology",
+        false => "its NodeResourceTopology reserves nothing for bound pods",
+    };
+    format!(
+        "the node's pods have not been listed since the agent started, so {consequence}: allow the agent to list and \
+         watch pods"
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::*;
+use crate::agent::observe::{Inventory, Scan};
+use crate::kubelet::{Allocatable, ContainerUsage, PodUsage, Usage};
+use crate::machine::{Machine, NumaNode};
+use crate::pod::{Container, Pod};
+use crate::topology::Rules;
+
+/// Returns an account of a node with the CPUs 0-3, on which these pods have these CPUs.
+fn account(pods: &[(&str, &str)]) -> Account {
+    let cpus = || "0-3".parse().unwrap();
+    let node = NumaNode { cpus: cpus(), ..NumaNode::default() };
+    let machine = Arc::new(Machine { nodes: vec![node], ..Machine::default() });
+    let allocatable = Allocatable { cpus: cpus(), ..Allocatable::default() };
+    let pod = |(name, cpus): &(&str, &str)| PodUsage {
+        namespace: "ns".into(),
+        name: (*name).into(),
+        containers: vec![ContainerUsage {
+            name: "main".into(),
+            cpus: cpus.parse().unwrap(),
+            ..ContainerUsage::default()
+        }],
+        ..PodUsage::default()
+    };
+    let scan = Scan {
+        usage: Arc::new(Usage { pods: pods.iter().map(pod).collect() }),
+        inventory: Arc::new(Inventory { machine, allocatable, ..Inventory::default() }),
+        ..Scan::default()
+    };
+    Account::new(scan, None, &BTreeSet::new(), &Rules::default())
+}
+
+/// Returns a Guaranteed pod with one CPU.
+fn pod(name: &str) -> Pod {
+    let container = Container { name: "main".into(), cpu_milli: 1000, ..Container::default() };
+    Pod {
+        namespace: "ns".into(),
+        name: name.into(),
+        uid: name.into(),
+        guaranteed: true,
+        qos_guaranteed: true,
+        containers: Box::new([container]),
+        ..Pod::default()
+    }
+}
+
+struct Bench {
+    guard: FingerprintGuard,
+    pods: PodSource,
+    start: Instant,
+    events: Vec<(Reason, String)>,
+}
+
+impl Bench {
+    /// Returns a guard that has accepted an account without pods.
+    fn new(settings: GateSettings, pods: PodSource) -> Self {
+        let start = Instant::now();
+        let mut guard = FingerprintGuard::new(settings, start);
+        guard.accept(account(&[]));
+        Self { guard, pods, start, events: Vec::new() }
+    }
+
+    fn check(&mut self, scope: Scope, milliseconds: u64) -> Check<Newest> {
+        let now = self.start + Duration::from_millis(milliseconds);
+        self.guard.check(&self.pods, &Exclude::default(), scope, now, &mut self.events)
+    }
+
+    /// Returns when the guard is to be checked again, in milliseconds after its start.
+    fn recheck_after(&self) -> Option<u128> {
+        Some(self.guard.recheck_at()?.duration_since(self.start).as_millis())
+    }
+}
+
+fn is_waiting(check: &Check<Newest>) -> bool {
+    matches!(check, Check::Wait(Wait { retry: Retry::Later, .. }))
+}
+
+/// Returns whether the state is new, and whether its fingerprint is withheld.
+fn published(check: Check<Newest>) -> (bool, bool) {
+    match check {
+        Check::Amend(newest, None) => (newest.is_new, newest.publishable.is_withheld()),
+        other => panic!("nothing is published: {other:?}"),
+    }
+}
+
+#[test]
+fn nothing_is_published_without_an_account() {
+    let mut guard = FingerprintGuard::new(GateSettings::default(), Instant::now());
+    let (pods, exclude) = (PodSource::none(), Exclude::default());
+    let check = guard.check(&pods, &exclude, Scope::All, Instant::now(), &mut Vec::new());
+    assert!(is_waiting(&check), "{check:?}");
+}
+
+#[test]
+fn the_first_object_waits_for_the_pods_and_is_withheld_without_them() {
+    let mut bench = Bench::new(GateSettings::default(), PodSource::none());
+    assert!(is_waiting(&bench.check(Scope::All, 0)));
+    assert_eq!(bench.recheck_after(), Some(2000));
+    assert_eq!(published(bench.check(Scope::All, 2000)), (true, true));
+    assert_eq!(bench.recheck_after(), Some(60_000));
+    assert_eq!(bench.check(Scope::All, 59_999), Check::Pass);
+    assert!(bench.events.is_empty());
+    assert_eq!(published(bench.check(Scope::All, 60_000)), (false, true));
+    assert!(matches!(bench.events[..], [(Reason::PodsUnknown, _)]), "{:?}", bench.events);
+    bench.guard.accept(account(&[]));
+    assert_eq!(published(bench.check(Scope::All, 120_000)), (false, true));
+    assert_eq!(bench.events.len(), 1, "it is reported once");
+}
+
+#[test]
+fn reservations_wait_longer_for_the_pods_and_other_views_do_not_wait() {
+    let settings = |reserve| GateSettings { view: FingerprintView::None, reserve, ..GateSettings::default() };
+    let mut bench = Bench::new(settings(true), PodSource::none());
+    assert!(is_waiting(&bench.check(Scope::All, 0)));
+    assert_eq!(bench.recheck_after(), Some(12_000));
+    assert_eq!(published(bench.check(Scope::All, 12_000)), (true, false));
+    let mut bench = Bench::new(settings(false), PodSource::none());
+    assert_eq!(published(bench.check(Scope::All, 0)), (true, false));
+}
+
+#[test]
+fn the_fingerprint_is_withheld_until_a_bound_pod_is_accounted_for() {
+    let mut bench = Bench::new(GateSettings::default(), PodSource::fixed(vec![pod("a")]));
+    assert!(is_waiting(&bench.check(Scope::All, 0)), "it may be admitted in time");
+    assert_eq!((bench.recheck_after(), bench.guard.unaccounted()), (Some(50), 1));
+    assert!(bench.guard.scan_at().is_some());
+    assert_eq!(published(bench.check(Scope::All, 50)), (true, true));
+    bench.guard.accept(account(&[("a", "1")]));
+    assert_eq!(published(bench.check(Scope::All, 60)), (true, false));
+    assert_eq!((bench.guard.scan_at(), bench.guard.unaccounted()), (None, 0));
+}
+
+#[test]
+fn while_a_scan_is_due_only_a_withheld_fingerprint_is_published() {
+    let mut bench = Bench::new(GateSettings::default(), PodSource::fixed(vec![]));
+    let check = bench.check(Scope::Urgent, 0);
+    assert!(is_waiting(&check), "{check:?}");
+    assert_eq!(bench.check(Scope::Urgent, 1), Check::Pass);
+    assert_eq!(published(bench.check(Scope::All, 2)), (true, false));
+    assert_eq!(bench.check(Scope::All, 3), Check::Pass, "nothing has changed");
+    let mut bench = Bench::new(GateSettings::default(), PodSource::fixed(vec![pod("a")]));
+    assert!(is_waiting(&bench.check(Scope::Urgent, 0)));
+    assert_eq!(published(bench.check(Scope::Urgent, 50)), (true, true));
+}
+
+#[test]
+fn reservations_are_published_at_once() {
+    let settings =
+        GateSettings { view: FingerprintView::None, reserve: true, ..GateSettings::default() };
+    let mut bench = Bench::new(settings, PodSource::fixed(vec![pod("a")]));
+    let Check::Amend(newest, None) = bench.check(Scope::Urgent, 0) else { panic!("it waits") };
+    let available = newest.publishable.zones()[0].resources["cpu"].available;
+    assert_eq!((available, newest.verdict.reservations.len()), (3, 1));
+}
+
+#[test]
+fn a_pod_that_is_not_admitted_is_given_up() {
+    let mut bench = Bench::new(GateSettings::default(), PodSource::fixed(vec![pod("a")]));
+    assert!(is_waiting(&bench.check(Scope::All, 0)));
+    assert_eq!(published(bench.check(Scope::All, 30_000)), (true, true));
+    assert!(is_waiting(&bench.check(Scope::All, 60_000)), "a match is delayed for a moment");
+    assert_eq!(bench.recheck_after(), Some(60_050));
+    assert_eq!(published(bench.check(Scope::All, 60_050)), (true, false));
+    let [(Reason::PodAdmissionTimeout, note)] = &bench.events[..] else { panic!("{:?}", bench.events) };
+    assert!(note.contains("the pod ns/a within 60s") && note.contains("not withheld"), "{note}");
+}
+
+#[test]
+fn a_kubelet_that_does_not_respond_does_not_use_up_a_pods_time() {
+    let mut bench = Bench::new(GateSettings::default(), PodSource::fixed(vec![pod("a")]));
+    assert!(is_waiting(&bench.check(Scope::All, 0)));
+    bench.guard.set_unresponsive();
+    assert_eq!(published(bench.check(Scope::All, 30_000)), (true, true));
+    assert_eq!(published(bench.check(Scope::All, 90_000)), (false, true));
+    assert!(bench.events.is_empty());
+}

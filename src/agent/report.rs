@@ -1,0 +1,131 @@
+//! Reports what the agent does: log, Events, metrics and the status file.
+
+mod change_log;
+mod events;
+mod status_file;
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tracing::{debug, info, warn};
+
+use crate::agent::metrics::Metrics;
+use crate::agent::observe::Scan;
+use crate::agent::settings::Settings;
+use crate::pod::PodName;
+use crate::scheduler::{Decision, Publishable, Reservation, Verdict, totals};
+
+pub(super) use events::EventRecorder;
+pub use events::Reason;
+
+use change_log::ChangeLog;
+use status_file::StatusFile;
+
+/// The status of the agent's scans.
+#[derive(Clone, Debug, Default)]
+pub struct Status {
+    /// The number of accepted scans.
+    pub scans: u64,
+    /// The last error, until a scan is accepted.
+    pub error: Option<String>,
+}
+
+/// Reports the reconciler's plans.
+#[derive(Debug)]
+pub(super) struct Reporter {
+    node: String,
+    metrics: Arc<Metrics>,
+    events: EventRecorder,
+    status: watch::Sender<Status>,
+    status_file: Option<StatusFile>,
+    changes: ChangeLog,
+    /// The last reservations.
+    reservations: Vec<Reservation>,
+    /// The pods that the last state did not account for.
+    unaccounted: Vec<PodName>,
+}
+
+impl Reporter {
+    /// Returns a reporter that has reported nothing yet.
+    pub(super) fn new(settings: &Settings, metrics: Arc<Metrics>, events: EventRecorder) -> Self {
+        Self {
+            node: settings.node.clone(),
+            metrics,
+            events,
+            status: watch::Sender::new(Status::default()),
+            status_file: settings.status_file.clone().map(StatusFile::start),
+            changes: ChangeLog::default(),
+            reservations: Vec::new(),
+            unaccounted: Vec::new(),
+        }
+    }
+
+    /// Returns the status of the scans.
+    pub(super) fn status(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
+    /// Logs warnings, and posts Events.
+    pub(super) fn warn(&self, warnings: &[String], events: Vec<(Reason, String)>) {
+        for warning in warnings {
+            warn!("{warning}");
+        }
+        for (reason, note) in events {
+            if reason == Reason::PodAdmissionTimeout {
+                self.metrics.pod_timed_out();
+            }
+            self.events.post(reason, note);
+        }
+    }
+
+    /// Sets whether scans work, or why not.
+    pub(super) fn set_status(&self, status: Result<(), String>) {
+        self.status.send_modify(|current| match status {
+            Ok(()) => {
+                current.scans += 1;
+                current.error = None;
+            }
+            Err(error) => current.error = Some(error),
+        });
+    }
+
+    /// Reports the newest state, computed from `scan`. `covered_pods` returns those of the fingerprint.
+    pub(super) fn publish(
+        &mut self,
+        publishable: &Publishable,
+        verdict: &Verdict,
+        is_new: bool,
+        scan: &Scan,
+        covered_pods: impl FnOnce() -> Vec<PodName>,
+    ) {
+        if is_new || self.unaccounted != verdict.unaccounted {
+            if verdict.decision == Decision::Withhold {
+                debug!("the fingerprint is withheld for {:?}", verdict.unaccounted);
+            }
+            if let (Some(file), Some(fingerprint)) = (&self.status_file, verdict.fingerprint) {
+                file.write(&self.node, fingerprint, covered_pods(), &verdict.unaccounted);
+            }
+            self.unaccounted.clone_from(&verdict.unaccounted);
+        }
+        self.set_reservations(&verdict.reservations);
+        if is_new {
+            for line in self.changes.record(publishable, &scan.usage, &scan.inventory.machine) {
+                info!("{line}");
+            }
+            self.metrics.changed(publishable);
+        }
+    }
+
+    /// Logs new reservations.
+    fn set_reservations(&mut self, reservations: &[Reservation]) {
+        if reservations == self.reservations {
+            return;
+        }
+        let is_known = |pod: &PodName| self.reservations.iter().any(|before| before.pod == *pod);
+        for reservation in reservations.iter().filter(|reservation| !is_known(&reservation.pod)) {
+            info!("reserved for the pod {reservation}");
+        }
+        self.metrics.reserved(&totals(reservations));
+        self.reservations = reservations.to_vec();
+    }
+}
