@@ -1,5 +1,6 @@
 //! Every link, path, command, flag, key, value and metric named in the documentation exists.
 
+mod architecture;
 mod figures;
 
 use std::collections::BTreeSet;
