@@ -8,7 +8,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use numacast::agent::{self, Recording};
+use numacast::agent::{self, Account, Recording};
 use numacast::cluster::{self, Devices, Frames, News, PodList};
 use numacast::config::{Config, Layers};
 use numacast::core_v1::{self, decode_pod, read_pod};
@@ -183,17 +183,18 @@ pub(crate) fn recording(data: &[u8]) {
     assert_eq!(recording, round_trip(&recording));
     let Ok(scan) = recording.scan() else { return };
     let rules = recording.rules();
-    let account = agent::account(&scan, &BTreeSet::new(), &rules);
+    let account = |scan| Account::new(scan, None, &BTreeSet::new(), &rules);
+    let object = |account: &Account| {
+        serde_json::to_string(&agent::object(&recording.node, None, &account.with_reservations(&[]))).ok()
+    };
+    let (first, again) = (account(scan), recording.scan().map(account));
     if rules.exclude.resources.is_empty() {
-        check(&account);
+        check(first.topology());
     } else {
-        check_zones(&account);
+        check_zones(first.topology());
     }
-    let object =
-        |account: &Topology| serde_json::to_string(&agent::object(&recording.node, None, account)).ok();
-    let again = recording.scan().map(|scan| agent::account(&scan, &BTreeSet::new(), &rules));
     assert_eq!(
-        object(&account),
+        object(&first),
         again.ok().and_then(|again| object(&again)),
         "a replay gives the same bytes"
     );

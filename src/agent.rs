@@ -41,7 +41,7 @@ pub use observe::{
     NodeReader, Scan, ScanError, list_pods,
 };
 pub use publish::{ConflictPolicy, Published, object};
-pub use reconcile::{Account, account};
+pub use reconcile::Account;
 pub use record::{Recorded, Recording, RecordingError};
 pub use report::{Reason, Status};
 pub use settings::Settings;

@@ -34,7 +34,7 @@ use crate::pod::{PodName, TerminalPods};
 use crate::pod_source::{PodSource, PodView};
 use crate::topology::{Exclude, Finding};
 
-pub use account::{Account, account};
+pub use account::Account;
 pub(super) use fingerprint_guard::{Newest, Scope};
 pub(super) use plan::{Change, Context, Observation, Plan};
 pub(super) use schedule::Requeue;

@@ -121,7 +121,7 @@ fn exclusions_that_cannot_work() {
     for (setting, sentence) in [
         (
             "exclude.pods=[{name: 'web-[0-9'}]",
-            "`exclude.pods` in flag --set: `web-[0-9` is no pattern: a class is written like [a-z] or [^0-9]; `\\[`, \
+            "`exclude.pods` in flag --set: `web-[0-9` is not a pattern: a class is written like [a-z] or [^0-9]; `\\[`, \
              `\\]` and `\\-` are the characters themselves",
         ),
         (
@@ -198,7 +198,7 @@ fn a_recording_that_is_none() {
     let path = file.path().to_str().unwrap();
     assert_eq!(
         numacast(&["snapshot", "--replay", path]).refusal(),
-        format!("numacast: the recording {path} has the form 99; this numacast reads forms up to 1")
+        format!("numacast: the recording {path} has the format 99; this numacast reads formats up to 1")
     );
 }
 

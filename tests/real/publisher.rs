@@ -305,7 +305,7 @@ async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
         Ok(words)
     })
     .await?;
-    ensure!(!words.contains("(Repair)") && !words.contains("written over"), "{words}");
+    ensure!(!words.contains("(Repair)") && !words.contains("overwritten"), "{words}");
 
     // Manual changes are repaired, in v1alpha1.
     let patch = r#"{"topologyPolicies": ["None"], "metadata": {"annotations": {"topology.node.k8s.io/fingerprint": "x"}}}"#;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use numacast::agent::{Depth, Merge, MergeAnswer, ScanError, Scanner};
+use numacast::agent::{Depth, Merge, MergeResponse, NodeReader, ScanError};
 use numacast::cluster::Cluster;
 use numacast::config::Config;
 use numacast::kubelet::{Request, Caller, SharedClient, decode_list};
@@ -29,8 +29,8 @@ struct Served {
     metrics: Registry,
     health: Arc<dyn Probes>,
     socket: PathBuf,
-    /// An agent's scanner that counts the annotated devices.
-    scanner: Scanner,
+    /// An agent's reader that counts the annotated devices.
+    reader: NodeReader,
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
@@ -52,15 +52,15 @@ impl Served {
         let mut metrics = Registry::default();
         let proxy = Proxy::with_pod_sources(settings, tellers, cluster, &mut metrics);
         let (health, socket) = (proxy.health(), config.proxy_socket().path);
-        let mut scanner = Scanner::new(&config.agent_settings());
-        scanner.merge_with(Merge {
-            list: proxy.list_merger().map(|merge| Arc::new(merge) as MergeAnswer),
-            allocatable: proxy.allocatable_merger().map(|merge| Arc::new(merge) as MergeAnswer),
+        let mut reader = NodeReader::new(&config.agent_settings(), None);
+        reader.merge_with(Merge {
+            list: proxy.list_merger().map(|merge| Arc::new(merge) as MergeResponse),
+            allocatable: proxy.allocatable_merger().map(|merge| Arc::new(merge) as MergeResponse),
         });
         let started = proxy.start().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(proxy.run(Some(started), async { drop(stopped.await) }));
-        Self { node, server, metrics, health, socket, scanner, stop, task }
+        Self { node, server, metrics, health, socket, reader, stop, task }
     }
 
     /// Waits until the pod source is synced.
@@ -149,13 +149,13 @@ async fn a_scan_fails_while_the_annotated_devices_are_unknown() {
     let mut served = Served::on(server, |_| {});
     served.run("a", Some(&gpu("GPU-1"))).await;
     for depth in [Depth::Everything, Depth::Usage] {
-        let scan = served.scanner.scan(depth).await;
+        let scan = served.reader.scan(depth, &Arc::default()).await;
         assert!(matches!(scan, Err(ScanError::AnnotationsUnknown)), "GPU-1 would look free: {scan:?}");
     }
     served.server.clear_faults();
     let mut served = served.known().await;
     let scan = loop {
-        match served.scanner.scan(Depth::Usage).await {
+        match served.reader.scan(Depth::Usage, &Arc::default()).await {
             // The proxy is ready before the Device is read again.
             Err(ScanError::AnnotationsUnknown) => tokio::time::sleep(Duration::from_millis(10)).await,
             scan => break scan.unwrap(),

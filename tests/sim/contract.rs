@@ -65,7 +65,7 @@ async fn a_pod_that_is_bound_holds_the_object_until_its_cpus_are_taken() {
     says(&world, "").await;
     show(&world, &db("a"), "Pending");
     is_held(&world).await;
-    world.node.kubelet.announce_pod(db("a")).unwrap();
+    world.node.kubelet.add_pod(db("a")).unwrap();
     world.lists_reach(world.node.kubelet.calls().list + 2).await;
     assert_eq!(
         fingerprint(&world.server),
@@ -129,7 +129,7 @@ async fn pods_that_cannot_start_or_have_ended_freeze_nothing() {
     show(&world, &db("unpullable"), "Pending");
     world.node.kubelet.start_pod(db("unpullable")).await.unwrap();
     run(&world, &db("done")).await;
-    world.node.kubelet.finish_pod("default", "done");
+    world.node.kubelet.terminate_pod("default", "done");
     show(&world, &db("done"), "Succeeded");
     // Rejected: it never had resources in a List.
     show(&world, &db("refused"), "Pending");
@@ -469,7 +469,7 @@ async fn the_status_file_names_the_pods() {
     show(&world, &db("b"), "Pending");
     is_held(&world).await;
     world
-        .until(|| (read()?["heldFor"] == json!([{"Namespace": "default", "Name": "b"}])).then_some(()))
+        .until(|| (read()?["withheldFor"] == json!([{"Namespace": "default", "Name": "b"}])).then_some(()))
         .await;
     world.stop().await;
 }

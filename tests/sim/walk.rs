@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use numacast::agent::{Depth, Scanner, Settings, account, object};
+use numacast::agent::{Account, Depth, NodeReader, Settings, object};
 use numacast::config::Config;
 use numacast::machine::{Id, IdSet};
 use numacast::nrt::NodeResourceTopology;
 use numacast::quantity::Quantity;
 use numacast::sim::kubelet::{
-    Age, Claimed, ContainerSpec, Options, PodLevel, PodSpec, RestartTiming, Role, SimKubelet, Split, Stage,
+    KubeletVersion, ClaimedDevice, ContainerSpec, Options, PodLevel, PodSpec, RestartTiming, Role, SimKubelet, Split, Stage,
 };
 use numacast::sim::machine::{Device, MachineSpec, NodeSpec};
 use serde_json::json;
@@ -51,18 +51,18 @@ pub(crate) fn machines() -> Result<Vec<(String, MachineSpec)>, String> {
 }
 
 /// Kubelet ages and policies. Each machine is paired with some of them; together they cover all of them.
-pub(crate) fn variants() -> Vec<(Age, Policies)> {
+pub(crate) fn variants() -> Vec<(KubeletVersion, Policies)> {
     let policies =
         |cpus, cpu_options, memory, topology, scope| Policies { cpus, cpu_options, memory, topology, scope };
     vec![
-        (Age::V1_34, policies("static", &[], "Static", "best-effort", "container")),
-        (Age::V1_29, policies("static", &[], "Static", "none", "container")),
-        (Age::V1_36, policies("static", &["full-pcpus-only"], "Static", "single-numa-node", "container")),
-        (Age::V1_37, policies("static", &[], "Static", "restricted", "pod")),
-        (Age::V1_37, policies("static", &["strict-cpu-reservation"], "Static", "best-effort", "pod")),
-        (Age::V1_23, policies("static", &[], "None", "best-effort", "container")),
-        (Age::V1_27, policies("none", &[], "Static", "restricted", "container")),
-        (Age::V1_35, policies("none", &[], "None", "none", "container")),
+        (KubeletVersion::V1_34, policies("static", &[], "Static", "best-effort", "container")),
+        (KubeletVersion::V1_29, policies("static", &[], "Static", "none", "container")),
+        (KubeletVersion::V1_36, policies("static", &["full-pcpus-only"], "Static", "single-numa-node", "container")),
+        (KubeletVersion::V1_37, policies("static", &[], "Static", "restricted", "pod")),
+        (KubeletVersion::V1_37, policies("static", &["strict-cpu-reservation"], "Static", "best-effort", "pod")),
+        (KubeletVersion::V1_23, policies("static", &[], "None", "best-effort", "container")),
+        (KubeletVersion::V1_27, policies("none", &[], "Static", "restricted", "container")),
+        (KubeletVersion::V1_35, policies("none", &[], "None", "none", "container")),
     ]
 }
 
@@ -75,7 +75,7 @@ pub(crate) struct Cell {
     #[allow(dead_code, reason = "the matrix shows it")]
     pub(crate) memory: &'static str,
     machine: MachineSpec,
-    age: Age,
+    age: KubeletVersion,
     pod_level: bool,
 }
 
@@ -97,13 +97,13 @@ pub(crate) struct Policies {
 impl Cell {
     /// Creates a cell from a machine, with a kubelet of this age and these policies in place of the machine's
     /// own.
-    pub(crate) fn new(name: &str, machine: &MachineSpec, age: Age, policies: &Policies) -> Self {
+    pub(crate) fn new(name: &str, machine: &MachineSpec, age: KubeletVersion, policies: &Policies) -> Self {
         let mut machine = machine.clone();
         // Without NUMA nodes the kubelet cannot manage memory, and its masks end at node 63.
         let unmanaged = !machine.numa || machine.nodes.iter().any(|node| node.id > 63);
         let memory = if unmanaged { "None" } else { policies.memory };
         let options: BTreeMap<&str, &str> = policies.cpu_options.iter().map(|name| (*name, "true")).collect();
-        let pod_level = age >= Age::V1_37;
+        let pod_level = age >= KubeletVersion::V1_37;
         for (key, value) in [
             ("cpuManagerPolicy", json!(policies.cpus)),
             ("cpuManagerPolicyOptions", json!(options)),
@@ -167,7 +167,7 @@ struct Walk {
     cell: Cell,
     rng: Rng,
     kubelet: SimKubelet,
-    scanner: Scanner,
+    reader: NodeReader,
     settings: Settings,
     /// The current hardware, and that at the kubelet's start.
     hardware: MachineSpec,
@@ -204,7 +204,7 @@ impl Walk {
         let settings = config.agent_settings();
         let described = cell.machine.devices.iter().map(|of| (of.resource.clone(), of.devices.clone()));
         let mut walk = Self {
-            scanner: Scanner::new(&settings),
+            reader: NodeReader::new(&settings, None),
             settings,
             rng: Rng::with_seed(seed),
             kubelet,
@@ -224,10 +224,10 @@ impl Walk {
 
     /// Scans the node and returns the object that the real code computes.
     async fn read(&mut self, depth: Depth) -> Result<NodeResourceTopology, String> {
-        self.scanner.set_terminal(Arc::new(self.ended()));
-        let scan = self.scanner.scan(depth).await.map_err(|error| error.to_string())?;
-        let topology = account(&scan, &self.known, &self.settings.rules);
-        Ok(object("worker", None, &topology))
+        let terminated = Arc::new(self.ended());
+        let scan = self.reader.scan(depth, &terminated).await.map_err(|error| error.to_string())?;
+        let account = Account::new(scan, None, &self.known, &self.settings.rules);
+        Ok(object("worker", None, &account.with_reservations(&[])))
     }
 
     async fn compare(&mut self, depth: Depth) -> Result<(), String> {
@@ -244,7 +244,7 @@ impl Walk {
 
     /// Returns the terminal pods; kubelets before 1.34 still list them.
     fn ended(&self) -> BTreeSet<(String, String)> {
-        let names = self.names(|stage| stage == Stage::Finished);
+        let names = self.names(|stage| stage == Stage::Terminated);
         names.into_iter().map(|name| (NAMESPACE.to_owned(), name)).collect()
     }
 
@@ -274,14 +274,14 @@ impl Walk {
     }
 
     fn step(&mut self) -> Step {
-        let running = self.names(|stage| stage != Stage::Gone);
+        let running = self.names(|stage| stage != Stage::Removed);
         // The fuller the node, the more often pods end.
         let full = self.rng.usize(0..16) < running.len();
         match self.rng.u8(0..100) {
             0..45 if !full => Ok(self.start_pod()),
             0..60 if !running.is_empty() => Ok(self.end_pod(&running)),
             60..68 if !running.is_empty() => Ok(self.resize(&running)),
-            68..74 => Ok(self.end_init()),
+            68..74 => Ok(self.terminate_init_containers()),
             74..79 => Ok(self.reconcile()),
             79..91 if !self.described.is_empty() => Ok(self.change_devices()),
             91..97 => self.change_hardware(),
@@ -299,13 +299,13 @@ impl Walk {
     }
 
     fn start_pod(&mut self) -> (String, Depth) {
-        let waiting = self.names(|stage| stage == Stage::Announced);
+        let waiting = self.names(|stage| stage == Stage::Pending);
         let name = match waiting.first() {
             Some(name) => name.clone(),
             None => {
                 let pod = self.pod();
                 let name = pod.name.clone();
-                if let Err(refusal) = self.kubelet.announce_pod(pod) {
+                if let Err(refusal) = self.kubelet.add_pod(pod) {
                     return (format!("announcing {name}: {refusal}"), Depth::Usage);
                 }
                 if self.chance(10) {
@@ -340,7 +340,7 @@ impl Walk {
         let best_effort = !guaranteed && self.chance(50);
         let fractions = guaranteed && self.chance(20);
         let (init, apps) = (self.rng.usize(0..10).saturating_sub(7), self.rng.usize(1..4));
-        let sidecars = usize::from(self.cell.age >= Age::V1_29 && self.chance(25));
+        let sidecars = usize::from(self.cell.age >= KubeletVersion::V1_29 && self.chance(25));
         let roles = [(Role::Init, init), (Role::Sidecar, sidecars), (Role::App, apps)];
         for (role, count) in roles {
             for number in 0..count {
@@ -432,9 +432,9 @@ impl Walk {
         pod.pod_level = Some(whole);
     }
 
-    fn claims(&mut self) -> Vec<Claimed> {
+    fn claims(&mut self) -> Vec<ClaimedDevice> {
         let count = self.rng.usize(1..4);
-        let one = |number: usize, share: bool| Claimed {
+        let one = |number: usize, share: bool| ClaimedDevice {
             claim: format!("claim-{}", number / 2),
             driver: "gpu.example.com".into(),
             pool: "worker".into(),
@@ -447,17 +447,17 @@ impl Walk {
     fn end_pod(&mut self, running: &[String]) -> (String, Depth) {
         let name = self.pick(running).clone();
         if self.chance(35) && self.names(|stage| stage == Stage::Active).contains(&name) {
-            self.kubelet.finish_pod(NAMESPACE, &name);
+            self.kubelet.terminate_pod(NAMESPACE, &name);
             return (format!("the end of {name}"), Depth::Usage);
         }
         self.kubelet.stop_pod(NAMESPACE, &name);
         (format!("deleting {name}"), Depth::Usage)
     }
 
-    fn end_init(&mut self) -> (String, Depth) {
+    fn terminate_init_containers(&mut self) -> (String, Depth) {
         let names = self.names(|stage| stage == Stage::Active);
         for name in &names {
-            self.kubelet.end_init(NAMESPACE, name);
+            self.kubelet.terminate_init_containers(NAMESPACE, name);
         }
         (format!("the end of the init containers of {names:?}"), Depth::Usage)
     }
@@ -653,7 +653,7 @@ impl Walk {
         self.kubelet.register_plugins();
         self.outcome.restarts += 1;
         let deed = if unchanged { "a restart" } else { "a new start on other hardware" };
-        // The socket is a new one, which the scanner has to notice by itself.
+        // The socket is a new one, which the reader has to notice by itself.
         Ok((deed.to_owned(), Depth::Usage))
     }
 }

@@ -26,7 +26,17 @@ impl Account {
         remembered: &BTreeSet<String>,
         rules: &Rules,
     ) -> Self {
-        let topology = compute(&scan, policies, remembered, rules);
+        let topology = topology::account(&Inputs {
+            machine: &scan.inventory.machine,
+            allocatable: &scan.inventory.allocatable,
+            usage: &scan.usage,
+            terminal: &scan.terminated,
+            checkpoints: scan.checkpoints.as_deref(),
+            config: scan.inventory.config.as_ref(),
+            policies,
+            remembered,
+            rules,
+        });
         let requirements = Requirements::of(&scan.inventory.allocatable, remembered);
         Self { scan, topology, requirements }
     }
@@ -78,29 +88,4 @@ impl Account {
     pub fn with_reservations(&self, reservations: &[Reservation]) -> Publishable {
         Publishable::new(&self.topology, None, reservations, None)
     }
-}
-
-/// Computes the topology of a scan; `remembered` device resources are listed in any case.
-#[must_use]
-pub fn account(scan: &Scan, remembered: &BTreeSet<String>, rules: &Rules) -> Topology {
-    compute(scan, None, remembered, rules)
-}
-
-fn compute(
-    scan: &Scan,
-    policies: Option<&[(String, String)]>,
-    remembered: &BTreeSet<String>,
-    rules: &Rules,
-) -> Topology {
-    topology::account(&Inputs {
-        machine: &scan.inventory.machine,
-        allocatable: &scan.inventory.allocatable,
-        usage: &scan.usage,
-        terminal: &scan.terminated,
-        checkpoints: scan.checkpoints.as_deref(),
-        config: scan.inventory.config.as_ref(),
-        policies,
-        remembered,
-        rules,
-    })
 }

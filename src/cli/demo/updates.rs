@@ -77,8 +77,8 @@ fn watch_errors(agent: &Agent, updates: Sender<Update>) -> impl Future<Output = 
     let (mut status, mut published) = (agent.status(), agent.published());
     async move {
         loop {
-            let error = status.borrow_and_update().trouble.clone();
-            let error = error.or_else(|| published.borrow_and_update().trouble.clone());
+            let error = status.borrow_and_update().error.clone();
+            let error = error.or_else(|| published.borrow_and_update().error.clone());
             if updates.send(Update::Error(error)).await.is_err() {
                 return;
             }
