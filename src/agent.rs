@@ -29,7 +29,7 @@ use tracing::{debug, info};
 
 use crate::cluster::Cluster;
 use crate::kubelet::SharedClient;
-use crate::pod_source::PodSource;
+use crate::pod_source::PodCache;
 use crate::telemetry::health::Probes;
 use crate::telemetry::registry::Registry;
 use crate::topology::Rules;
@@ -99,7 +99,7 @@ impl Agent {
         let limits = Limits::new(settings.poll, settings.kubelet_timeout, settings.refresh);
         let metrics = Arc::new(Metrics::register(registry, Arc::new(Health::new(limits))));
         let (sources, node) = (settings.pods.clone(), settings.node.clone());
-        let pods = PodSource::follow(sources, node, cluster.clone(), metrics.pod_source());
+        let pods = PodCache::start(sources, node, cluster.clone(), metrics.pod_source());
         let (rules, new_rules) = watch::channel(settings.rules.clone());
         let (for_executor, shared_metrics) = (rules.subscribe(), Arc::clone(&metrics));
         let executor = Executor::new(&settings, cluster.clone(), pods.clone(), for_executor, shared_metrics);
@@ -117,7 +117,7 @@ impl Agent {
 
     /// Returns the agent's pod source, to be shared.
     #[must_use]
-    pub fn pods(&self) -> PodSource {
+    pub fn pods(&self) -> PodCache {
         self.executor.pods().clone()
     }
 

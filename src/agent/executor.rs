@@ -18,7 +18,7 @@ use crate::agent::report::{EventRecorder, Reporter, Status};
 use crate::agent::settings::Settings;
 use crate::cluster::Cluster;
 use crate::pod::TerminalPods;
-use crate::pod_source::{PodSource, PodView};
+use crate::pod_source::{PodCache, PodView};
 use crate::topology::Rules;
 
 /// How long a single pass waits for the pods.
@@ -47,7 +47,7 @@ enum Wake {
 #[derive(Debug)]
 pub(super) struct Executor {
     reconciler: Reconciler,
-    pods: PodSource,
+    pods: PodCache,
     /// The pods as of the last scan.
     view: PodView,
     live_object: watch::Receiver<LiveObject>,
@@ -63,7 +63,7 @@ impl Executor {
     pub(super) fn new(
         settings: &Settings,
         cluster: Cluster,
-        pods: PodSource,
+        pods: PodCache,
         rules: watch::Receiver<Rules>,
         metrics: Arc<Metrics>,
     ) -> Self {
@@ -86,7 +86,7 @@ impl Executor {
     }
 
     /// Returns the source of the node's pods.
-    pub(super) fn pods(&self) -> &PodSource {
+    pub(super) fn pods(&self) -> &PodCache {
         &self.pods
     }
 
@@ -114,7 +114,7 @@ impl Executor {
     pub(super) async fn wait_for_pods(&mut self) {
         let has_source = self.reconciler.has_pod_source();
         let synced = async {
-            while !self.pods.now().complete {
+            while !self.pods.view().is_complete {
                 self.pods.changed().await;
             }
         };
@@ -130,7 +130,7 @@ impl Executor {
 
     /// Prepares a scan. Returns the terminated pods.
     pub(super) fn start_scan(&mut self) -> TerminalPods {
-        self.view = self.pods.now();
+        self.view = self.pods.view();
         self.reconciler.start_scan(&self.view, &self.pods)
     }
 
@@ -168,7 +168,7 @@ impl Executor {
     pub(super) async fn follow(&mut self) -> ScanRequest {
         loop {
             // The change is published with the result of the scan, unless the fingerprint has to be withheld.
-            if self.pods.peek().asks_for_a_look(&self.view) {
+            if self.pods.peek().needs_rescan(&self.view) {
                 self.step(Change::Pods(Scope::Urgent));
                 return ScanRequest::Released;
             }
@@ -177,7 +177,7 @@ impl Executor {
                     self.reconciler.count_bound_scan();
                     return ScanRequest::Bound;
                 }
-                Wake::Pods if self.pods.peek().asks_for_a_look(&self.view) => {}
+                Wake::Pods if self.pods.peek().needs_rescan(&self.view) => {}
                 Wake::Pods | Wake::Recheck => {
                     self.step(Change::Pods(Scope::All));
                 }
@@ -220,7 +220,7 @@ impl Executor {
         let (recheck, scan) = (self.reconciler.recheck_at(), self.reconciler.scan_at());
         tokio::select! {
             () = self.pods.changed() => {
-                self.pods.now();
+                self.pods.view();
                 Wake::Pods
             }
             () = sleep_until(recheck.unwrap_or_else(Instant::now)), if recheck.is_some() => Wake::Recheck,

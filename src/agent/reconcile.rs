@@ -31,7 +31,7 @@ use crate::agent::reused_names::ReusedNames;
 use crate::agent::settings::Settings;
 use crate::kubelet::{PodUsage, Usage};
 use crate::pod::{PodName, TerminalPods};
-use crate::pod_source::{PodSource, PodView};
+use crate::pod_source::{PodCache, PodView};
 use crate::topology::{Exclude, Finding};
 
 pub use account::Account;
@@ -129,7 +129,7 @@ impl Reconciler {
         let terminated = self.find_reused_names(&scan, view, now);
         let check = self.check_restart(&scan, context, now);
         let usage = plan.follow(check, Arc::clone(&scan.usage), KubeletNotReady)?;
-        self.reused_names.accept(&usage, &view.terminal);
+        self.reused_names.accept(&usage, &view.terminated);
         let scan = Scan { usage, terminated, ..scan };
 
         plan.follow(self.admission.check(&scan, now), (), PodAdmission)?;
@@ -152,18 +152,18 @@ impl Reconciler {
     /// Returns the terminated pods of the scan without those whose names new pods have taken.
     fn find_reused_names(&mut self, scan: &Scan, view: &PodView, now: Instant) -> TerminalPods {
         let Scan { usage, terminated, .. } = scan;
-        let found = self.reused_names.find(usage, terminated, &view.terminal, view.follows, now);
+        let found = self.reused_names.find(usage, terminated, &view.terminated, view.is_live, now);
         found.unwrap_or_else(|| Arc::clone(terminated))
     }
 
     fn check_restart(&mut self, scan: &Scan, context: &Context<'_>, now: Instant) -> Check<Arc<Usage>> {
         let Context { pods, view, is_api_server_down, .. } = *context;
-        let is_live = |name: &PodName| pods.knows_living(name);
-        let is_gone = |name: &PodName| pods.knows_gone(name);
+        let is_live = |name: &PodName| pods.has_live(name);
+        let is_gone = |name: &PodName| pods.is_gone(name);
         let is_missing_since = |name: &PodName, since| pods.lacks_since(name, since);
         let liveness =
             PodLiveness { is_live: &is_live, is_gone: &is_gone, is_missing_since: &is_missing_since };
-        self.restart.check(scan, is_api_server_down, view.follows.then_some(liveness), now)
+        self.restart.check(scan, is_api_server_down, view.is_live.then_some(liveness), now)
     }
 
     /// Waits until the live object is known; then the guards adopt what they need of it.
@@ -265,9 +265,9 @@ impl Reconciler {
     }
 
     /// Prepares a scan. Returns the terminated pods, which kubelets before 1.34 still list.
-    pub(super) fn start_scan(&mut self, view: &PodView, pods: &PodSource) -> TerminalPods {
-        self.reused_names.update(&view.terminal, |since| pods.listed_since(since));
-        self.reused_names.exclude_from(&view.terminal)
+    pub(super) fn start_scan(&mut self, view: &PodView, pods: &PodCache) -> TerminalPods {
+        self.reused_names.update(&view.terminated, |since| pods.listed_since(since));
+        self.reused_names.exclude_from(&view.terminated)
     }
 
     /// Returns how deep to scan, at least `depth`.
@@ -299,7 +299,7 @@ impl Reconciler {
     }
 
     /// Returns the pods that the published fingerprint covers.
-    pub(super) fn covered_pods(&self, pods: &PodSource, exclude: &Exclude) -> Vec<PodName> {
+    pub(super) fn covered_pods(&self, pods: &PodCache, exclude: &Exclude) -> Vec<PodName> {
         self.fingerprint.covered_pods(pods, exclude)
     }
 
@@ -330,9 +330,9 @@ impl Reconciler {
 }
 
 /// Compares the List with the pod source. `expects_source`: it may still be synced in time.
-fn check_list(usage: &Usage, pods: &PodSource, view: &PodView, expects_source: bool) -> PodListCheck {
-    if view.follows {
-        let missing = pods.living_besides(&usage.pods.iter().map(PodUsage::full_name).collect());
+fn check_list(usage: &Usage, pods: &PodCache, view: &PodView, expects_source: bool) -> PodListCheck {
+    if view.is_live {
+        let missing = pods.count_live_except(&usage.pods.iter().map(PodUsage::full_name).collect());
         return match missing {
             0 => PodListCheck::Complete,
             _ => PodListCheck::Incomplete(format!(

@@ -7,7 +7,7 @@ use crate::agent::observe::ConfigSources;
 use crate::agent::publish::ConflictPolicy;
 use crate::machine::HostRoots;
 use crate::nrt::Form;
-use crate::pod_source::PodTellers;
+use crate::pod_source::PodSources;
 use crate::scheduler::GateSettings;
 use crate::topology::Rules;
 
@@ -45,7 +45,7 @@ pub struct Settings {
     /// Whether to post Kubernetes Events about the Node.
     pub events: bool,
     /// The sources of the node's pods; there may be none.
-    pub pods: PodTellers,
+    pub pods: PodSources,
     /// Which fingerprint to publish, and whether to reserve resources for bound pods.
     pub gate: GateSettings,
     /// The status file, which lists the pods of the fingerprint for people.

@@ -19,7 +19,7 @@ const ACCEPTED: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;
 #[derive(Clone, Debug)]
 pub enum ObjectEvent {
     /// The object's current metadata.
-    Current(Box<ObjectMeta>),
+    Applied(Box<ObjectMeta>),
     /// The object was deleted. Its last metadata, unless its deletion was missed.
     Deleted(Option<Box<ObjectMeta>>),
 }
@@ -85,7 +85,7 @@ impl Watched for Object {
         Ok(match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                 let version = version(&object.metadata)?;
-                Told::Event(ObjectEvent::Current(Box::new(object.metadata)), version)
+                Told::Event(ObjectEvent::Applied(Box::new(object.metadata)), version)
             }
             WatchEvent::Deleted(object) => {
                 let version = version(&object.metadata)?;
@@ -134,7 +134,7 @@ impl Following {
         let what = format!("get noderesourcetopology {}", self.name);
         let request = cluster.topologies().get_metadata(&self.name, &GetParams::default());
         let event = match cluster.in_time(&what, cluster.read::<OnlyMetadata>(request)).await {
-            Ok(object) => Some(ObjectEvent::Current(Box::new(object.metadata))),
+            Ok(object) => Some(ObjectEvent::Applied(Box::new(object.metadata))),
             Err(Failure::Status(status)) if status.is_not_found() => Some(ObjectEvent::Deleted(None)),
             Err(failure) => match cluster.explain_object(failure, &what) {
                 // Then the watch alone has to suffice.

@@ -1,4 +1,4 @@
-//! The order in which a restarted kubelet reports its state, which `src/agent/settle.rs` relies on.
+//! The order in which a restarted kubelet reports its state, which `src/agent/reconcile/restart_guard.rs` relies on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -34,7 +34,7 @@ enum Away {
 
 #[tokio::test]
 async fn a_restarted_kubelet_lists_a_pod_with_all_it_has_or_not_at_all() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let mut cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?.static_pods(&cluster)?.start(&cluster).await?;
     node.run(pod("old-nic").cpus(2).memory("1Gi").device("example.com/nic", 1)).await?;

@@ -16,7 +16,7 @@ use crate::kubelet::{
 };
 use crate::machine::{self, HostRoots};
 use crate::pod::{Pod, PodName, TerminalPods};
-use crate::pod_source::PodSource;
+use crate::pod_source::PodCache;
 use crate::topology;
 
 /// Reads the node repeatedly, and of what changes slowly only what may have changed.
@@ -26,7 +26,7 @@ pub struct NodeReader {
     pub(in crate::agent) config: ConfigReader,
     pub(in crate::agent) checkpoints: CheckpointReader,
     host: HostRoots,
-    pods: PodSource,
+    pods: PodCache,
     /// What still has to be read. A failed scan does not reset it.
     due: Depth,
     inventory: Option<(Connection, Arc<Inventory>)>,
@@ -42,13 +42,13 @@ impl NodeReader {
     /// serve to request the kubelet's configuration.
     #[must_use]
     pub fn new(settings: &Settings, cluster: Option<Cluster>) -> Self {
-        Self::of_agent(settings, PodSource::none(), cluster, None)
+        Self::of_agent(settings, PodCache::none(), cluster, None)
     }
 
     /// As [`NodeReader::new`]; looks up the UIDs in checkpoints in `pods`, and counts requests.
     pub(in crate::agent) fn of_agent(
         settings: &Settings,
-        pods: PodSource,
+        pods: PodCache,
         cluster: Option<Cluster>,
         metrics: Option<Arc<Metrics>>,
     ) -> Self {

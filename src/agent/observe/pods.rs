@@ -12,15 +12,15 @@ use crate::pod::{Pod, PodEvent, Wanted};
 /// Lists the node's pods from the API server; `None` if that fails, or one event takes longer than
 /// `event_timeout`.
 pub async fn list_pods(cluster: &Cluster, node: &str, event_timeout: Duration) -> Option<Vec<Pod>> {
-    let mut events = std::pin::pin!(cluster.pods_of(node, Wanted::default()));
+    let mut events = std::pin::pin!(cluster.watch_pods(node, Wanted::default()));
     let mut pods = Vec::new();
     loop {
         match timeout(event_timeout, events.next()).await.ok()?? {
-            Ok(PodEvent::Listing) => pods.clear(),
-            Ok(PodEvent::Listed(pod) | PodEvent::Is(pod)) => pods.push(pod),
-            Ok(PodEvent::Complete) => return Some(pods),
-            Ok(PodEvent::Gone(gone)) => pods.retain(|pod| pod.uid != gone.uid),
-            Ok(PodEvent::Again) => {}
+            Ok(PodEvent::Init) => pods.clear(),
+            Ok(PodEvent::InitApply(pod) | PodEvent::Apply(pod)) => pods.push(pod),
+            Ok(PodEvent::InitDone) => return Some(pods),
+            Ok(PodEvent::Delete(gone)) => pods.retain(|pod| pod.uid != gone.uid),
+            Ok(PodEvent::Resumed) => {}
             Err(error) => {
                 warn!("{error}");
                 return None;

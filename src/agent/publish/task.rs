@@ -125,7 +125,7 @@ impl PublishTask {
             match wake {
                 Wake::Newest => self.take_newest(),
                 Wake::Withhold => self.withhold_unread().await,
-                Wake::Object(Ok(ObjectEvent::Current(metadata))) => self.object_changed(*metadata).await,
+                Wake::Object(Ok(ObjectEvent::Applied(metadata))) => self.object_changed(*metadata).await,
                 Wake::Object(Ok(ObjectEvent::Deleted(last))) => self.object_deleted(last.as_deref()),
                 Wake::Object(Err(error)) => self.watch_failed(&error),
                 Wake::Due if self.pending.is_none() => self.refresh().await,

@@ -15,7 +15,7 @@ use super::check::{Check, Retry, Wait};
 use super::write_delay::WriteDelay;
 use crate::agent::report::Reason;
 use crate::pod::PodName;
-use crate::pod_source::PodSource;
+use crate::pod_source::PodCache;
 use crate::scheduler::{Decision, FingerprintGate, FingerprintView, GateSettings, Publishable, Verdict};
 use crate::topology::Exclude;
 
@@ -138,7 +138,7 @@ impl FingerprintGuard {
     }
 
     /// Returns the pods that the published fingerprint covers.
-    pub(super) fn covered_pods(&self, pods: &PodSource, exclude: &Exclude) -> Vec<PodName> {
+    pub(super) fn covered_pods(&self, pods: &PodCache, exclude: &Exclude) -> Vec<PodName> {
         let Some(account) = &self.account else { return Vec::new() };
         let input = account.gate_input(self.accounts, self.is_responding, exclude);
         pods.with(|pods| self.gate.covered_pods(pods, &input))
@@ -149,7 +149,7 @@ impl FingerprintGuard {
     /// posted, and logged as warnings: among them pods that are given up.
     pub(super) fn check(
         &mut self,
-        pods: &PodSource,
+        pods: &PodCache,
         exclude: &Exclude,
         scope: Scope,
         now: Instant,
@@ -164,7 +164,7 @@ impl FingerprintGuard {
         if self.account.is_none() {
             return later("there is no account yet");
         }
-        if self.waits_for_pods(pods.has_told(), now, events) {
+        if self.waits_for_pods(pods.is_synced(), now, events) {
             return later("the pods are not synced yet");
         }
         let Some(verdict) = self.evaluate(pods, exclude, now) else { return Check::Pass };
@@ -194,7 +194,7 @@ impl FingerprintGuard {
         is_early && self.evaluated.is_some_and(is_done)
     }
 
-    fn evaluate(&mut self, pods: &PodSource, exclude: &Exclude, now: Instant) -> Option<Verdict> {
+    fn evaluate(&mut self, pods: &PodCache, exclude: &Exclude, now: Instant) -> Option<Verdict> {
         let input = self.account.as_ref()?.gate_input(self.accounts, self.is_responding, exclude);
         let (gate, at) = (&mut self.gate, now.duration_since(self.started));
         Some(pods.with(|pods| gate.evaluate(pods, &input, at)))
@@ -260,7 +260,7 @@ impl FingerprintGuard {
     fn newest(
         &mut self,
         verdict: Verdict,
-        pods: &PodSource,
+        pods: &PodCache,
         exclude: &Exclude,
         now: Instant,
     ) -> Option<Newest> {

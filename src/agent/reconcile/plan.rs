@@ -9,7 +9,7 @@ use crate::agent::live_object::LiveObject;
 use crate::agent::metrics::Outcome;
 use crate::agent::observe::Scan;
 use crate::agent::report::Reason;
-use crate::pod_source::{PodSource, PodView};
+use crate::pod_source::{PodCache, PodView};
 use crate::topology::Rules;
 
 /// What was observed.
@@ -41,7 +41,7 @@ pub(in crate::agent) enum Change {
 #[derive(Clone, Copy)]
 pub(in crate::agent) struct Context<'a> {
     /// The node's pods.
-    pub(in crate::agent) pods: &'a PodSource,
+    pub(in crate::agent) pods: &'a PodCache,
     /// The view of them at the start of the last scan.
     pub(in crate::agent) view: &'a PodView,
     /// The object before this agent's first write.

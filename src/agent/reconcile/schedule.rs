@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::agent::observe::{Depth, PollInterval, Scan};
 use crate::kubelet::{PodUsage, Usage};
-use crate::pod_source::{LINGER, PodView};
+use crate::pod_source::{PodView, RELEASE_TIMEOUT};
 use crate::util::backoff::{back_off, jittered};
 
 /// Delay of the next scan if the List still shows a pod that is gone.
@@ -87,7 +87,7 @@ impl Schedule {
             self.gone_listed = 0;
             // A live pod source reports bound and deleted pods. Without one, only a scan finds what was
             // released, and what was allocated if the checkpoints cannot be watched.
-            if view.follows || scan.has_cpu_checkpoint && !scan.usage.has_allocations() {
+            if view.is_live || scan.has_cpu_checkpoint && !scan.usage.has_allocations() {
                 return self.full_scan();
             }
             jittered(self.poll.get(now))
@@ -121,9 +121,11 @@ impl Schedule {
 
 /// Returns true if the List still shows allocations of a pod that is gone.
 fn lists_gone_pods(usage: &Usage, view: &PodView, now: Instant) -> bool {
-    let is_gone =
-        |pod: &&PodUsage| view.gone.get(&pod.full_name()).is_some_and(|at| now.duration_since(*at) < LINGER);
-    !view.gone.is_empty() && usage.pods.iter().filter(is_gone).any(PodUsage::has_allocations)
+    let deleted = &view.recently_deleted;
+    let is_gone = |pod: &&PodUsage| {
+        deleted.get(&pod.full_name()).is_some_and(|at| now.duration_since(*at) < RELEASE_TIMEOUT)
+    };
+    !deleted.is_empty() && usage.pods.iter().filter(is_gone).any(PodUsage::has_allocations)
 }
 
 #[cfg(test)]
@@ -161,7 +163,7 @@ mod tests {
     fn a_live_source_of_pods_needs_no_polls() {
         let now = Instant::now();
         let mut schedule = schedule(now);
-        let live = PodView { follows: true, ..PodView::default() };
+        let live = PodView { is_live: true, ..PodView::default() };
         let next = schedule.after(&scan("a", "1"), &live, now);
         assert_eq!((next, next.depth), (schedule.full_scan(), Depth::Everything));
         assert!((4500..5501).contains(&milliseconds(next, now)));
@@ -186,8 +188,8 @@ mod tests {
     fn a_pod_that_is_gone_is_scanned_for_until_it_leaves_the_list() {
         let now = Instant::now();
         let mut schedule = schedule(now);
-        let gone = Arc::new([(("ns".to_owned(), "a".to_owned()), now)].into());
-        let view = PodView { follows: true, gone, ..PodView::default() };
+        let recently_deleted = Arc::new([(("ns".to_owned(), "a".to_owned()), now)].into());
+        let view = PodView { is_live: true, recently_deleted, ..PodView::default() };
         let mut waits = (0..8).map(|_| milliseconds(schedule.after(&scan("a", "1"), &view, now), now));
         assert!((26..34).contains(&waits.next().unwrap()));
         assert!((53..67).contains(&waits.next().unwrap()));
@@ -195,7 +197,7 @@ mod tests {
         assert_eq!(schedule.after(&scan("b", "1"), &view, now), schedule.full_scan());
         let again = milliseconds(schedule.after(&scan("a", "1"), &view, now), now);
         assert!((26..34).contains(&again), "{again}");
-        let later = now + LINGER;
+        let later = now + RELEASE_TIMEOUT;
         assert_eq!(schedule.after(&scan("a", "1"), &view, later), schedule.full_scan(), "it is accepted");
     }
 

@@ -38,7 +38,7 @@ fn scan(pods: &[(&str, &str)]) -> Scan {
 
 struct Bench {
     reconciler: Reconciler,
-    pods: PodSource,
+    pods: PodCache,
     view: PodView,
     live_object: LiveObject,
     start: Instant,
@@ -51,8 +51,8 @@ impl Bench {
         let start = Instant::now();
         Self {
             reconciler: Reconciler::new(&config.agent_settings(), start),
-            pods: PodSource::fixed(pods),
-            view: PodView { follows: true, complete: true, ..PodView::default() },
+            pods: PodCache::fixed(pods),
+            view: PodView { is_live: true, is_complete: true, ..PodView::default() },
             live_object: LiveObject::Missing,
             start,
         }
@@ -197,7 +197,7 @@ fn a_source_of_pods_that_is_not_synced_is_waited_for_after_the_start() {
 fn a_reused_name_counts_as_allocated() {
     let mut bench = Bench::new(vec![]);
     let terminated = || Arc::new([("ns".to_owned(), "a".to_owned())].into());
-    bench.view.terminal = Arc::new([(("ns".to_owned(), "a".to_owned()), "uid".to_owned())].into());
+    bench.view.terminated = Arc::new([(("ns".to_owned(), "a".to_owned()), "uid".to_owned())].into());
     let plan = bench.scanned(Scan { terminated: terminated(), ..scan(&[("a", "1")]) }, 0);
     assert_eq!(available(&plan), 4, "it has released its CPU");
     let plan = bench.scanned(Scan { terminated: terminated(), ..scan(&[("a", "1-2")]) }, 1);
@@ -219,7 +219,7 @@ fn pods_that_change_between_scans_are_published_without_one() {
     };
     let mut bench = Bench::new(vec![]);
     let requeue = bench.scanned(scan(&[]), 0).requeue;
-    bench.pods = PodSource::fixed(vec![pod]);
+    bench.pods = PodCache::fixed(vec![pod]);
     let plan = bench.step(Change::Pods(Scope::All), bench.after(1));
     assert!(plan.publish.is_none(), "it may be admitted in time");
     assert_eq!((bench.reconciler.unaccounted(), plan.requeue), (1, requeue));

@@ -48,14 +48,14 @@ fn pod(name: &str) -> Pod {
 
 struct Bench {
     guard: FingerprintGuard,
-    pods: PodSource,
+    pods: PodCache,
     start: Instant,
     events: Vec<(Reason, String)>,
 }
 
 impl Bench {
     /// Returns a guard that has accepted an account without pods.
-    fn new(settings: GateSettings, pods: PodSource) -> Self {
+    fn new(settings: GateSettings, pods: PodCache) -> Self {
         let start = Instant::now();
         let mut guard = FingerprintGuard::new(settings, start);
         guard.accept(account(&[]));
@@ -88,14 +88,14 @@ fn published(check: Check<Newest>) -> (bool, bool) {
 #[test]
 fn nothing_is_published_without_an_account() {
     let mut guard = FingerprintGuard::new(GateSettings::default(), Instant::now());
-    let (pods, exclude) = (PodSource::none(), Exclude::default());
+    let (pods, exclude) = (PodCache::none(), Exclude::default());
     let check = guard.check(&pods, &exclude, Scope::All, Instant::now(), &mut Vec::new());
     assert!(is_waiting(&check), "{check:?}");
 }
 
 #[test]
 fn the_first_object_waits_for_the_pods_and_is_withheld_without_them() {
-    let mut bench = Bench::new(GateSettings::default(), PodSource::none());
+    let mut bench = Bench::new(GateSettings::default(), PodCache::none());
     assert!(is_waiting(&bench.check(Scope::All, 0)));
     assert_eq!(bench.recheck_after(), Some(2000));
     assert_eq!(published(bench.check(Scope::All, 2000)), (true, true));
@@ -112,17 +112,17 @@ fn the_first_object_waits_for_the_pods_and_is_withheld_without_them() {
 #[test]
 fn reservations_wait_longer_for_the_pods_and_other_views_do_not_wait() {
     let settings = |reserve| GateSettings { view: FingerprintView::None, reserve, ..GateSettings::default() };
-    let mut bench = Bench::new(settings(true), PodSource::none());
+    let mut bench = Bench::new(settings(true), PodCache::none());
     assert!(is_waiting(&bench.check(Scope::All, 0)));
     assert_eq!(bench.recheck_after(), Some(12_000));
     assert_eq!(published(bench.check(Scope::All, 12_000)), (true, false));
-    let mut bench = Bench::new(settings(false), PodSource::none());
+    let mut bench = Bench::new(settings(false), PodCache::none());
     assert_eq!(published(bench.check(Scope::All, 0)), (true, false));
 }
 
 #[test]
 fn the_fingerprint_is_withheld_until_a_bound_pod_is_accounted_for() {
-    let mut bench = Bench::new(GateSettings::default(), PodSource::fixed(vec![pod("a")]));
+    let mut bench = Bench::new(GateSettings::default(), PodCache::fixed(vec![pod("a")]));
     assert!(is_waiting(&bench.check(Scope::All, 0)), "it may be admitted in time");
     assert_eq!((bench.recheck_after(), bench.guard.unaccounted()), (Some(50), 1));
     assert!(bench.guard.scan_at().is_some());
@@ -134,13 +134,13 @@ fn the_fingerprint_is_withheld_until_a_bound_pod_is_accounted_for() {
 
 #[test]
 fn while_a_scan_is_due_only_a_withheld_fingerprint_is_published() {
-    let mut bench = Bench::new(GateSettings::default(), PodSource::fixed(vec![]));
+    let mut bench = Bench::new(GateSettings::default(), PodCache::fixed(vec![]));
     let check = bench.check(Scope::Urgent, 0);
     assert!(is_waiting(&check), "{check:?}");
     assert_eq!(bench.check(Scope::Urgent, 1), Check::Pass);
     assert_eq!(published(bench.check(Scope::All, 2)), (true, false));
     assert_eq!(bench.check(Scope::All, 3), Check::Pass, "nothing has changed");
-    let mut bench = Bench::new(GateSettings::default(), PodSource::fixed(vec![pod("a")]));
+    let mut bench = Bench::new(GateSettings::default(), PodCache::fixed(vec![pod("a")]));
     assert!(is_waiting(&bench.check(Scope::Urgent, 0)));
     assert_eq!(published(bench.check(Scope::Urgent, 50)), (true, true));
 }
@@ -149,7 +149,7 @@ fn while_a_scan_is_due_only_a_withheld_fingerprint_is_published() {
 fn reservations_are_published_at_once() {
     let settings =
         GateSettings { view: FingerprintView::None, reserve: true, ..GateSettings::default() };
-    let mut bench = Bench::new(settings, PodSource::fixed(vec![pod("a")]));
+    let mut bench = Bench::new(settings, PodCache::fixed(vec![pod("a")]));
     let Check::Amend(newest, None) = bench.check(Scope::Urgent, 0) else { panic!("it waits") };
     let available = newest.publishable.zones()[0].resources["cpu"].available;
     assert_eq!((available, newest.verdict.reservations.len()), (3, 1));
@@ -157,7 +157,7 @@ fn reservations_are_published_at_once() {
 
 #[test]
 fn a_pod_that_is_not_admitted_is_given_up() {
-    let mut bench = Bench::new(GateSettings::default(), PodSource::fixed(vec![pod("a")]));
+    let mut bench = Bench::new(GateSettings::default(), PodCache::fixed(vec![pod("a")]));
     assert!(is_waiting(&bench.check(Scope::All, 0)));
     assert_eq!(published(bench.check(Scope::All, 30_000)), (true, true));
     assert!(is_waiting(&bench.check(Scope::All, 60_000)), "a match is delayed for a moment");
@@ -169,7 +169,7 @@ fn a_pod_that_is_not_admitted_is_given_up() {
 
 #[test]
 fn a_kubelet_that_does_not_respond_does_not_use_up_a_pods_time() {
-    let mut bench = Bench::new(GateSettings::default(), PodSource::fixed(vec![pod("a")]));
+    let mut bench = Bench::new(GateSettings::default(), PodCache::fixed(vec![pod("a")]));
     assert!(is_waiting(&bench.check(Scope::All, 0)));
     bench.guard.set_unresponsive();
     assert_eq!(published(bench.check(Scope::All, 30_000)), (true, true));
