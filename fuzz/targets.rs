@@ -49,7 +49,7 @@ pub(crate) const TARGETS: [(&str, Target); 12] = [
     ("pod_watch", pod_watch),
 ];
 
-/// Host files: a line `@path` starts a file, `!path reason` is a file that the kernel refuses to read, and
+/// Host files: a line `@path` starts a file, `!path reason` is a file that cannot be read, and
 /// every other line is the content of the file above it.
 pub(crate) fn sysfs(data: &[u8]) {
     let files = recorded(&String::from_utf8_lossy(data));
@@ -669,7 +669,7 @@ fn check(account: &Topology) {
     }
 }
 
-/// Checks the invariants that hold even if resources are excluded.
+/// Checks the invariants that are true even if resources are excluded.
 fn check_zones(account: &Topology) {
     let ids: Vec<_> = account.zones.iter().map(|zone| zone.id).collect();
     assert!(ids.windows(2).all(|pair| pair[0] < pair[1]), "{ids:?}");

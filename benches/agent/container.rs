@@ -1,8 +1,8 @@
 //! The agent as the chart's DaemonSet runs it: its mounts, its configuration and the permissions of its
 //! service account.
 //!
-//! `tests/real/rendered.rs` runs the whole pod. Here only the process runs, without the relays that a
-//! container's network would need: they would take CPU time and latency that is being measured.
+//! `tests/real/rendered.rs` runs the whole pod. Here only the process runs, without the proxies that a
+//! container's network would need, which would add CPU time and latency.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

@@ -110,7 +110,7 @@ impl Events {
         }
     }
 
-    /// Returns how long the API server takes to answer an apply when nothing else happens.
+    /// Returns how long an apply takes when nothing else happens.
     pub(crate) async fn floor_when_idle(&mut self, zones: &Value, samples: usize) -> Result<Vec<Duration>> {
         let mut all = Vec::new();
         for _ in 0..=samples {

@@ -46,7 +46,7 @@ use zones::{Zones, right_since};
 const PROBE: Duration = Duration::from_millis(20);
 /// How often an agent is started to measure its first object: for the default, and for the other variants.
 const STARTS: [usize; 2] = [11, 5];
-/// Longer than the agent's poll interval: by then it has noticed any change it missed.
+/// Longer than the agent's poll interval: by then it has detected any change it missed.
 const BEYOND_POLL: Duration = Duration::from_secs(6);
 /// Maximum idle time measured for variants other than the default.
 const VARIANT_IDLE: Duration = Duration::from_secs(60);
@@ -119,7 +119,7 @@ async fn main() -> Result<()> {
     let binary = std::env::var_os("NUMACAST_SHIPPED")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/shipped/numacast"), PathBuf::from);
     ensure!(binary.is_file(), "there is no binary at {}; `make bench` builds it", binary.display());
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else {
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else {
         bail!("the real parts cannot run here")
     };
     let mut report = Report::new(&binary, &parts, options.seed)?;
@@ -428,7 +428,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Returns the time from SIGTERM, while the API server accepts a write and does not answer it, to exit
+    /// Returns the time from SIGTERM, while the API server accepts a write and does not respond, to exit
     /// code 0.
     async fn frozen(&mut self, mut agent: Running) -> Result<Duration> {
         self.say("the API server frozen, and SIGTERM");
@@ -438,7 +438,7 @@ impl<'a> Bench<'a> {
             device.unhealthy = true;
         }
         self.node.set_devices(&devices.resource, &devices.devices)?;
-        // Long enough for the agent to notice and to send its write, and shorter than any timeout.
+        // Long enough for the agent to detect it and to send its write, and shorter than any timeout.
         tokio::time::sleep(Duration::from_millis(500)).await;
         let start = Instant::now();
         agent.signal("TERM")?;

@@ -269,7 +269,7 @@ fn the_notes_tell_what_these_values_mean() -> Result<()> {
     Ok(())
 }
 
-/// Notes are only rendered by an installation, which asks the cluster for its version; so a copy of the chart
+/// Notes are only rendered by an installation, which reads the cluster's version; so a copy of the chart
 /// renders them instead.
 #[test]
 fn kubelets_that_do_not_tell_are_warned_of() -> Result<()> {

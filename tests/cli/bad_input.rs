@@ -1,4 +1,4 @@
-//! Invalid input: each kind has its own error, which tells what is wrong, where, and what to do.
+//! Invalid input: each kind has its own error: what is wrong, where, and what to do.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -42,7 +42,7 @@ fn a_file_that_is_no_socket() {
     assert_eq!(outcome.refusal(), expected);
 }
 
-/// Answers every connection with `words`, or never.
+/// Sends `words` on every connection, or nothing.
 fn serve(socket: &std::path::Path, words: Option<&'static [u8]>) {
     let listener = UnixListener::bind(socket).unwrap();
     std::thread::spawn(move || {

@@ -194,7 +194,7 @@ fn help_names_every_verb() {
 fn first_words(arguments: &[&str]) -> Vec<String> {
     let host = FakeHost::two_nodes();
     let socket = host.socket();
-    // No server answers there; without a kubelet nothing is ever published.
+    // No server listens there; without a kubelet nothing is ever published.
     host.write("kubeconfig", KUBECONFIG);
     let mut agent = Command::new(env!("CARGO_BIN_EXE_numacast"))
         .args(["agent", "--node-name", "worker", "--metrics-address", "none", "--health-address", "none"])

@@ -36,7 +36,7 @@ pub(crate) struct Binds {
     agreed: Vec<Duration>,
     /// Number of pods that the List showed before they had CPUs.
     empty: usize,
-    /// Number of pods that the first write accounted for, without holding the object.
+    /// Number of pods that the first write accounted for, without withholding the fingerprint.
     at_once: usize,
 }
 

@@ -32,14 +32,14 @@ use run::{Run, Total};
 use scheduler::Clocks;
 use support::{Cluster, Needs, Parts, RealNode};
 
-/// A closed loop of short pods between a real scheduler and a real kubelet, with one table at the end. It fails when numacast
-/// breaks a bound: with the overreserving cache at most 2 % of the pods refused, and each of them placed by an object that the plugin
-/// read less than 75 ms after a bind; with a direct one and reservations 90 % of the CPUs busy that could be, and with DiscardReserved
-/// at most 4 % of the pods refused; nowhere a node on which no pod starts for 45 s.
+/// A closed loop of short pods between a real scheduler and a real kubelet, with one table at the end. It fails if numacast exceeds a
+/// limit: with the overreserving cache at most 2 % of the pods are rejected, and each of them was placed by an object that the plugin
+/// read less than 75 ms after a bind; with a direct cache and reservations at least 90 % of the CPUs that could be busy are, and with
+/// DiscardReserved at most 4 % of the pods are rejected; on no node does no pod start for 45 s.
 #[derive(Debug, Parser)]
 #[command(name = "contract")]
 struct Options {
-    /// Only rows whose name contains this text; several are possible. `--list` tells the names.
+    /// Only rows whose name contains this text; several are possible. `--list` prints the names.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
     /// Runs of each row, each with the seed after the one before.
@@ -59,8 +59,8 @@ struct Options {
     /// Other clocks in seconds, RESYNC:INITIAL-MAX (the plugin's resync, the pods' backoff).
     #[arg(long, value_name = "CLOCKS")]
     clocks: Option<Clocks>,
-    /// Let pods of another scheduler that ask for nothing come and go, one every five seconds or so: at each word of
-    /// them an overreserving plugin takes nobody onto the node until its next resync.
+    /// Start and stop pods of another scheduler without requests, one every five seconds or so: at each of their events an
+    /// overreserving plugin places no pod on the node until its next resync.
     #[arg(long)]
     foreign: bool,
     /// The plugin's informerMode.
@@ -69,13 +69,13 @@ struct Options {
     /// Another binary than the one that was built for tests.
     #[arg(long)]
     binary: Option<PathBuf>,
-    /// Only measure how long after its bind a pod shows, and where, over so many pods, and when numacast tells of it.
+    /// Only measure, for this many pods, how long after the bind a pod shows where, and when the object accounts for it.
     #[arg(long, value_name = "PODS")]
     binds: Option<usize>,
     /// Only show what becomes of a pod that fits no zone, on a node whose object was created after the scheduler started.
     #[arg(long)]
     late: bool,
-    /// Only say which rows there are.
+    /// Only list the rows.
     #[arg(long)]
     list: bool,
 }
@@ -121,7 +121,7 @@ async fn main() -> Result<ExitCode> {
         rows.iter().try_for_each(|row| writeln!(out, "{}", row.name()))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { bail!("the real parts cannot run here") };
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     writeln!(out, "NUMACAST_SEED={seed}")?;
     if let Some(count) = options.binds {

@@ -6,7 +6,7 @@ use crate::scheduler::{Cache, Clocks};
 /// With a direct cache, the minimum ratio of busy CPUs to the ideal.
 const LEAST_OF_IDEAL: f64 = 0.9;
 
-/// With DiscardReserved, the maximum percentage of refused pods. Some are always refused: the scheduler may place a pod before the
+/// With DiscardReserved, the maximum percentage of rejected pods. Some are always rejected: the scheduler may place a pod before the
 /// reservation of the previous one is written. Without reservations it is 5 to 7 %.
 const MOST_REFUSED: f64 = 4.0;
 
@@ -79,7 +79,7 @@ impl Row {
         if self.cache.is_direct() { &["controller.nudge=off"] } else { &[] }
     }
 
-    /// Returns the maximum percentage of pods that the kubelet may refuse, or `None` if there is no limit. Passthrough has no limit
+    /// Returns the maximum percentage of pods that the kubelet may reject, or `None` if there is no limit. Passthrough has no limit
     /// because the scheduler may place a pod before the previous pod is bound.
     fn most_refused(&self) -> Option<f64> {
         match self.cache {

@@ -201,8 +201,8 @@ impl Figures {
     }
 }
 
-/// An object that the plugin reads this long after a bind accounts for the pod, or is held: `fingerprint.withholdAfter` (50 ms), the watch
-/// and the write.
+/// An object that the plugin reads this long after a bind accounts for the pod, or withholds the fingerprint:
+/// `fingerprint.withholdAfter` (50 ms), the watch and the write.
 const GAP: Duration = Duration::from_millis(75);
 
 /// The totals of one row.
@@ -212,7 +212,7 @@ pub(crate) struct Total {
     time: Duration,
     started: usize,
     pub(crate) refused: usize,
-    /// The refused pods among them that were placed by an object in which an earlier bind had to show, with the overreserving cache.
+    /// The rejected pods among them that were placed by an object in which an earlier bind had to show, with the overreserving cache.
     pub(crate) preventable: usize,
     busy: Vec<f64>,
     ideal: f64,

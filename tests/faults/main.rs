@@ -37,10 +37,10 @@ struct Options {
     /// Only this node of them all.
     #[arg(long)]
     shard: Option<usize>,
-    /// How many nodes go on at once.
+    /// Number of nodes at the same time.
     #[arg(long, default_value_t = 6)]
     jobs: usize,
-    /// Only say which faults there are.
+    /// Only list the faults.
     #[arg(long)]
     list: bool,
     /// Show what the agents log.

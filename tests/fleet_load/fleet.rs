@@ -381,7 +381,7 @@ fn config(text: &str, places: &[(&str, String)], set: &[String]) -> Result<Confi
     Ok(layers.finish().map_err(explain)?.config)
 }
 
-/// Writes a kubeconfig with this token that connects through a relay.
+/// Writes a kubeconfig with this token that connects through a TCP proxy.
 fn kubeconfig(cluster: &Cluster, name: &str, token: &str, relay: &Relay) -> Result<PathBuf> {
     let path = cluster.kubeconfig_of(name, token)?;
     let text = std::fs::read_to_string(&path)?;

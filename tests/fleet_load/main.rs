@@ -118,7 +118,7 @@ async fn main() -> Result<ExitCode> {
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     writeln!(out, "NUMACAST_SEED={seed}")?;
     raise_limits(options.nodes)?;
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else {
         bail!("the real parts cannot run here")
     };
     let mut text = String::new();
@@ -140,8 +140,8 @@ async fn main() -> Result<ExitCode> {
 /// Runs all phases on one API server. Returns the report and the bounds that were violated.
 async fn run(options: &Options, parts: &Parts, minor: &str, seed: u64) -> Result<(String, Vec<String>)> {
     let program = Some(parts::program_of(minor, "kube-apiserver")?);
-    // From 1.34 on it compares its cache with etcd every five minutes, and its metrics do not tell this from
-    // a client's list.
+    // From 1.34 on it compares its cache with etcd every five minutes, and its metrics do not distinguish
+    // this from a client's list.
     let checks = ["--feature-gates=DetectCacheInconsistency=false"];
     let arguments = if minor == "1.33" { &[] } else { &checks[..] };
     let unusual = Unusual { program, audit: true, arguments, ..Unusual::default() };

@@ -1,4 +1,4 @@
-//! A TCP relay in front of the API server that counts bytes: the traffic is encrypted, and no metric of the
+//! A TCP proxy in front of the API server that counts bytes: the traffic is encrypted, and no metric of the
 //! API server reports how much a watch has sent.
 
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use crate::support::cluster::free_port;
 /// How often to check whether the API server listens again.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// A relay. Its port is closed while the API server's is.
+/// A TCP proxy. Its port is closed while the API server's is.
 pub(crate) struct Relay {
     address: SocketAddr,
     counts: Arc<Counts>,
@@ -34,7 +34,7 @@ struct Counts {
 }
 
 impl Relay {
-    /// Starts a relay to `upstream`.
+    /// Starts a proxy to `upstream`.
     pub(crate) async fn start(upstream: SocketAddr) -> Result<Self> {
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()?));
         let listener = TcpListener::bind(address).await?;

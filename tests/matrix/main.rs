@@ -52,7 +52,7 @@ struct Options {
     /// How many walks go on at once.
     #[arg(long, default_value_t = 4)]
     jobs: usize,
-    /// Only say which cells there are.
+    /// Only list the cells.
     #[arg(long)]
     list: bool,
 }
@@ -81,7 +81,7 @@ async fn main() -> Result<ExitCode> {
 
 /// Starts the cluster that cells on real kubelets need; the parts must live as long.
 async fn cluster(cells: &[Cell]) -> Result<(Cluster, Parts)> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { bail!("the real parts cannot run here") };
     real::build_kubelets(cells)?;
     Ok((Cluster::start(&parts).await?, parts))
 }

@@ -39,7 +39,7 @@ struct Options {
     /// Put the tables into `docs/proofs.md`.
     #[arg(long)]
     write: bool,
-    /// Only say which tables there are.
+    /// Only list the tables.
     #[arg(long)]
     list: bool,
 }

@@ -44,7 +44,7 @@ struct Options {
     /// How long that is measured, in seconds.
     #[arg(long, default_value_t = 30)]
     seconds: u32,
-    /// How many others do not read what they asked for.
+    /// Number of other clients, which do not read.
     #[arg(long, default_value_t = 10)]
     stalled: usize,
     /// The rates until which it is tried how many there may be.

@@ -134,7 +134,7 @@ async fn main() -> Result<ExitCode> {
         attack::run(&options, &mut out).await?;
         return Ok(ExitCode::SUCCESS);
     }
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { bail!("the real parts cannot run here") };
     parts::fetched(&["podresources"])?.context("no clients")?;
     let clients = Clients::of(&parts);
     let cluster = Cluster::start(&parts).await?;
@@ -283,9 +283,9 @@ impl Load {
 
 /// Returns the allowed resident memory for responses of this size. Besides the memory at rest and that of the
 /// connections, this is
-/// - the responses being sent: the server's limit, plus a response for each call in flight when it was
+/// - the responses being sent: the server's limit, plus a response for each running call when it was
 ///   reached;
-/// - a response being received for each call in flight: what is made of it counts as being sent;
+/// - a response being received for each running call: what is made of it counts as being sent;
 /// - in the agent, the last decoded response and the one being decoded.
 ///
 /// More clients only add connections: if each had its own response, 200 would need 1 GiB.

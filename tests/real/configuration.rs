@@ -28,7 +28,7 @@ async fn grant(parts: &Parts, cluster: &Cluster, asks: bool) -> Result<()> {
     chart.install(&cluster.client(), &RIGHTS).await
 }
 
-/// Makes the kubelet authorize each request anew.
+/// Makes the kubelet authorize each request again.
 fn authorization() -> Value {
     json!({ "webhook": { "cacheAuthorizedTTL": "1ms", "cacheUnauthorizedTTL": "1ms" } })
 }
@@ -105,7 +105,7 @@ fn proc_of(node: &RealNode) -> Result<PathBuf> {
 
 #[tokio::test]
 async fn every_source_says_the_same() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let node = layered(&cluster).await?;
     let agent = service_account(&parts, &cluster, true).await?;
@@ -166,7 +166,7 @@ async fn every_source_says_the_same() -> Result<()> {
 
 #[tokio::test]
 async fn a_kubelet_that_does_not_tell_says_why() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let node = RealNode::on(NODE)?.kubelet("authorization", authorization()).start(&cluster).await?;
     let agent = service_account(&parts, &cluster, false).await?;
@@ -209,7 +209,7 @@ async fn attribute(node: &RealNode, name: &str) -> Result<String> {
 
 #[tokio::test]
 async fn the_first_object_waits_for_its_policies() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on(NODE)?.kubelet("authorization", authorization()).start(&cluster).await?;
     let kubeconfig = service_account(&parts, &cluster, false).await?;
@@ -239,7 +239,7 @@ async fn the_first_object_waits_for_its_policies() -> Result<()> {
 
 #[tokio::test]
 async fn a_file_that_changes_is_not_true_before_the_kubelet_starts_again() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on(NODE)?.start(&cluster).await?;
     let mut agent = Agent::start(&node, &["--poll", "200ms", "--log-level", "debug"])?;

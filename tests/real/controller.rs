@@ -121,7 +121,7 @@ fn set(names: &[String]) -> BTreeSet<String> {
 
 #[tokio::test]
 async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     fleet.add_lease().await?;
@@ -203,7 +203,7 @@ async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()>
 
 #[tokio::test]
 async fn a_list_of_nodes_that_is_wrong_deletes_nothing() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let all = names("worker", 60);
@@ -259,7 +259,7 @@ async fn a_list_of_nodes_that_is_wrong_deletes_nothing() -> Result<()> {
 
 #[tokio::test]
 async fn a_deletion_means_one_object_as_it_was_seen() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let one = names("worker", 1);
@@ -295,7 +295,7 @@ async fn a_deletion_means_one_object_as_it_was_seen() -> Result<()> {
 
 #[tokio::test]
 async fn what_has_to_stay_keeps_nothing_else() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let all = names("worker", 40);
@@ -337,7 +337,7 @@ async fn what_has_to_stay_keeps_nothing_else() -> Result<()> {
 
 #[tokio::test]
 async fn a_dry_run_says_what_would_go() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let all = names("worker", 3);
@@ -359,7 +359,7 @@ async fn a_dry_run_says_what_would_go() -> Result<()> {
 
 #[tokio::test]
 async fn another_replica_takes_over_and_goes_on() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     fleet.add_lease().await?;
@@ -389,7 +389,7 @@ async fn another_replica_takes_over_and_goes_on() -> Result<()> {
     ensure!(other.metric("numacast_garbage_deleted_total").await? == 0.0, "two at work");
     ensure!(other.metric("numacast_fleet_foreign_objects").await.is_err(), "it counts what it does not see");
 
-    // It is killed without releasing the Lease, and Nodes are deleted while nobody leads.
+    // It is killed without releasing the Lease, and Nodes are deleted while no replica leads.
     leader.process.kill()?;
     fleet.delete_nodes(&all[3..5]).await?;
     other.shows("numacast_controller_leader", 1.0).await?;
@@ -407,7 +407,7 @@ async fn another_replica_takes_over_and_goes_on() -> Result<()> {
 
 #[tokio::test]
 async fn silent_agents_are_told_of() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     fleet.add_lease().await?;
@@ -457,7 +457,7 @@ async fn silent_agents_are_told_of() -> Result<()> {
 
 #[tokio::test]
 async fn a_leader_that_stood_still_leads_no_longer() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     fleet.add_lease().await?;
@@ -490,7 +490,7 @@ async fn run(kubeconfig: &Path, more: &[&str]) -> Result<(Option<i32>, String, S
 
 #[tokio::test]
 async fn a_check_prints_what_is_wrong() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let kubeconfig = fleet.kubeconfig()?;
@@ -534,7 +534,7 @@ async fn a_check_prints_what_is_wrong() -> Result<()> {
 
 #[tokio::test]
 async fn objects_that_are_newer_than_the_scheduler_are_reported() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let kubeconfig = fleet.kubeconfig()?;
@@ -580,7 +580,7 @@ async fn delete_crd(cluster: &Cluster) -> Result<()> {
 
 #[tokio::test]
 async fn a_purge_removes_what_we_wrote_when_the_agents_are_gone() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let kubeconfig = fleet.kubeconfig()?;
@@ -663,7 +663,7 @@ async fn refuse_deletion(cluster: &Cluster, name: &str) -> Result<()> {
 
 #[tokio::test]
 async fn a_purge_goes_on_past_what_stays_and_takes_nobody_elses_daemon_set() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let kubeconfig = cluster.admin_kubeconfig();

@@ -14,7 +14,7 @@ use crate::sim_node::SimNode;
 use crate::support::parts::repository;
 use crate::support::{Cluster, Needs, Parts};
 
-/// Minimum number of commands found, to notice a change of format that would hide them.
+/// Minimum number of commands found, to detect a change of format that would hide them.
 const LEAST: usize = 45;
 
 /// Returns all documents with commands, in a working order: the first one creates the object that others
@@ -76,7 +76,7 @@ fn install(dir: &Path, host: &Path, parts: &Parts) -> Result<()> {
 
 #[tokio::test]
 async fn every_command_in_the_documents_runs() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "worker"}}))?;
     Api::<Node>::all(cluster.client()).create(&PostParams::default(), &node).await?;

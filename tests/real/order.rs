@@ -158,7 +158,7 @@ async fn ages(node: &RealNode) -> Result<BTreeMap<String, Time>> {
     pods.map(|pod| Ok((pod.name_any(), pod.creation_timestamp().context("a pod without an age")?))).collect()
 }
 
-/// The responses, with the time since the kubelet was told to stop.
+/// The responses, with the time since the kubelet was stopped.
 #[derive(Default)]
 struct Story {
     pods: Vec<(Duration, u64, Pods)>,

@@ -71,10 +71,10 @@ async fn listed(
     let mut pods = 0;
     loop {
         match timeout(DEADLINE, events.next()).await?.context("it has ended")? {
-            Ok(PodEvent::Listing) => pods = 0,
-            Ok(PodEvent::Listed(_)) => pods += 1,
-            Ok(PodEvent::Complete) => return Ok(pods),
-            Ok(PodEvent::Again) => {}
+            Ok(PodEvent::Init) => pods = 0,
+            Ok(PodEvent::InitApply(_)) => pods += 1,
+            Ok(PodEvent::InitDone) => return Ok(pods),
+            Ok(PodEvent::Resumed) => {}
             Ok(event) => bail!("{event:?}"),
             Err(sentence) => errors.push(sentence),
         }
@@ -83,7 +83,7 @@ async fn listed(
 
 #[tokio::test]
 async fn the_list_of_a_node_costs_the_api_server_the_pods_of_the_node() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let mut cluster = Cluster::start(&parts).await?;
     let pods: Api<Object> = Api::namespaced(cluster.client(), "default");
     let specs = (0..NODES).flat_map(|node| (0..PODS).map(move |index| (node, index)));
@@ -131,7 +131,7 @@ async fn the_list_of_a_node_costs_the_api_server_the_pods_of_the_node() -> Resul
     let cost = Cost::of(&cluster).await?.since(before);
     ensure!(cost.cached + cost.stored > 10 * node.cached, "{cost:?}");
 
-    // After a restart the cache is filled once. A watch from the last resourceVersion is refused, and the
+    // After a restart the cache is filled once. A watch from the last resourceVersion is rejected, and the
     // next list is not older than that version.
     pods.create(&PostParams::default(), &pod("newer").bound_to("node-1")?).await?;
     cluster.kill_api_server()?;

@@ -1,5 +1,5 @@
 //! The Pods API as the kubelet serves it, and as numacast serves it with each of its sources: clients
-//! generated from upstream's definitions receive the same, whatever happens to the pods.
+//! generated from upstream's definitions receive the same through all changes of the pods.
 
 mod differences;
 mod outage;
@@ -35,7 +35,7 @@ fn the_document_has_the_differences() -> Result<()> {
 
 #[tokio::test]
 async fn everybody_hears_the_same_of_pods_whoever_serves_them() -> Result<()> {
-    let Some(parts) = Parts::with_pods_clients(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_pods_clients(Needs::Kubelet)? else { return Ok(()) };
     let mut world = World::start(&parts, SOURCES).await?;
     scenarios!(world:
         many_pods,
@@ -68,7 +68,7 @@ async fn everybody_hears_the_same_of_pods_whoever_serves_them() -> Result<()> {
 
 #[tokio::test]
 async fn ours_goes_on_while_there_is_no_api_server() -> Result<()> {
-    let Some(parts) = Parts::with_pods_clients(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_pods_clients(Needs::Kubelet)? else { return Ok(()) };
     let mut world = World::start(&parts, SOURCES).await?;
     scenarios!(world: the_api_server_is_away);
     Ok(())

@@ -50,7 +50,7 @@ async fn everybody_hears_the_same(clients: &Clients, socket: &Path) -> Result<()
 /// Checks the test clients: they receive what the kubelet sends, and the recorder adds only unknown fields.
 #[tokio::test]
 async fn clients_of_every_kind_agree_about_a_kubelet() -> Result<()> {
-    let Some(parts) = Parts::with_clients(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_clients(Needs::Kubelet)? else { return Ok(()) };
     let clients = Clients::of(&parts);
     let cluster = Cluster::start(&parts).await?;
     let node = RealNode::on("two-by-eight")?.start(&cluster).await?;
@@ -369,7 +369,7 @@ async fn errors_are_the_kubelets(world: &World) -> Result<()> {
 }
 
 async fn merges_what_is_annotated_and_nothing_else(place: Place) -> Result<()> {
-    let Some(parts) = Parts::with_clients(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_clients(Needs::Kubelet)? else { return Ok(()) };
     let mut world = World::start(&parts, place, &[]).await?;
     world
         .node
@@ -502,7 +502,7 @@ const EVERYTHING: [&str; 3] = [
 
 #[tokio::test]
 async fn everything_that_is_off_by_default_is_right_when_it_is_on() -> Result<()> {
-    let Some(parts) = Parts::with_clients(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_clients(Needs::Kubelet)? else { return Ok(()) };
     let vendor = json!({"node.koordinator.sh/gpu-vendor": "huawei"});
     let mut world = World::start_with(&parts, Place::Alone, &EVERYTHING, vendor, accelerators()).await?;
     let (specs, mut right) = by_every_setting();
@@ -584,7 +584,7 @@ impl World {
         Ok(())
     }
 
-    /// Fails if a List is refused; incomplete responses end the wait with [`Hopeless`].
+    /// Fails if a List is rejected; incomplete responses end the wait with [`Hopeless`].
     async fn is_right_or_refused(&self, right: &Right) -> Result<()> {
         let heard = self.clients.ask(Who::Go, &self.proxy.socket(), &Rpc::List).await?;
         ensure!(heard.code == "OK", "{}: {}", heard.code, heard.text);
@@ -604,7 +604,7 @@ impl World {
 /// A client with a 4 MiB limit rejects larger responses itself; it and all others keep working.
 #[tokio::test]
 async fn an_answer_above_a_clients_limit_is_that_clients_affair() -> Result<()> {
-    let Some(parts) = Parts::with_clients(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_clients(Needs::Kubelet)? else { return Ok(()) };
     let clients = Clients::of(&parts);
     let cluster = Cluster::start(&parts).await?;
     let node = RealNode::on("two-by-eight")?.start(&cluster).await?;
@@ -631,7 +631,7 @@ async fn an_answer_above_a_clients_limit_is_that_clients_affair() -> Result<()> 
 async fn zones_count_what_is_merged() -> Result<()> {
     const GPU: &str = "nvidia.com/gpu";
     const RDMA: &str = "koordinator.sh/rdma";
-    let Some(parts) = Parts::with_clients(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_clients(Needs::Kubelet)? else { return Ok(()) };
     let mut world = World::start(&parts, Place::Agent, &["proxy.zones=true"]).await?;
     world.node.run(pod("plain").cpus(2).memory("1Gi").device(NIC, 1)).await?;
     let free = |capacity: u64, available: u64| Figures { capacity, allocatable: capacity, available };

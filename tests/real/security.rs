@@ -3,7 +3,7 @@
 //! has the table.
 //!
 //! Attempts on a resource that the policies cover are made twice more: without the policies, which shows what
-//! only the policies prevent; and with every right in RBAC, which shows what the policies prevent by
+//! only the policies prevent; and with every permission in RBAC, which shows what the policies prevent by
 //! themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -109,7 +109,7 @@ struct Attempt {
     answer: Answer,
     /// Result without the policies.
     bare: Answer,
-    /// Result with every right in RBAC, under the policies; not tried if they do not cover the resource.
+    /// Result with every permission in RBAC, with the policies; not tried if they do not cover the resource.
     free: Option<Answer>,
     /// Whether there is no object at first.
     at_first: bool,
@@ -1034,7 +1034,7 @@ impl World {
         .await
     }
 
-    /// Grants the agents and the controller every right in RBAC, or revokes it, and waits until it is in
+    /// Grants the agents and the controller every permission in RBAC, or revokes it, and waits until it is in
     /// force.
     async fn all_rights(&self, given: bool) -> Result<()> {
         let bindings = Api::<ClusterRoleBinding>::all(self.cluster.client());
@@ -1106,7 +1106,7 @@ fn check_document(file: &str, name: &str, right: &str) -> Result<()> {
 
 #[tokio::test]
 async fn a_stolen_token_writes_nothing_elsewhere() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let world = World::start(&parts).await?;
     let attempts = all_attempts(&world.uids);
     let mut wrong = Vec::new();
@@ -1189,7 +1189,7 @@ const PODS_PAGE: &str = "get nodes/pods";
 
 #[tokio::test]
 async fn every_right_goes_with_its_feature() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let all = [&BASE[..], &[NODES, POST], &LIST_PODS, &[CONFIGZ]].concat();
     let without = |gone: &[&'static str]| -> Vec<&'static str> {
         all.iter().copied().filter(|right| !gone.contains(right)).collect()
@@ -1339,7 +1339,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
 /// a token without a node may then write any node's object, but nothing else that the policies deny.
 #[tokio::test]
 async fn a_missing_claim_may_be_allowed() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let world = World::start(&parts).await?;
     let lenient = Chart::render(&parts, &json!({"admissionPolicy": {"onMissingClaim": "Allow"}}))?;
     lenient.install(&world.cluster.client(), &POLICIES).await?;
@@ -1370,10 +1370,10 @@ async fn a_missing_claim_may_be_allowed() -> Result<()> {
     Ok(())
 }
 
-/// An owner or a finalizer set by somebody else does not make the policy deny the agent's other changes.
+/// An owner or a finalizer set by another client does not make the policy deny the agent's other changes.
 #[tokio::test]
 async fn what_others_left_does_not_lock_the_agent_out() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let world = World::start(&parts).await?;
     world.chart.install(&world.cluster.client(), &POLICIES).await?;
     world.until_foreign_writes_are(Policy).await?;
@@ -1415,7 +1415,7 @@ async fn what_others_left_does_not_lock_the_agent_out() -> Result<()> {
 /// The policy's rules follow the agents' configuration.
 #[tokio::test]
 async fn the_policy_follows_the_configuration() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let world = World::start(&parts).await?;
     let new = || topology("v1alpha2", "alpha", json!({}));
     let with = |key: &str, value: Value| {

@@ -7,7 +7,7 @@ use numacast::cluster::Cluster;
 use numacast::config::Config;
 use numacast::util::glob::PodPattern;
 use numacast::sim::api_server::{ApiServer, Fault, NODES, PODS, TOPOLOGIES};
-use numacast::sim::kubelet::{Age, Call, ContainerSpec, Options, PodSpec, RestartTiming, Role, Split};
+use numacast::sim::kubelet::{KubeletVersion, Call, ContainerSpec, Options, PodSpec, RestartTiming, Role, Split};
 use numacast::telemetry::registry::Registry;
 use numacast::topology::Exclude;
 use serde_json::json;
@@ -147,7 +147,7 @@ pub(crate) async fn with_terminated_pods_listed(options: Options) -> World {
     let node =
         json!({"metadata": {"name": "worker"}, "status": {"nodeInfo": {"kubeletVersion": "v1.33.13"}}});
     server.put(&NODES, node).unwrap();
-    World::with(SimNode::with(Options { age: Age::V1_29, ..options }), server, |_| {})
+    World::with(SimNode::with(Options { age: KubeletVersion::V1_29, ..options }), server, |_| {})
 }
 
 #[tokio::test]
@@ -161,7 +161,7 @@ async fn pods_that_have_ended_hold_nothing_although_an_old_kubelet_lists_them() 
     show("Running");
     world.agrees().await;
     assert_eq!(world.available(0, "example.com/nic"), 1);
-    assert!(world.node.kubelet.finish_pod("default", "job"));
+    assert!(world.node.kubelet.terminate_pod("default", "job"));
     show("Succeeded");
     world.agrees().await;
     assert_eq!(world.available(0, "example.com/nic"), 2);
@@ -184,11 +184,11 @@ async fn a_pod_that_is_allocated_more_and_refused_at_once_holds_nothing() {
     let pod = PodSpec::guaranteed("refused", 2, GIB).devices("example.com/nic", 1);
     world.agrees().await;
     world.server.put(&PODS, pod.object("worker", "Pending")).unwrap();
-    world.node.kubelet.announce_pod(pod.clone()).unwrap();
+    world.node.kubelet.add_pod(pod.clone()).unwrap();
     world.lists_reach(world.node.kubelet.calls().list + 2).await;
-    // Between two Lists the pod is allocated its resources, and then refused.
+    // Between two Lists the pod is allocated its resources, and then rejected.
     world.node.kubelet.admit_pod(&pod.uid).unwrap();
-    assert!(world.node.kubelet.finish_pod("default", "refused"));
+    assert!(world.node.kubelet.terminate_pod("default", "refused"));
     world.server.put(&PODS, pod.object("worker", "Failed")).unwrap();
     world.lists_reach(world.node.kubelet.calls().list + 3).await;
     // The CPU Manager releases CPUs by itself, memory and devices stay.
@@ -207,7 +207,7 @@ async fn a_single_pass_says_what_an_agent_says_that_goes_on() {
     world.node.kubelet.start_pod(job.clone()).await.unwrap();
     world.server.put(&PODS, job.object("worker", "Running")).unwrap();
     world.agrees().await;
-    world.node.kubelet.finish_pod("default", "job");
+    world.node.kubelet.terminate_pod("default", "job");
     world.server.put(&PODS, job.object("worker", "Succeeded")).unwrap();
     world.agrees().await;
     let world = world.kill().await;
@@ -265,7 +265,7 @@ async fn of_two_pods_that_look_alike_the_one_that_left_holds_nothing() {
     for pod in pods {
         server.put(&PODS, pod.object("worker", "Running")).unwrap();
         let uid = pod.uid.clone();
-        node.kubelet.announce_pod(pod).unwrap();
+        node.kubelet.add_pod(pod).unwrap();
         node.kubelet.admit_pod(&uid).unwrap();
     }
     let world = World::with(node, server, |_| {});

@@ -136,7 +136,7 @@ async fn only_the_overreserving_cache_is_told_of_pods() {
         show(&world, &PodSpec::new("modest"), "Running");
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert_eq!(world.server.writes().changes, before + u64::from(overreserving), "{choice:?}");
-        // And no object is held (its fingerprint withheld).
+        // And no fingerprint is withheld.
         while let Ok(change) = changes.try_recv() {
             let object: &Value = &change.object;
             assert!(change.of != &TOPOLOGIES || !object.to_string().contains("0000000000000000"), "{object}");
@@ -259,7 +259,7 @@ async fn what_was_bound_while_the_agent_was_away_is_reserved_with_the_first_writ
         let world = world.kill().await;
         show(&world, &db("a"), "Pending");
         // The kubelet knows the pod but has not allocated anything to it yet.
-        world.node.kubelet.announce_pod(db("a")).unwrap();
+        world.node.kubelet.add_pod(db("a")).unwrap();
         let mut changes = world.server.changes();
         let choose = |config: &mut Config| config.consumer = choice;
         let world = world.again_configured(choose, in_the_charts_mounts);
@@ -397,7 +397,7 @@ async fn where_nobody_tells_of_pods_the_poll_looks_for_allocations() {
     let nobody = |config: &mut Config| config.pods.source = PodSource::None;
     let world = start(Consumer::None, nobody, |_| {}).await;
     let before = world.node.kubelet.calls().list;
-    // No object is held and nothing happens: only the poll sends requests.
+    // No fingerprint is withheld and nothing happens: only the poll sends requests.
     world.lists_reach(before + 2).await;
     world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
     world.agrees().await;

@@ -262,7 +262,7 @@ async fn one_pod_does_not_hold_the_object_for_ever() {
         events.iter().any(|event| about(event)).then_some(())
     };
     world.until(told).await;
-    // The hold limit applies to this pod alone.
+    // The time limit applies to this pod alone.
     show(&world, &db("a"), "Pending");
     is_held(&world).await;
     world.node.kubelet.start_pod(db("a")).await.unwrap();
@@ -298,7 +298,7 @@ async fn exclusions_do_not_change_the_set() {
     });
     run(&world, &db("a")).await;
     says(&world, "a").await;
-    // The object is held for an excluded pod as for any other.
+    // The fingerprint is withheld for an excluded pod as for any other.
     let excluded = PodSpec { uid: "again".into(), ..db("a") };
     assert!(world.node.kubelet.stop_pod("default", "a"));
     assert!(world.server.delete(&PODS, "default", "a"));

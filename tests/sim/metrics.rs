@@ -165,7 +165,7 @@ async fn connections_of_one_address_close_none_of_another() {
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
 }
 
-/// Makes this many requests from `source`, one after another, and returns how many are answered.
+/// Makes this many requests from `source`, one after another, and returns the number of responses.
 async fn answered(source: Ipv4Addr, to: SocketAddr, count: usize) -> usize {
     let mut answered = 0;
     for _ in 0..count {

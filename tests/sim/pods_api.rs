@@ -50,15 +50,15 @@ impl Listener {
     async fn until(&mut self, enough: impl Fn(&Self) -> bool) {
         while !enough(self) {
             match self.events.next().await.unwrap() {
-                Ok(PodEvent::Listing) => self.listed.clear(),
-                Ok(PodEvent::Listed(pod)) => drop(self.listed.insert(pod.name.clone(), pod)),
-                Ok(PodEvent::Complete) => {
+                Ok(PodEvent::Init) => self.listed.clear(),
+                Ok(PodEvent::InitApply(pod)) => drop(self.listed.insert(pod.name.clone(), pod)),
+                Ok(PodEvent::InitDone) => {
                     self.pods = std::mem::take(&mut self.listed);
                     self.lists += 1;
                 }
-                Ok(PodEvent::Is(pod)) => drop(self.pods.insert(pod.name.clone(), pod)),
-                Ok(PodEvent::Gone(pod)) => drop(self.pods.remove(&pod.name)),
-                Ok(PodEvent::Again) => {}
+                Ok(PodEvent::Apply(pod)) => drop(self.pods.insert(pod.name.clone(), pod)),
+                Ok(PodEvent::Delete(pod)) => drop(self.pods.remove(&pod.name)),
+                Ok(PodEvent::Resumed) => {}
                 Err(error) => self.errors.push(error),
             }
         }
@@ -205,7 +205,7 @@ async fn a_kubelet_that_never_says_that_its_list_is_complete_is_understood() {
     assert_eq!(listener.next_list().await, "a,b");
     kubelet.set(&pod("c"));
     listener.until(|now| now.pods.len() == 3).await;
-    // Without the marker, the initial list cannot be told from concurrent changes.
+    // Without the marker, the initial list cannot be distinguished from concurrent changes.
     kubelet.cut_connections();
     listener.next_error().await;
     let watches = kubelet.watches();

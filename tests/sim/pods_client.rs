@@ -53,9 +53,9 @@ async fn next_list(follow: &mut PodsFollow) -> Vec<String> {
     let mut uids = Vec::new();
     loop {
         match follow.next().await.unwrap() {
-            PodEvent::Listing => uids.clear(),
-            PodEvent::Listed(pod) => uids.push(pod.uid),
-            PodEvent::Complete => return uids,
+            PodEvent::Init => uids.clear(),
+            PodEvent::InitApply(pod) => uids.push(pod.uid),
+            PodEvent::InitDone => return uids,
             _ => {}
         }
     }
@@ -110,14 +110,14 @@ async fn the_first_who_serves_is_asked_and_why_not_the_others_is_told() {
     assert_eq!(client.passed_over(), [PodsError::NoSocket { path: ours.clone().into() }]);
     let own = places.server(0);
     own.set(&pod("a", "own"));
-    // A server that cannot answer yet is skipped too.
+    // A server that cannot respond yet is skipped too.
     own.refuse(Some(Status::failed_precondition("Kubelet is initializing")));
     assert_eq!(uids(&mut client).await, ["kubelet"]);
     assert!(client.passed_over()[0].to_string().contains("Kubelet is initializing"));
     own.refuse(None);
     assert_eq!(uids(&mut client).await, ["own"]);
     assert_eq!((client.socket(), client.passed_over().len()), (Some(&*places.sockets()[0]), 0));
-    // A server that answers is not skipped, so that its rate limit is not bypassed.
+    // A server that responds is not skipped, so that its rate limit is not bypassed.
     own.refuse(Some(Status::resource_exhausted("rejected by rate limit")));
     let error = client.list(&Wanted::default()).await.unwrap_err();
     assert!(matches!(error, PodsError::RateLimited { .. }), "{error}");
@@ -195,11 +195,11 @@ async fn two_pods_of_one_name_are_two() {
     let mut follow = places.client().follow(Wanted::default());
     assert_eq!(next_list(&mut follow).await, ["2", "1"]);
     server.remove(&old);
-    assert!(matches!(follow.next().await.unwrap(), PodEvent::Gone(gone) if gone.uid == "2"));
+    assert!(matches!(follow.next().await.unwrap(), PodEvent::Delete(gone) if gone.uid == "2"));
     server.set(&pod("a", "3"));
     server.remove(&pod("a", "1"));
-    assert!(matches!(follow.next().await.unwrap(), PodEvent::Is(pod) if pod.uid == "3"));
-    assert!(matches!(follow.next().await.unwrap(), PodEvent::Gone(gone) if gone.uid == "1"));
+    assert!(matches!(follow.next().await.unwrap(), PodEvent::Apply(pod) if pod.uid == "3"));
+    assert!(matches!(follow.next().await.unwrap(), PodEvent::Delete(gone) if gone.uid == "1"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -225,8 +225,8 @@ async fn whoever_stops_waiting_misses_nothing() {
         told.extend(heard);
     }
     let word = |event: &PodEvent| match event {
-        PodEvent::Is(pod) => format!("+{}", pod.uid),
-        PodEvent::Gone(pod) => format!("-{}", pod.uid),
+        PodEvent::Apply(pod) => format!("+{}", pod.uid),
+        PodEvent::Delete(pod) => format!("-{}", pod.uid),
         _ => "?".to_owned(),
     };
     assert_eq!(told.iter().map(word).collect::<Vec<_>>(), ["+2", "-1", "+2"]);
@@ -244,12 +244,12 @@ async fn a_pod_that_is_about_to_go_is_looked_after_until_it_has_gone() {
     let mut going = pod("a", "1");
     going.metadata.as_mut().unwrap().deletion_timestamp = Some(core::Present {});
     server.finish(&going);
-    assert!(matches!(follow.next().await.unwrap(), PodEvent::Is(pod) if pod.deleted));
+    assert!(matches!(follow.next().await.unwrap(), PodEvent::Apply(pod) if pod.deleted));
     let quiet = tokio::time::timeout(Duration::from_secs(20), follow.next()).await;
     assert!(quiet.is_err(), "it is there, and nothing is said twice: {quiet:?}");
     server.remove_silently(&going);
     let before = Instant::now();
-    assert!(matches!(follow.next().await.unwrap(), PodEvent::Gone(pod) if pod.uid == "1"));
+    assert!(matches!(follow.next().await.unwrap(), PodEvent::Delete(pod) if pod.uid == "1"));
     assert!(before.elapsed() < Duration::from_secs(7), "{:?}", before.elapsed());
 }
 
@@ -275,8 +275,8 @@ async fn who_is_not_told_whether_a_pod_is_gone_does_not_make_it_up() {
     let before = Instant::now();
     while there + gone < 30 {
         match follow.next().await.unwrap() {
-            PodEvent::Is(_) => there += 1,
-            PodEvent::Gone(_) => gone += 1,
+            PodEvent::Apply(_) => there += 1,
+            PodEvent::Delete(_) => gone += 1,
             other => panic!("{other:?}"),
         }
     }

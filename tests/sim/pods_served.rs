@@ -14,7 +14,7 @@ use numacast::kubelet::proto::pods::pods_client::PodsClient;
 use numacast::kubelet::proto::pods::{
     EventType, GetPodRequest, ListPodsRequest, WatchPodsEvent, WatchPodsRequest,
 };
-use numacast::pod_source::{KubeletPort, PodTeller, PodTellers};
+use numacast::pod_source::{KubeletPort, PodSourceKind, PodSources};
 use numacast::pods_api::proto::v1alpha1::pod_info_client::PodInfoClient;
 use numacast::pods_api::proto::v1alpha1::{
     EventType as InfoType, GetPodConditionsRequest, ListPodConditionsRequest, WatchPodConditionsEvent,
@@ -56,20 +56,20 @@ struct Served {
 }
 
 impl Served {
-    async fn start(order: &[PodTeller], api_server: &ApiServer, page: Option<&Page>) -> Self {
+    async fn start(order: &[PodSourceKind], api_server: &ApiServer, page: Option<&Page>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = Socket { path: dir.path().join("ours/pods-api.sock"), mode: 0o755, group: None };
         let settings = Settings { socket, order: order.to_vec() };
         let deadline = Duration::from_secs(10);
-        let mut tellers = PodTellers {
+        let mut sources = PodSources {
             socket: dir.path().join("pods-api.sock"),
             timeout: deadline,
             interval: Duration::from_secs(5),
-            ..PodTellers::default()
+            ..PodSources::default()
         };
         let cluster = match page {
             Some(page) => {
-                tellers.port = KubeletPort {
+                sources.port = KubeletPort {
                     node: NODE.to_owned(),
                     address: Some(format!("127.0.0.1:{}", page.port).parse().unwrap()),
                     timeout: deadline,
@@ -82,7 +82,7 @@ impl Served {
             None => Cluster::with_client(api_server.client().unwrap(), api_server.url(), deadline),
         };
         let mut metrics = Registry::default();
-        let api = PodsApi::new(settings, tellers, NODE.to_owned(), Some(cluster), &mut metrics);
+        let api = PodsApi::new(settings, sources, NODE.to_owned(), Some(cluster), &mut metrics);
         let (server, health) = (api.start().unwrap(), api.health());
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(api.run(Some(server), async {
@@ -283,7 +283,7 @@ fn said(status: &Status) -> (Code, &str) {
 #[tokio::test(start_paused = true)]
 async fn a_start_an_update_a_deletion_and_the_end() {
     let api_server = ApiServer::start_anywhere(0).await.unwrap();
-    let served = Served::start(&[PodTeller::PodsApi], &api_server, None).await;
+    let served = Served::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let (mut pods, mut infos) = (served.pods().await, served.infos().await);
     let initializing = (Code::FailedPrecondition, "Kubelet is initializing");
     assert_eq!(said(&pods.list_pods(ListPodsRequest {}).await.unwrap_err()), initializing);
@@ -379,7 +379,7 @@ impl Message for Raw {
 #[tokio::test(start_paused = true)]
 async fn bad_requests_get_the_documented_codes() {
     let api_server = ApiServer::start_anywhere(0).await.unwrap();
-    let served = Served::start(&[PodTeller::PodsApi], &api_server, None).await;
+    let served = Served::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let kubelet = SimPodsApi::start(served.kubelets()).unwrap();
     kubelet.set(&pod("a", "1", "Running"));
     served.listed().await;
@@ -414,7 +414,7 @@ async fn bad_requests_get_the_documented_codes() {
 #[tokio::test(start_paused = true)]
 async fn who_lists_too_often_is_rejected_and_may_watch() {
     let api_server = ApiServer::start_anywhere(0).await.unwrap();
-    let served = Served::start(&[PodTeller::PodsApi], &api_server, None).await;
+    let served = Served::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let kubelet = SimPodsApi::start(served.kubelets()).unwrap();
     kubelet.set(&pod("a", "1", "Running"));
     served.listed().await;
@@ -456,12 +456,12 @@ fn fat(version: usize) -> core::Pod {
 #[tokio::test(start_paused = true)]
 async fn a_watcher_that_does_not_read_is_cut_off_alone() {
     let api_server = ApiServer::start_anywhere(0).await.unwrap();
-    let served = Served::start(&[PodTeller::PodsApi], &api_server, None).await;
+    let served = Served::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let kubelet = SimPodsApi::start(served.kubelets()).unwrap();
     kubelet.set(&fat(0));
     served.listed().await;
     let (mut slow, mut quick) = (served.watch().await, served.watch().await);
-    // The stream holds what fits into the client's window, plus a hundred buffered events.
+    // The stream has what fits into the client's window, plus a hundred buffered events.
     for version in 1..=100 {
         kubelet.set(&fat(version));
         assert_eq!(quick.hears().await.0, EventType::Modified);
@@ -492,7 +492,7 @@ async fn a_watcher_that_does_not_read_is_cut_off_alone() {
 #[tokio::test(start_paused = true)]
 async fn a_watcher_that_works_on_an_event_for_a_while_is_not_cut_off() {
     let api_server = ApiServer::start_anywhere(0).await.unwrap();
-    let served = Served::start(&[PodTeller::PodsApi], &api_server, None).await;
+    let served = Served::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let kubelet = SimPodsApi::start(served.kubelets()).unwrap();
     kubelet.set(&fat(0));
     served.listed().await;
@@ -511,7 +511,7 @@ async fn a_watcher_that_works_on_an_event_for_a_while_is_not_cut_off() {
 #[tokio::test(start_paused = true)]
 async fn a_kubelet_that_was_away_tells_what_differs_once() {
     let api_server = ApiServer::start_anywhere(0).await.unwrap();
-    let served = Served::start(&[PodTeller::PodsApi], &api_server, None).await;
+    let served = Served::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let mut kubelet = SimPodsApi::start(served.kubelets()).unwrap();
     for (name, uid) in [("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"), ("e", "5")] {
         kubelet.set(&pod(name, uid, "Running"));
@@ -520,7 +520,7 @@ async fn a_kubelet_that_was_away_tells_what_differs_once() {
     let mut watching = served.watch().await;
     kubelet.stop();
     let down = r#"numacast_pod_source_up{component="pods_api",source="pods_api"} 0"#;
-    // The broken connection is noticed in real time.
+    // The broken connection is detected in real time.
     at_one_moment(async {
         while !served.shows(down) {
             yield_now().await;
@@ -564,7 +564,7 @@ async fn a_kubelet_that_was_away_tells_what_differs_once() {
 #[tokio::test(start_paused = true)]
 async fn the_api_server_takes_over_and_the_kubelet_takes_it_back() {
     let api_server = ApiServer::start_anywhere(0).await.unwrap();
-    let order = [PodTeller::PodsApi, PodTeller::ApiServer];
+    let order = [PodSourceKind::PodsApi, PodSourceKind::ApiServer];
     let served = Served::start(&order, &api_server, None).await;
     // Old kubelets have no Pods API. A static pod appears as its mirror pod in the API server.
     let mut mirror = object("etcd-worker", "1", "Running");
@@ -623,7 +623,7 @@ async fn where_only_the_kubelets_page_tells_podinfo_is_served_alone() {
     let api_server = ApiServer::start_anywhere(0).await.unwrap();
     let page = Page::start().await;
     page.set(vec![object("b", "2", "Running"), object("a", "1", "Running")]);
-    let served = Served::start(&[PodTeller::Kubelet], &api_server, Some(&page)).await;
+    let served = Served::start(&[PodSourceKind::Kubelet], &api_server, Some(&page)).await;
     let mut infos = served.infos().await;
     let mut list = infos.list_pod_conditions(ListPodConditionsRequest {}).await;
     while let Err(status) = &list {
@@ -652,7 +652,7 @@ async fn where_only_the_kubelets_page_tells_podinfo_is_served_alone() {
 async fn the_kubelets_page_stands_in_for_podinfo_and_never_for_pods() {
     let api_server = ApiServer::start_anywhere(0).await.unwrap();
     let page = Page::start().await;
-    let order = [PodTeller::PodsApi, PodTeller::Kubelet];
+    let order = [PodSourceKind::PodsApi, PodSourceKind::Kubelet];
     let served = Served::start(&order, &api_server, Some(&page)).await;
     let mut kubelet = SimPodsApi::start(served.kubelets()).unwrap();
     kubelet.set(&pod("a", "1", "Running"));

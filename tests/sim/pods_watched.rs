@@ -69,26 +69,26 @@ impl World {
     async fn hear(&mut self) {
         let told = self.events.next().await.unwrap();
         self.story.push(match &told {
-            Ok(PodEvent::Listing) => "[".to_owned(),
-            Ok(PodEvent::Listed(pod) | PodEvent::Is(pod)) => pod.name.clone(),
-            Ok(PodEvent::Complete) => "]".to_owned(),
-            Ok(PodEvent::Gone(pod)) => format!("-{}", pod.name),
-            Ok(PodEvent::Again) => "+".to_owned(),
+            Ok(PodEvent::Init) => "[".to_owned(),
+            Ok(PodEvent::InitApply(pod) | PodEvent::Apply(pod)) => pod.name.clone(),
+            Ok(PodEvent::InitDone) => "]".to_owned(),
+            Ok(PodEvent::Delete(pod)) => format!("-{}", pod.name),
+            Ok(PodEvent::Resumed) => "+".to_owned(),
             Err(_) => "!".to_owned(),
         });
         match told {
-            Ok(PodEvent::Listing) => self.listed.clear(),
-            Ok(PodEvent::Listed(pod)) => {
+            Ok(PodEvent::Init) => self.listed.clear(),
+            Ok(PodEvent::InitApply(pod)) => {
                 let twice = self.listed.insert(pod.name.clone(), pod);
                 assert!(twice.is_none(), "{twice:?} was listed twice");
             }
-            Ok(PodEvent::Complete) => {
+            Ok(PodEvent::InitDone) => {
                 self.pods = std::mem::take(&mut self.listed);
                 self.lists += 1;
             }
-            Ok(PodEvent::Is(pod)) => drop(self.pods.insert(pod.name.clone(), pod)),
-            Ok(PodEvent::Gone(pod)) => drop(self.pods.remove(&pod.name)),
-            Ok(PodEvent::Again) => {}
+            Ok(PodEvent::Apply(pod)) => drop(self.pods.insert(pod.name.clone(), pod)),
+            Ok(PodEvent::Delete(pod)) => drop(self.pods.remove(&pod.name)),
+            Ok(PodEvent::Resumed) => {}
             Err(sentence) => self.errors.push(sentence),
         }
     }
@@ -503,7 +503,7 @@ async fn a_fleet_does_not_return_at_once() {
                 (Box::pin(cluster.pods_of(NODE, Wanted::default())), Arc::clone(&lists));
             tokio::spawn(async move {
                 while let Some(event) = events.next().await {
-                    lists.fetch_add(usize::from(matches!(event, Ok(PodEvent::Complete))), Ordering::Relaxed);
+                    lists.fetch_add(usize::from(matches!(event, Ok(PodEvent::InitDone))), Ordering::Relaxed);
                 }
             })
         })
@@ -531,7 +531,7 @@ async fn a_fleet_does_not_return_at_once() {
     agents.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// Whatever faults happen in whatever order, the known state is correct in the end.
+/// After any faults in any order, the known state is correct in the end.
 #[tokio::test(start_paused = true)]
 async fn whatever_goes_wrong_the_truth_is_known_in_the_end() {
     let seed = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());

@@ -11,7 +11,7 @@ use numacast::kubelet::proto::v1;
 use numacast::kubelet::{
     Caller, ClientError, FinishedCall, Observer, Request, RequestError, SharedClient, SharedResponse, decode_list,
 };
-use numacast::sim::kubelet::{Age, Call, Fault, Options, PodSpec};
+use numacast::sim::kubelet::{KubeletVersion, Call, Fault, Options, PodSpec};
 use prost::Message;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
@@ -27,7 +27,7 @@ struct CallLog(Mutex<Calls>);
 
 #[derive(Clone, Debug, Default)]
 struct Calls {
-    /// Maximum number of calls in flight.
+    /// Maximum number of concurrent calls.
     max_in_flight: usize,
     /// For each response, the number of callers that shared it.
     shared_by: Vec<(Request, usize)>,
@@ -74,7 +74,7 @@ impl Fixture {
         Self { node, client, log }
     }
 
-    fn aged(age: Age) -> Self {
+    fn aged(age: KubeletVersion) -> Self {
         Self::with(Options { age, limited: false, ..Options::default() })
     }
 
@@ -93,7 +93,7 @@ impl Fixture {
         }
     }
 
-    /// Starts a List that the kubelet answers after `delay`. The returned future waits for the response.
+    /// Starts a List to which the kubelet responds after `delay`. The returned future waits for the response.
     async fn busy(&self, delay: Duration) -> impl Future<Output = ()> + use<> {
         self.node.kubelet.fail_next(Call::List, 1, &Fault::Delay(delay));
         let client = self.client.clone();
@@ -149,7 +149,7 @@ async fn every_request_has_its_response() {
 async fn requests_during_a_call_share_the_next_one() {
     let fixture = Fixture::start();
     let busy = fixture.busy(Duration::from_millis(50)).await;
-    // The call in flight started before this pod existed.
+    // The running call started before this pod existed.
     fixture.run(&["new"]).await;
     let responses: Vec<_> = fixture.request_all(vec![Request::List; 200]).await.into_iter().map(Result::unwrap).collect();
     busy.await;
@@ -170,7 +170,7 @@ async fn lanes_do_not_wait_for_each_other() {
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     busy.await;
     let traffic = fixture.node.kubelet.traffic();
-    assert_eq!((traffic.calls.len(), traffic.all_at_once), (4, 2));
+    assert_eq!((traffic.calls.len(), traffic.max_concurrent_total), (4, 2));
     assert_eq!(fixture.log.calls().max_in_flight, 2);
 }
 
@@ -247,7 +247,7 @@ async fn an_impossible_name_is_not_requested() {
 
 #[tokio::test(start_paused = true)]
 async fn without_get_pods_are_looked_up_in_a_list() {
-    for (age, said) in [(Age::V1_29, 1), (Age::V1_23, 1)] {
+    for (age, said) in [(KubeletVersion::V1_29, 1), (KubeletVersion::V1_23, 1)] {
         let fixture = Fixture::aged(age);
         fixture.run(&["a"]).await;
         assert_eq!(names(&fixture.request(get("a")).await.unwrap()), ["a"]);
@@ -256,7 +256,7 @@ async fn without_get_pods_are_looked_up_in_a_list() {
         let gets = |fixture: &Fixture| fixture.paths().iter().filter(|path| *path == "v1 Get").count();
         assert_eq!(gets(&fixture), said, "it is remembered: {:?}", fixture.paths());
         // Another kubelet may support Get.
-        fixture.node.kubelet.set_age(Age::V1_34);
+        fixture.node.kubelet.set_version(KubeletVersion::V1_34);
         fixture.node.kubelet.restart().await.unwrap();
         fixture.request(Request::List).await.unwrap();
         assert_eq!(names(&fixture.request(get("a")).await.unwrap()), ["a"]);
@@ -270,7 +270,7 @@ async fn an_older_kubelet_is_called_without_get() {
     let fixture = Fixture::start();
     fixture.run(&["a"]).await;
     fixture.request(get("a")).await.unwrap();
-    fixture.node.kubelet.set_age(Age::V1_29);
+    fixture.node.kubelet.set_version(KubeletVersion::V1_29);
     fixture.node.kubelet.restart().await.unwrap();
     let results = fixture.request_all(["a", "b"].map(get)).await;
     let [found, missing] = results.try_into().unwrap();
@@ -362,17 +362,17 @@ async fn the_kubelets_status_is_passed_on_unchanged() {
     assert_eq!((error.status.code(), error.status.message()), (Code::Internal, &*text));
     for (age, code, message) in [
         (
-            Age::V1_20,
+            KubeletVersion::V1_20,
             Code::Unimplemented,
             "unknown method GetAllocatableResources for service v1.PodResourcesLister",
         ),
-        (Age::OnlyV1alpha1, Code::Unimplemented, "unknown service v1.PodResourcesLister"),
+        (KubeletVersion::OnlyV1alpha1, Code::Unimplemented, "unknown service v1.PodResourcesLister"),
     ] {
-        fixture.node.kubelet.set_age(age);
+        fixture.node.kubelet.set_version(age);
         let error = fixture.request(Request::Allocatable).await.unwrap_err();
         assert_eq!((error.status.code(), error.status.message()), (code, message));
     }
-    fixture.node.kubelet.set_age(Age::V1_34);
+    fixture.node.kubelet.set_version(KubeletVersion::V1_34);
     fixture.node.kubelet.fail_next(Call::List, 1, &Fault::Oversize(17 << 20));
     let error = fixture.request(Request::List).await.unwrap_err();
     assert_eq!(error.status.code(), Code::ResourceExhausted);

@@ -29,7 +29,7 @@ const NAMESPACE: &str = "default";
 
 /// Containers of a rejected pod that were allocated before another of its containers was rejected stay in the
 /// checkpoints until the next release, under a UID that no List has shown. From the checkpoints alone they
-/// look like a pod that only holds CPUs for an init container, so too little is reported as available for a
+/// look like a pod that was allocated CPUs only for an init container, so too little is reported as available for a
 /// moment. Enable once the agent knows the pods' UIDs.
 const REFUSED_PODS_LEAVE_ENTRIES: bool = false;
 
@@ -653,7 +653,7 @@ impl Walk {
         self.kubelet.register_plugins();
         self.outcome.restarts += 1;
         let deed = if unchanged { "a restart" } else { "a new start on other hardware" };
-        // The socket is a new one, which the reader has to notice by itself.
+        // The socket is a new one, which the reader has to detect by itself.
         Ok((deed.to_owned(), Depth::Usage))
     }
 }

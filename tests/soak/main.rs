@@ -6,7 +6,7 @@
 //!   and no more Lists than its budget.
 //! - `crowd`: 500 pods of some 10 KiB each on a node of 512 CPUs, listed, changed one by one and relisted;
 //!   the agent must cache them within its memory budget.
-//! - `probes`: 1,000 idle or slow connections; every probe must be answered within a second.
+//! - `probes`: 1,000 idle or slow connections; every probe must get a response within a second.
 
 mod changes;
 mod child;
@@ -56,7 +56,7 @@ enum Part {
     Storm,
     /// Many pods, little memory.
     Crowd,
-    /// Many connections, probes that are answered.
+    /// Many connections, and probes with responses.
     Probes,
 }
 

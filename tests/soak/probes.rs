@@ -1,4 +1,4 @@
-//! Probes while a client holds as many connections as it can.
+//! Probes while a client has as many connections as it can.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -27,7 +27,7 @@ const BYTE: Duration = Duration::from_millis(200);
 const SOURCES: [[u8; 4]; 2] = [[127, 0, 0, 1], [127, 0, 0, 2]];
 
 /// Probes the agent without load, then while connections arrive from the prober's own address and from
-/// another one. Returns whether every probe was answered in time.
+/// another one. Returns whether every probe got a response in time.
 pub(crate) async fn run(binary: &Path) -> Result<bool> {
     let health = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let agent =

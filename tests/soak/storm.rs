@@ -30,7 +30,7 @@ pub(crate) async fn run(binary: &Path, per_second: u64, length: Duration) -> Res
     let lists = (agent.node.kubelet.calls().list - lists) as f64;
     let budget = LISTS_PER_SECOND.mul_add(took, LIST_BURST);
     let sample = agent.sample()?;
-    // After the storm, a change is noticed as usual.
+    // After the storm, a change is detected as usual.
     agent.node.kubelet.start_pod(PodSpec::guaranteed("after", 2, 1 << 30)).await?;
     let after = agent.agrees().await?;
     let reached = (turns * EVENTS_PER_TURN) as f64 / took;

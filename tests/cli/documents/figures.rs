@@ -185,7 +185,7 @@ fn right_after(versions: &[[u64; 2]]) -> Option<u64> {
 fn an_object_is_right_from_the_first_version_that_says_what_the_last_one_says() {
     assert_eq!(right_after(&[]), None);
     assert_eq!(right_after(&[[7, 8]]), Some(0));
-    // Held without a change, then correct, then a change of something else.
+    // Withheld without a change, then correct, then a change of something else.
     assert_eq!(right_after(&[[8, 8], [7, 8], [7, 8]]), Some(1));
     // Reserved in every zone, then accounted for.
     assert_eq!(right_after(&[[7, 7], [7, 8]]), Some(1));

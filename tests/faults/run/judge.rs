@@ -6,10 +6,9 @@
 //! `GetAllocatableResources` imply. These responses count:
 //!
 //! - For each method, the last correct and complete response that was at least [`PIPELINE`] before `w` and
-//!   outside any trouble of the kubelet, and every later one. The agent cannot legitimately use an older one
+//!   outside any fault of the kubelet, and every later one. The agent cannot legitimately use an older one
 //!   any more: writing it that late means that writes were queued.
-//! - During a trouble of the kubelet (from the fault until the object is correct again), no response
-//!   supersedes the one before the fault, since the agent may keep the last good object.
+//! - During a fault of the kubelet (until the object is correct again), no response supersedes the one before it, since the agent may keep the last good object.
 //! - A restarted kubelet that does not know its pods yet, or lists only some of them, is no excuse: such a
 //!   response never counts, since the pods' resources stay allocated. An inventory that lacks CPUs or memory
 //!   just after a restart counts as complete; one that lacks device plugins counts as it is.
@@ -27,7 +26,7 @@ use std::time::{Duration, Instant};
 use numacast::cluster::FIELD_MANAGER;
 use numacast::nrt::NodeResourceTopology;
 use numacast::sim::api_server::{Change, ChangeKind, TOPOLOGIES};
-use numacast::sim::kubelet::{Call, DeviceId, Expected, Fault, SimKubelet, Told};
+use numacast::sim::kubelet::{Call, DeviceId, Expected, Fault, SimKubelet, RecordedResponse};
 use tokio::sync::broadcast;
 
 /// Maximum time from a response to the write that it leads to: the timeout of a write, and more than that
@@ -37,8 +36,8 @@ pub(crate) const PIPELINE: Duration = Duration::from_millis(1500);
 /// Follows the object and the kubelet's responses.
 pub(crate) struct Judge {
     changes: broadcast::Receiver<Arc<Change>>,
-    told: VecDeque<Told>,
-    /// Periods of trouble with the kubelet; the last one may still be open.
+    told: VecDeque<RecordedResponse>,
+    /// Periods of faults of the kubelet; the last one may still be open.
     troubles: Vec<Trouble>,
     /// Number of versions that were judged.
     pub(crate) versions: u64,
@@ -63,16 +62,16 @@ type Promise = BTreeMap<(String, String), u64>;
 impl Judge {
     /// Starts judging. To be called before the agent starts.
     pub(crate) fn new(kubelet: &SimKubelet, changes: broadcast::Receiver<Arc<Change>>) -> Self {
-        drop(kubelet.take_told());
+        drop(kubelet.take_responses());
         Self { changes, told: VecDeque::new(), troubles: Vec::new(), versions: 0 }
     }
 
-    /// Begins a period of trouble with the kubelet; `restart`: whether the kubelet restarts during it.
+    /// Begins a period of faults of the kubelet; `restart`: whether the kubelet restarts during it.
     pub(crate) fn trouble_begins(&mut self, restart: bool) {
         self.troubles.push(Trouble { start: Instant::now(), end: None, restart });
     }
 
-    /// Ends the trouble: the object is correct again. Drops what no later version needs.
+    /// Ends the period: the object is correct again. Drops what no later version needs.
     pub(crate) fn trouble_is_over(&mut self) {
         let now = Instant::now();
         if let Some(trouble) = self.troubles.last_mut() {
@@ -102,7 +101,7 @@ impl Judge {
             }
         }
         // The responses before these changes have all been recorded by now.
-        self.told.extend(kubelet.take_told());
+        self.told.extend(kubelet.take_responses());
         let ours = |change: &&Arc<Change>| {
             change.of == &TOPOLOGIES && change.what != ChangeKind::Deleted && change.manager == FIELD_MANAGER
         };
@@ -140,7 +139,7 @@ impl Judge {
 
     /// The instant from which on responses count for a version written at `at`.
     fn superseding(&self, call: Call, at: Instant) -> Option<Instant> {
-        let good = |told: &&Told| {
+        let good = |told: &&RecordedResponse| {
             told.call == call
                 && told.at + PIPELINE <= at
                 && told.fault.is_none()
@@ -156,14 +155,14 @@ impl Judge {
     }
 
     /// Returns true unless this is a partial response that is not authoritative.
-    fn is_own_word(&self, told: &Told) -> bool {
+    fn is_own_word(&self, told: &RecordedResponse) -> bool {
         let partial = matches!(told.fault, Some(Fault::Partial(_) | Fault::Empty));
         !partial || self.troubles.iter().all(|trouble| !trouble.restart || trouble.is_apart(told.at, told.at))
     }
 
-    fn window(&self, call: Call, at: Instant) -> Vec<&Told> {
+    fn window(&self, call: Call, at: Instant) -> Vec<&RecordedResponse> {
         let start = self.superseding(call, at);
-        let counts = |told: &&Told| {
+        let counts = |told: &&RecordedResponse| {
             let in_time = told.at <= at && start.is_none_or(|start| told.at >= start);
             let excuse = call == Call::Allocatable || told.pods_known;
             told.call == call && in_time && excuse && self.is_own_word(told)
@@ -173,10 +172,10 @@ impl Judge {
 
     /// Formats the kubelet's last responses before an instant, the newest last.
     fn account(&self, at: Instant) -> String {
-        let before: Vec<&Told> = self.told.iter().filter(|told| told.at <= at).collect();
+        let before: Vec<&RecordedResponse> = self.told.iter().filter(|told| told.at <= at).collect();
         let mut text = "the kubelet's last answers:".to_owned();
         for told in &before[before.len().saturating_sub(12)..] {
-            let Told { call, pods_known, managers_ready, fault, .. } = told;
+            let RecordedResponse { call, pods_known, managers_ready, fault, .. } = told;
             let age = at.duration_since(told.at).as_millis();
             let calm = self.is_calm(told.at);
             let _ = write!(
@@ -193,15 +192,15 @@ impl Judge {
 
 /// The expected zones for every pair of these responses. Responses with the same amounts may differ in which
 /// devices they name, and so in what they imply together with another one.
-fn truths(lists: &[&Told], offers: &[&Told]) -> Vec<Expected> {
-    let mut usages: Vec<((Expected, BTreeSet<DeviceId<'_>>), &Told)> = Vec::new();
+fn truths(lists: &[&RecordedResponse], offers: &[&RecordedResponse]) -> Vec<Expected> {
+    let mut usages: Vec<((Expected, BTreeSet<DeviceId<'_>>), &RecordedResponse)> = Vec::new();
     for told in lists {
-        let truth = (told.model.expected(), told.model.held_devices());
+        let truth = (told.model.expected(), told.model.allocated_devices());
         if !usages.iter().any(|(known, _)| *known == truth) {
             usages.push((truth, told));
         }
     }
-    let inventories: BTreeMap<BTreeSet<DeviceId<'_>>, &Told> =
+    let inventories: BTreeMap<BTreeSet<DeviceId<'_>>, &RecordedResponse> =
         offers.iter().map(|told| (told.model.offered_devices(), *told)).collect();
     let pairs = usages.iter().flat_map(|(_, list)| inventories.values().map(move |offer| (list, offer)));
     pairs.map(|(list, offer)| list.model.offering(&offer.model).expected()).collect()

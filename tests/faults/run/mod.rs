@@ -164,7 +164,7 @@ impl Run {
             }
         }
         if kinds.contains(&Kind::Rival) {
-            // The agent does not fight a rival, but publishes the next change, correctly.
+            // The agent does not overwrite a competing publisher, but publishes the next change, correctly.
             self.world.change(&mut life).await;
         } else if life.bool() {
             self.world.live(&mut life).await;

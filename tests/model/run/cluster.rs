@@ -107,7 +107,7 @@ pub(crate) struct Pod {
     pub(crate) heard: Option<Time>,
     /// When its status became Running.
     pub(crate) running: Option<Time>,
-    /// When the object was first held for it or accounted for it.
+    /// When the object first accounted for it, or its fingerprint was withheld for it.
     pub(crate) covered: Option<Time>,
     /// Pods that the plugin did not know when it let this one pass, and why, see `figures`.
     pub(crate) blind: Vec<(PodId, Option<Forgotten>)>,

@@ -43,7 +43,7 @@ pub(crate) struct Controller {
     each: Option<(Time, Time)>,
     /// Pods with a condition that the plugin rejects them.
     waiting: BTreeSet<PodId>,
-    /// Whether a write is in flight.
+    /// Whether a write is in progress.
     pub(super) writing: bool,
     /// The current timer; earlier ones are void.
     pub(super) timer: u32,

@@ -40,7 +40,7 @@ pub(crate) struct Figures {
     pub(crate) forgotten_late: u64,
     /// Rejected pods and why.
     pub(crate) refused: Vec<(PodId, Cause)>,
-    /// Times from the reservation to an object that is held or accounts for the pod.
+    /// Times from the reservation to an object that accounts for the pod or withholds its fingerprint.
     pub(crate) windows: Vec<Time>,
     /// CPU time of containers, over all pods that have ended.
     pub(crate) busy: Time,

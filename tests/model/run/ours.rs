@@ -40,9 +40,9 @@ const LINGER: Time = 15 * S;
 pub(crate) enum Flaw {
     #[default]
     None,
-    /// The object is never held.
+    /// The fingerprint is never withheld.
     NoHold,
-    /// While the object is held, its fingerprint can match: it is that of the set with the pods that are
+    /// While the fingerprint is withheld, it can match: it is that of the set with the pods that are
     /// waited for.
     HoldsBySet,
     /// The set comes from the latest events, but the zones from the last slow poll.
@@ -360,7 +360,7 @@ impl Ours {
         accounts
     }
 
-    /// Trusts the object of an earlier process for a while, then holds it.
+    /// Trusts the object of an earlier process for a while, then withholds its fingerprint.
     fn hold_what_is_not_read(&mut self, world: &mut World) {
         let until = self.started + UNREAD;
         if world.now < until {
@@ -371,7 +371,7 @@ impl Ours {
         }
     }
 
-    /// Holds the object without any other change.
+    /// Withholds the fingerprint without any other change.
     fn hold(&mut self, world: &mut World) {
         let view = self.settings.view;
         if let (Some(last), FingerprintView::Scheduler, Flaw::None) = (&self.last, view, self.flaw) {

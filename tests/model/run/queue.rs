@@ -95,12 +95,12 @@ impl Queue {
         ordered.min().map(|(_, index)| index)
     }
 
-    /// The pod in flight was placed.
+    /// The pod being scheduled was placed.
     pub(crate) fn placed(&mut self) {
         self.flying = None;
     }
 
-    /// The pod in flight was rejected.
+    /// The pod being scheduled was rejected.
     pub(crate) fn rejected(&mut self, by_plugin: bool, now: Time) {
         let Some(mut entry) = self.flying.take() else { return };
         entry.rejections += 1;
@@ -113,7 +113,7 @@ impl Queue {
         self.entries.push(entry);
     }
 
-    /// The pod in flight is gone.
+    /// The pod being scheduled is gone.
     pub(crate) fn dropped(&mut self) {
         self.flying = None;
     }

@@ -1,4 +1,4 @@
-//! A random walk: all events of pods, the exporter and the kubelet, in any order and at any pace.
+//! A random walk: all events of pods, the exporter and the kubelet, in any order and at any rate.
 
 use super::chance::{Dice, MS, NEVER, S, Span, Time};
 use super::cluster::{Kind, NodeId, Phase, Pod, PodId, Request};
@@ -15,7 +15,7 @@ use super::world::{Delays, Notice, Settings, World, guaranteed};
 const MOST_PODS: usize = 24;
 /// How long everything is left alone before the probe.
 const CALM: Time = 90 * S;
-/// Within this time the probe must run: longer than the longest hold, and than twice the time that the
+/// Within this time the probe must run: longer than a fingerprint may be withheld, and than twice the time that the
 /// scheduler leaves a pod unschedulable.
 const PROBE: Time = 900 * S;
 

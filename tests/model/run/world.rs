@@ -92,8 +92,8 @@ pub(crate) struct Settings {
     /// When the cluster's controller nudges.
     pub(crate) nudges: Nudges,
     pub(crate) delays: Delays,
-    /// How long after receiving a binding the exporter may take until the object is held or accounts for the
-    /// pod.
+    /// How long after receiving a binding the exporter may take until the object accounts for the pod or its
+    /// fingerprint is withheld.
     pub(crate) grace: Time,
     /// Whether an oracle moves rejected pods right after each flush.
     pub(crate) oracle: bool,
@@ -133,7 +133,7 @@ pub(crate) enum Duty {
     Admit,
     Start(PodId),
     SayRunning(PodId),
-    /// Notice that the containers have ended.
+    /// The containers have ended.
     Stop(PodId),
     Report(PodId),
     Remove(PodId),
@@ -161,7 +161,7 @@ pub(crate) enum Signal {
     /// The kubelet's socket is back.
     KubeletStarted,
     Listed(List),
-    /// The write in flight is complete.
+    /// The write in progress is complete.
     Written,
     Timer(u32),
 }
@@ -347,7 +347,7 @@ pub(crate) struct World {
 const OBJECTS: usize = 2;
 
 impl Delays {
-    /// How long after receiving a binding an exporter of this patience may need: a write in flight completes,
+    /// How long after receiving a binding an exporter of this patience may need: a write in progress completes,
     /// a List returns, and its own write arrives.
     pub(crate) fn grace(&self, patience: Time) -> Time {
         let [list_there, list_back] = self.list;
@@ -418,7 +418,7 @@ impl World {
         self.at(at, Event::Drive(token));
     }
 
-    /// Runs until `end`; after each event the driver receives the notices.
+    /// Runs until `end`; after each event the driver receives what happened.
     pub(crate) fn run_until(&mut self, end: Time, driver: &mut dyn FnMut(&mut Self, Notice)) {
         while self.heap.peek().is_some_and(|Reverse(due)| due.at <= end) {
             let Some(Reverse(due)) = self.heap.pop() else { return };

@@ -59,7 +59,7 @@ pub(super) struct Row {
     pub(super) pods: Pods,
     /// The aspect, or its prefix followed by `*`.
     pub(super) aspect: &'static str,
-    /// The aspect in words, for the document.
+    /// The aspect as text, for the document.
     pub(super) what: &'static str,
     pub(super) why: &'static str,
     /// Whether it depends on a race: a run may not need it.

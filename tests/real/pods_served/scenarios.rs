@@ -270,7 +270,7 @@ impl World {
         Ok(())
     }
 
-    /// A client that was disconnected notices deletions by the pods' absence from the list.
+    /// A client that was disconnected detects deletions by the pods' absence from the list.
     pub(super) async fn deletions_while_disconnected(&mut self) -> Result<()> {
         for place in &mut self.places {
             place.listeners.clear();

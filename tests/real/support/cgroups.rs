@@ -34,7 +34,7 @@ impl Drop for Cgroups {
     }
 }
 
-/// Removes a cgroup and those below it. No process runs in them, so the kernel should not refuse; if it does,
+/// Removes a cgroup and those below it. No process runs in them, so the kernel should allow it; if not,
 /// a harmless empty cgroup remains.
 fn remove(place: &Path) {
     for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {

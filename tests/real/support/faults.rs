@@ -154,7 +154,7 @@ pub(crate) struct Faults {
     notes: Vec<String>,
     /// Resource versions written by other managers.
     foreign: BTreeSet<u64>,
-    /// The kubelet's checkpoints were removed, so running pods were allocated resources anew.
+    /// The kubelet's checkpoints were removed, so running pods were allocated resources again.
     books_lost: bool,
     /// Whether the static pod's manifest exists.
     static_pod: bool,
@@ -492,7 +492,7 @@ impl Faults {
         self.node.stop_kubelet(how)?;
         if oracle::books_are_whole(&self.node).is_err() {
             // SIGTERM may still end it there. The checkpoints are removed, and every pod is allocated
-            // resources anew.
+            // resources again.
             self.notes.push("the kubelet ended between two steps of its books".to_owned());
             self.node.forget_books()?;
             self.books_lost = true;

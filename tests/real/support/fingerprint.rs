@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::nrt::Seen;
 use super::parts::Parts;
 
-/// Published while the object is held: a value that no set of pods has.
+/// Published while the fingerprint is withheld: a value that no set of pods has.
 pub(crate) const HELD: &str = "pfp0v0010000000000000000";
 
 /// How a plugin selects the pods that count.

@@ -11,7 +11,7 @@
 //!
 //! Resources of an ordinary init container count for as long as the kubelet keeps them allocated, which the
 //! List never shows. Its CPUs and devices belong to the pod until the pod ends: the other containers reuse
-//! what they can, and the rest is available to nobody. Its memory is released as soon as a later container
+//! what they can, and the rest is available to no other pod. Its memory is released as soon as a later container
 //! starts; but a restarted kubelet allocates it again, for a container that ended long ago, and then keeps it
 //! until the pod ends.
 
@@ -90,7 +90,7 @@ pub(crate) async fn at_most_free(node: &RealNode, ending: &BTreeSet<String>) -> 
 }
 
 /// Checks that a kubelet started now would accept its own checkpoints. The kubelet writes them in several
-/// steps, and refuses to start if it was killed between two of them, until somebody removes the files.
+/// steps, and does not start if it was killed between two of them, until the files are removed.
 pub(crate) fn books_are_whole(node: &RealNode) -> Result<()> {
     let dir = node.kubelet_dir();
     let cpus: CpuState = read_json(&dir.join("cpu_manager_state"))?;
