@@ -49,7 +49,7 @@ type container struct {
 	} `json:"resources"`
 }
 
-// answer is what is printed.
+// answer is the output.
 type answer struct {
 	Fingerprint string   `json:"fingerprint"`
 	Pods        []string `json:"pods"`
@@ -100,7 +100,7 @@ func (r rules) run(in io.Reader, out io.Writer) error {
 	return json.NewEncoder(out).Encode(said)
 }
 
-// counts says whether a pod is in the set.
+// counts reports whether a pod is in the set.
 func (r rules) counts(p pod) bool {
 	if p.Spec.NodeName == "" || p.Status.Phase == "Pending" {
 		return false
@@ -111,7 +111,7 @@ func (r rules) counts(p pod) bool {
 	return !r.exclusive || r.isExclusive(p)
 }
 
-// isExclusive goes by the specification alone, whatever the node gave the pod.
+// isExclusive depends on the specification alone, not on what the pod was allocated.
 func (r rules) isExclusive(p pod) bool {
 	for _, c := range p.Spec.InitContainers {
 		// Up to v0.34 an init container that ends counts as well.
@@ -130,7 +130,7 @@ func (r rules) isExclusive(p pod) bool {
 func (r rules) asksForExclusive(c container, qos string) bool {
 	for name, quantity := range c.Resources.Requests {
 		if !isNative(name) {
-			// Whatever the quantity is.
+			// With any quantity.
 			if r.zones == nil || r.zones[name] {
 				return true
 			}

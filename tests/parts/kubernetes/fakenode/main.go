@@ -1,11 +1,11 @@
-// Command fakenode plays everything round a real kubelet: the container runtime
-// and the device plugins. It also holds the mount namespace of the described
-// machine that the kubelet is started in.
+// Command fakenode simulates what a real kubelet needs: the container runtime and
+// the device plugins. It also keeps the mount namespace of the described machine
+// in which the kubelet is started.
 //
-// It is driven by JSON lines on standard input, with one answer line each on
-// standard output, and ends when standard input does, so that nothing is left
-// over when the test that started it dies. Its first line of output says that
-// the runtime is listening.
+// It reads requests as JSON lines on standard input, writes one response line for
+// each on standard output, and ends with standard input, so that nothing is left
+// over when the test that started it dies. Its first line of output means that the
+// runtime is listening.
 //
 //	{"do":"setDevices","resource":"example.com/nic","devices":[{"id":"nic-0","numa":[0]},{"id":"nic-1","unhealthy":true}]}
 //	{"do":"stopPlugin","resource":"example.com/nic"}
@@ -41,7 +41,7 @@ type request struct {
 	Code      int32    `json:"code"`
 }
 
-// answer is one line of standard output.
+// answer is the response to one request.
 type answer struct {
 	OK    bool   `json:"ok"`
 	Error string `json:"error,omitempty"`
@@ -77,7 +77,7 @@ type node struct {
 	plugins    *plugins
 }
 
-// serve answers requests until their stream ends.
+// serve processes requests until their stream ends.
 func (n *node) serve(in io.Reader, out io.Writer) error {
 	answers := json.NewEncoder(out)
 	if err := answers.Encode(answer{OK: true}); err != nil {

@@ -22,8 +22,8 @@ import (
 )
 
 // podRuntime is the fake runtime that also runs containers: those of other images
-// than its own, each by a program that is given what the kubelet asked for.
-// Every pod has an address of its own, below 127.
+// than its own, each by a program that gets the kubelet's request. Every pod has
+// its own address, below 127.
 type podRuntime struct {
 	*fake.RemoteRuntime
 	program string
@@ -87,7 +87,7 @@ func (r *podRuntime) RunPodSandbox(ctx context.Context, asked *cri.RunPodSandbox
 	return made, nil
 }
 
-// CreateContainer keeps what was asked for.
+// CreateContainer keeps the request.
 func (r *podRuntime) CreateContainer(ctx context.Context, asked *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
 	made, err := r.RemoteRuntime.CreateContainer(ctx, asked)
 	if err != nil {
@@ -147,7 +147,7 @@ func (r *podRuntime) start(id string, config *cri.CreateContainerRequest) error 
 	go func() {
 		// The kernel ends the program when this thread ends, and it waits here.
 		runtime.LockOSThread()
-		defer output.Close() //nolint:errcheck // whatever was written is there
+		defer output.Close() //nolint:errcheck // what was written stays
 		command := exec.Command(r.program, file, ip)
 		command.Stdout, command.Stderr = output, output
 		command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -167,7 +167,7 @@ func (r *podRuntime) start(id string, config *cri.CreateContainerRequest) error 
 	return <-started
 }
 
-// ended tells the kubelet, when it asks, that a container's program has ended.
+// ended records that a container's program has ended, for the kubelet's next request.
 func (r *podRuntime) ended(id string, err error) {
 	code := int32(0)
 	var exit *exec.ExitError
@@ -183,7 +183,7 @@ func (r *podRuntime) ended(id string, err error) {
 	(&containerRuntime{fake: r.RemoteRuntime}).end(code, func(c *apitest.FakeContainer) bool { return c.Id == id })
 }
 
-// StopContainer asks the program to end, and ends it when it has not in time.
+// StopContainer terminates the program, and kills it if it does not end in time.
 func (r *podRuntime) StopContainer(ctx context.Context, asked *cri.StopContainerRequest) (*cri.StopContainerResponse, error) {
 	r.mu.Lock()
 	one := r.running[asked.ContainerId]

@@ -43,7 +43,7 @@ func number(text string) int64 {
 	return value
 }
 
-// jsonOf is what the message decodes to, as everybody who uses Kubernetes' types writes it.
+// jsonOf is the JSON of the decoded message, as Kubernetes' types encode it.
 func jsonOf(message []byte) ([]byte, error) {
 	var pod corev1.Pod
 	if err := pod.Unmarshal(message); err != nil {

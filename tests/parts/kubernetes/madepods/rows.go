@@ -44,7 +44,7 @@ func rows(out *bufio.Writer, seed, count int64) {
 	}
 }
 
-// Words that decide what is printed, and one that does not.
+// anyOf returns one of the words: those that affect the row, and one that does not.
 func anyOf[T ~string](random *rand.Rand, words ...T) T {
 	return words[random.Intn(len(words))]
 }

@@ -23,7 +23,7 @@ import (
 	podresources "k8s.io/kubernetes/pkg/kubelet/apis/podresources"
 )
 
-// grpcLimit is how large an answer grpc-go takes unless it is told otherwise.
+// grpcLimit is grpc-go's default limit for the size of a response.
 const grpcLimit = 4 << 20
 
 // target is a socket, and how it is reached.
@@ -51,7 +51,7 @@ type clients struct {
 
 func (t *target) connect() (clients, error) {
 	if t.dial == "library" {
-		// Each version comes with a connection of its own: what is asked of the other goes over this one.
+		// Each version has its own connection.
 		client, conn, err := podresources.GetV1Client(context.Background(), t.socket, t.timeout, t.limit)
 		if err != nil {
 			return clients{}, err
@@ -122,7 +122,7 @@ func (l *listening) Unmarshal(data mem.BufferSlice, v any) error {
 // Name is empty, so that the content type stays what it is without the codec.
 func (l *listening) Name() string { return "" }
 
-// answered is what ask prints.
+// answered is a line that ask prints.
 type answered struct {
 	Code   string          `json:"code"`
 	Text   string          `json:"text"`

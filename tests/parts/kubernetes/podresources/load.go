@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// figures are what load prints. Latencies are of calls that were answered with OK, in milliseconds.
+// figures are what load prints. Latencies are those of successful calls, in milliseconds.
 type figures struct {
 	Clients   int            `json:"clients"`
 	Seconds   float64        `json:"seconds"`
@@ -26,7 +26,7 @@ type figures struct {
 	P50       float64        `json:"p50"`
 	P99       float64        `json:"p99"`
 	Max       float64        `json:"max"`
-	Bytes     int            `json:"bytes"` // of the largest answer
+	Bytes     int            `json:"bytes"` // of the largest response
 	Codes     map[string]int `json:"codes"`
 	Texts     []string       `json:"texts"` // of statuses, each once
 }

@@ -53,7 +53,7 @@ func (asItIs) Unmarshal(data mem.BufferSlice, v any) error {
 
 func (asItIs) Name() string { return "" }
 
-// recorded is one line: a call, when it came and when it was answered (nanoseconds since 1970), and what was sent.
+// recorded is one line: a call, when it came and when its response was sent (nanoseconds since 1970), and the response.
 type recorded struct {
 	Path     string `json:"path"`
 	Received int64  `json:"received"`
@@ -127,7 +127,7 @@ func (r *recorder) forward(_ any, stream grpc.ServerStream) error {
 	if one.Sent, err = r.with(path, answer.bytes, serial); err != nil {
 		return err
 	}
-	// Before it is sent: whoever has the answer finds it in the record.
+	// Before it is sent, so that a client that has the response finds it in the record.
 	if err := r.print(one); err != nil {
 		return err
 	}
@@ -144,7 +144,7 @@ func (r *recorder) print(one recorded) error {
 	return r.out.Encode(one)
 }
 
-// with adds to an answer what it is told to add.
+// with makes the configured additions to a response.
 func (r *recorder) with(path string, answer []byte, serial uint64) ([]byte, error) {
 	if len(r.pad) > 0 && strings.HasSuffix(path, "/List") {
 		answer = append(answer, r.pad...)

@@ -1,17 +1,17 @@
-// Command pods is what a client of the kubelet's Pods API written in Go is: the code
-// that upstream generates from its definitions, over grpc-go, and Kubernetes' own
-// decoder of pods. Each command prints JSON lines on standard output:
+// Command pods is a client of the kubelet's Pods API as written in Go: with the code
+// that upstream generates from its definitions, grpc-go, and Kubernetes' own decoder
+// of pods. Each command prints JSON lines on standard output:
 //
 //	pods list --socket S [--times 3] [--limit 33554432]
 //	pods get --socket S --uid U
 //	pods watch --socket S [--stall]
 //	pods call --socket S --rpc /v1alpha1.Pods/ListPods [--request FILE]
 //
-// "list" and "get" print one line per answer: code and text of its status, and the
+// "list" and "get" print one line per response: code and text of its status, and the
 // pods. "watch" prints one line per event, and one with code and text when it has
-// ended; with --stall it takes nothing after the end of the initial list until a line
-// comes on standard input. "call" sends a file's bytes as they are, which need be no
-// request, and takes one message.
+// ended; with --stall it reads nothing after the end of the initial list until a line
+// comes on standard input. "call" sends a file's bytes unchanged, which need not be a
+// valid request, and receives one message.
 package main
 
 import (
@@ -106,7 +106,7 @@ func decoded(came []byte) (one, error) {
 	return made, err
 }
 
-// answered is a line of list, get and call.
+// answered is a line that list, get and call print.
 type answered struct {
 	Code string `json:"code"`
 	Text string `json:"text"`
@@ -158,7 +158,7 @@ func get(a arguments, conn *grpc.ClientConn) error {
 	return nil
 }
 
-// told is a line of watch.
+// told is a line that watch prints.
 type told struct {
 	Type string `json:"type"`
 	// Time in nanoseconds since 1970.
@@ -231,7 +231,7 @@ func call(a arguments, conn *grpc.ClientConn) error {
 		err = stream.CloseSend()
 	}
 	if err == nil || err == io.EOF {
-		// Where sending failed this says why.
+		// If sending failed, this returns the reason.
 		err = stream.RecvMsg(&message)
 	}
 	told := status.Convert(err)

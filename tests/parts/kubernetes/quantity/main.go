@@ -1,7 +1,7 @@
-// quantity is what Kubernetes' own type says of quantities.
+// Command quantity parses quantities with Kubernetes' own type.
 //
 //	quantity tables DIR         of every text in the tables of the tests in DIR, with either sign and without
-//	quantity random SEED COUNT  of made-up texts
+//	quantity random SEED COUNT  of generated texts
 //
 // A line is the text, Value(), MilliValue() and Sign() with tabs between, or the text alone if it is no quantity.
 package main
@@ -227,7 +227,7 @@ func change(r *rand.Rand) string {
 	}
 }
 
-// farOut has an exponent that nobody writes. Go takes forever over those of many digits that are not whole.
+// farOut has an extreme exponent. Go takes very long for those of many digits that are not whole.
 func farOut(r *rand.Rand) string {
 	exponents := []string{"2147483647", "2147483646", "2147483640", "4294967296", "4294967299", "9223372036854775807",
 		"9223372036854775808", "-9223372036854775808", "-4294967296", "000000000000000000000000003"}

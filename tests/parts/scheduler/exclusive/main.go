@@ -1,4 +1,4 @@
-// exclusive says of pods what the plugin's own code says: does any of their containers have resources of its own?
+// Command exclusive prints which pods have exclusive resources, by the plugin's own code.
 //
 //	exclusive            by the rule of the release that this is built with
 //	exclusive ZONES      by the rule of v0.35.7 and later: ZONES are the resources that the object's zones name, with commas
