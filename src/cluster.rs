@@ -42,7 +42,7 @@ use serde::de::DeserializeOwned;
 use crate::nrt::Form;
 use crate::util::error_chain::chain;
 
-pub use crate::seen::Seen;
+pub use crate::watch_event::WatchEvent;
 pub use agents::{AgentPod, SlimDaemonSet, SlimPodSpec, pod_labels, runs_agents};
 pub use device::{Device, Devices};
 pub use error::ClusterError;

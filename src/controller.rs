@@ -14,12 +14,12 @@ mod events;
 #[cfg(test)]
 mod fake;
 mod fleet;
-mod followed;
 mod garbage_collection;
 mod leader_election;
 mod names;
 mod node_problems;
 mod nudge;
+mod object_cache;
 mod purge;
 mod scheduler_pods;
 mod settings;

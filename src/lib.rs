@@ -27,9 +27,9 @@ pub mod quantity;
 #[cfg(test)]
 mod randomised;
 pub mod scheduler;
-pub mod seen;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod telemetry;
 pub mod topology;
 pub mod util;
+pub mod watch_event;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use prost::bytes::Bytes;
 
-use crate::seen::Seen;
+use crate::watch_event::WatchEvent;
 
 pub use annotation::Annotation;
 pub use container::{Container, ContainerKind};
@@ -135,7 +135,7 @@ pub enum Liveness {
 }
 
 /// An event of a pod source. For a deleted pod only namespace, name and UID need be set.
-pub type PodEvent = Seen<Pod>;
+pub type PodEvent = WatchEvent<Pod>;
 
 impl Pod {
     /// Parses a pod from the JSON of the API server or the kubelet.

@@ -1,15 +1,19 @@
-//! Where the agent learns about the node's pods, and its cache of them (DESIGN section 6). The source is the
-//! API server, the kubelet's Pods API, or its `/pods`. The kubelet's List reports what pods are allocated;
-//! the source reports which pods exist.
+//! Where the agent learns about the node's pods, and its cache of them. The source is the API server, the
+//! kubelet's Pods API, or its `/pods`. The kubelet's List reports what pods are allocated; the source reports
+//! which pods exist.
 
-mod following;
+mod cache;
+mod kind;
 mod kubelet_port;
 mod metrics;
-mod relay;
-mod tellers;
+mod selector;
+mod shared_informer;
+mod sources;
 
-pub use following::{LINGER, PodSource, PodView};
+pub use cache::{PodCache, PodView, RELEASE_TIMEOUT};
+pub use kind::PodSourceKind;
 pub use kubelet_port::KubeletPort;
 pub use metrics::PodSourceMetrics;
-pub use relay::Relay;
-pub use tellers::{PodTeller, PodTellers, Telling};
+pub use selector::SourceSelector;
+pub use shared_informer::SharedInformer;
+pub use sources::PodSources;

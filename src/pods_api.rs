@@ -29,7 +29,7 @@ use tracing::{info, warn};
 use crate::cluster::Cluster;
 use crate::grpc::{Limits, ServeError, Server, Socket};
 use crate::pod::Wanted;
-use crate::pod_source::{PodTeller, PodTellers};
+use crate::pod_source::{PodSourceKind, PodSources};
 use crate::telemetry::registry::Registry;
 use crate::util::backoff::back_off;
 
@@ -56,7 +56,7 @@ pub struct Settings {
     /// The socket to serve on.
     pub socket: Socket,
     /// The pod sources, best first.
-    pub order: Vec<PodTeller>,
+    pub order: Vec<PodSourceKind>,
 }
 
 /// A server of the Pods API, not yet serving.
@@ -67,12 +67,12 @@ pub struct PodsApi {
 }
 
 impl PodsApi {
-    /// Serves the pods of `node`, read from `tellers` in the order of the settings; without a cluster, only
+    /// Serves the pods of `node`, read from `sources` in the order of the settings; without a cluster, only
     /// from the kubelet's own Pods API.
     #[must_use]
     pub fn new(
         settings: Settings,
-        tellers: PodTellers,
+        sources: PodSources,
         node: String,
         cluster: Option<Cluster>,
         registry: &mut Registry,
@@ -88,9 +88,9 @@ impl PodsApi {
             limiter: Limiter::default(),
             metrics: metrics.clone(),
         });
-        let tellers = PodTellers { order, wanted: Wanted::default().with_raw(), ..tellers };
+        let sources = PodSources { order, wanted: Wanted::default().with_raw(), ..sources };
         let has_only_kubelet_pods = Arc::clone(&service.has_only_kubelet_pods);
-        let follower = SourceFollower::new(tellers, node, cluster, store, has_only_kubelet_pods, metrics);
+        let follower = SourceFollower::new(sources, node, cluster, store, has_only_kubelet_pods, metrics);
         Self { socket, follower, service }
     }
 

@@ -33,7 +33,7 @@ use crate::cluster::Cluster;
 use crate::grpc::{Limits, ServeError, Server, Socket};
 use crate::kubelet::{Caller, Request, SharedClient};
 use crate::pod::Wanted;
-use crate::pod_source::{PodSource, PodSourceMetrics, PodTellers};
+use crate::pod_source::{PodCache, PodSourceMetrics, PodSources};
 use crate::telemetry::health::Probes;
 use crate::telemetry::registry::Registry;
 use crate::util::backoff::back_off;
@@ -108,7 +108,7 @@ impl Proxy {
     #[must_use]
     pub fn new(
         settings: Settings,
-        pods: PodSource,
+        pods: PodCache,
         cluster: Option<Cluster>,
         registry: &mut Registry,
     ) -> Self {
@@ -134,13 +134,13 @@ impl Proxy {
     #[must_use]
     pub fn with_pod_sources(
         settings: Settings,
-        tellers: PodTellers,
+        sources: PodSources,
         cluster: Cluster,
         registry: &mut Registry,
     ) -> Self {
-        let tellers = PodTellers { wanted: settings.wanted(), ..tellers };
+        let sources = PodSources { wanted: settings.wanted(), ..sources };
         let metrics = PodSourceMetrics::register(registry, metrics::COMPONENT);
-        let pods = PodSource::follow(tellers, settings.node.clone(), cluster.clone(), metrics);
+        let pods = PodCache::start(sources, settings.node.clone(), cluster.clone(), metrics);
         Self::new(settings, pods, Some(cluster), registry)
     }
 

@@ -14,7 +14,7 @@ use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
 use crate::agent::{Agent, Merge, MergeResponse, Settings};
 use crate::cluster::Cluster;
-use crate::pod_source::Relay;
+use crate::pod_source::SharedInformer;
 use crate::pods_api::{self, PodsApi};
 use crate::proxy::{self, Proxy};
 use crate::telemetry;
@@ -59,9 +59,9 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         let shutdown = shutdown_signal()?;
         let mut registry = Registry::of_process();
         let pods_api =
-            pods_api.map(|pods_api| with_pods(&mut settings, pods_api, cluster.clone(), &mut registry));
+            pods_api.map(|pods_api| new_pods_api(&mut settings, pods_api, cluster.clone(), &mut registry));
         let mut agent = Agent::new(settings, cluster.clone(), &mut registry);
-        let proxy = proxy.map(|settings| beside(&mut agent, settings, cluster, &mut registry));
+        let proxy = proxy.map(|settings| new_proxy(&mut agent, settings, cluster, &mut registry));
         let reload = Reload::of_agent(given, effective, logs, agent.rules())?;
         let health = health(&agent, proxy.as_ref(), pods_api.as_ref());
         let _servers = serve(&config, registry, Arc::new(health)).await;
@@ -78,9 +78,9 @@ async fn run_once(
     cluster: Cluster,
 ) -> anyhow::Result<()> {
     let node = settings.node.clone();
-    let mut unserved = Registry::default();
-    let mut agent = Agent::new(settings, cluster.clone(), &mut unserved);
-    let proxy = proxy.map(|settings| beside(&mut agent, settings, cluster, &mut unserved));
+    let mut registry = Registry::default();
+    let mut agent = Agent::new(settings, cluster.clone(), &mut registry);
+    let proxy = proxy.map(|settings| new_proxy(&mut agent, settings, cluster, &mut registry));
     if let Some(proxy) = &proxy {
         proxy.wait_until_synced().await;
     }
@@ -90,7 +90,7 @@ async fn run_once(
 }
 
 /// Returns a proxy that shares the agent's kubelet connection and pod cache.
-fn beside(
+fn new_proxy(
     agent: &mut Agent,
     settings: proxy::Settings,
     cluster: Cluster,
@@ -110,13 +110,13 @@ fn beside(
 
 /// Returns a Pods API server that shares the agent's pod sources: a source that both use is watched only
 /// once.
-fn with_pods(
+fn new_pods_api(
     settings: &mut Settings,
     pods_api: pods_api::Settings,
     cluster: Cluster,
     registry: &mut Registry,
 ) -> PodsApi {
-    settings.pods.relay = Some(Relay::keeping(settings.pods.wanted.clone()));
+    settings.pods.informer = Some(SharedInformer::caching(settings.pods.wanted.clone()));
     PodsApi::new(pods_api, settings.pods.clone(), settings.node.clone(), Some(cluster), registry)
 }
 

@@ -10,7 +10,7 @@ use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
 use crate::cluster::Cluster;
 use crate::config::Config;
-use crate::pod_source::PodTeller;
+use crate::pod_source::PodSourceKind;
 use crate::pods_api::{PodsApi, Settings};
 use crate::telemetry;
 use crate::telemetry::registry::Registry;
@@ -46,7 +46,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let config = effective.config.clone();
     let logs = telemetry::start_logs(config.log.level, config.log.format);
     let settings = config.pods_api_settings();
-    if config.node_name.is_empty() && settings.order != [PodTeller::PodsApi] {
+    if config.node_name.is_empty() && settings.order != [PodSourceKind::PodsApi] {
         bail!(
             "the node's name is unknown, and its pods are found by it: set NODE_NAME (in a pod, from spec.nodeName) or \
              --node-name; or use only the kubelet's own Pods API: --source podsApi"
@@ -61,10 +61,10 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
 async fn serve_alone(config: Config, mut settings: Settings) -> anyhow::Result<ExitCode> {
     info!("numacast {} pods-api", env!("CARGO_PKG_VERSION"));
     let cluster = connect(&config, &mut settings).await?;
-    let tellers = config.pod_sources();
+    let sources = config.pod_sources();
     let shutdown = shutdown_signal()?;
     let mut registry = Registry::of_process();
-    let server = PodsApi::new(settings, tellers, config.node_name.clone(), cluster, &mut registry);
+    let server = PodsApi::new(settings, sources, config.node_name.clone(), cluster, &mut registry);
     let started = server.start()?;
     let _servers = serve(&config, registry, server.health()).await;
     server.run(Some(started), shutdown).await;
@@ -74,14 +74,14 @@ async fn serve_alone(config: Config, mut settings: Settings) -> anyhow::Result<E
 /// Returns a client for the API server, if it is a source. If it cannot be created and the kubelet's own Pods
 /// API is a source too, only that is used.
 async fn connect(config: &Config, settings: &mut Settings) -> anyhow::Result<Option<Cluster>> {
-    if settings.order == [PodTeller::PodsApi] {
+    if settings.order == [PodSourceKind::PodsApi] {
         return Ok(None);
     }
     match config.cluster().await {
         Ok(cluster) => Ok(Some(cluster)),
-        Err(error) if settings.order.contains(&PodTeller::PodsApi) => {
+        Err(error) if settings.order.contains(&PodSourceKind::PodsApi) => {
             warn!("{error}; pods are read only from the kubelet's own Pods API, until a restart");
-            settings.order = vec![PodTeller::PodsApi];
+            settings.order = vec![PodSourceKind::PodsApi];
             Ok(None)
         }
         Err(error) => Err(error.into()),

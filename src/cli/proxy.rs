@@ -11,7 +11,7 @@ use super::flags::{
 use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
 use crate::config::Config;
-use crate::pod_source::PodSource;
+use crate::pod_source::PodCache;
 use crate::proxy::{Proxy, Settings};
 use crate::telemetry;
 use crate::telemetry::registry::Registry;
@@ -72,7 +72,7 @@ async fn serve_alone(config: Config, settings: Settings) -> anyhow::Result<ExitC
             Proxy::with_pod_sources(settings, config.pod_sources(), cluster, &mut registry)
         }
         // Without merging, only the kubelet is needed.
-        false => Proxy::new(settings, PodSource::none(), None, &mut registry),
+        false => Proxy::new(settings, PodCache::none(), None, &mut registry),
     };
     let shutdown = shutdown_signal()?;
     let server = proxy.start()?;

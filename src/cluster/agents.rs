@@ -19,7 +19,7 @@ use super::metadata::metadata;
 use super::nodes::RawStatus;
 use super::pages::{Listing, Pages};
 use super::{Cluster, ClusterError, Failure};
-use crate::seen::Seen;
+use crate::watch_event::WatchEvent;
 
 /// Page size. A pod has some 10 KiB.
 const PAGE: u32 = 100;
@@ -226,7 +226,7 @@ impl Cluster {
         &self,
         namespace: &str,
         labels: &str,
-    ) -> impl Stream<Item = Result<Seen<AgentPod>, String>> + Send + 'static {
+    ) -> impl Stream<Item = Result<WatchEvent<AgentPod>, String>> + Send + 'static {
         let which = Which {
             what: "the agents' pods",
             path: pods_path(namespace),
@@ -264,14 +264,14 @@ fn pods_path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/pods")
 }
 
-fn seen(told: Result<Told<AgentPod>, ClusterError>) -> Vec<Result<Seen<AgentPod>, String>> {
+fn seen(told: Result<Told<AgentPod>, ClusterError>) -> Vec<Result<WatchEvent<AgentPod>, String>> {
     match told {
         Ok(Told::Listed(pods)) => {
-            let pods = pods.into_iter().map(Seen::Listed);
-            std::iter::once(Seen::Listing).chain(pods).chain([Seen::Complete]).map(Ok).collect()
+            let pods = pods.into_iter().map(WatchEvent::InitApply);
+            std::iter::once(WatchEvent::Init).chain(pods).chain([WatchEvent::InitDone]).map(Ok).collect()
         }
-        Ok(Told::Is(pod)) => vec![Ok(Seen::Is(pod))],
-        Ok(Told::Gone(pod)) => vec![Ok(Seen::Gone(pod))],
+        Ok(Told::Is(pod)) => vec![Ok(WatchEvent::Apply(pod))],
+        Ok(Told::Gone(pod)) => vec![Ok(WatchEvent::Delete(pod))],
         Err(error) => vec![Err(format!("the agents' pods are not followed: {error}"))],
     }
 }

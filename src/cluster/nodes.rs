@@ -18,7 +18,7 @@ use super::pages::{Listing, Pages};
 use super::slim::reads_as;
 use super::steady::Steady;
 use super::{Cluster, ClusterError, Failure, chain};
-use crate::seen::Seen;
+use crate::watch_event::WatchEvent;
 
 /// Page size. A Node has some 15 KiB, mostly names of images, and a page is briefly held as text.
 const PAGE: u32 = 100;
@@ -170,7 +170,7 @@ fn listing() -> Listing {
 
 impl Cluster {
     /// Watches all Nodes. An error is one sentence; the watch resumes after a backoff.
-    pub fn nodes(&self) -> impl Stream<Item = Result<Seen<SlimNode>, String>> + Send + 'static {
+    pub fn nodes(&self) -> impl Stream<Item = Result<WatchEvent<SlimNode>, String>> + Send + 'static {
         let nodes: Api<SlimNode> = Api::all(self.client_for_watcher());
         let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
         watcher(nodes, config).backoff(Steady::default()).map(|event| match event {

@@ -31,7 +31,7 @@ use super::watch::{ANSWER, Heard, Lost, Told, Watch, Watched, is_ahead};
 use super::{Cluster, ClusterError};
 use crate::core_v1::read_pod;
 use crate::pod::{Pod, PodEvent, PodName, Wanted};
-use crate::seen::Seen;
+use crate::watch_event::WatchEvent;
 
 use answers::details_of;
 pub use answers::{News, Odd, refusal};
@@ -258,8 +258,8 @@ impl Watched for PodsOfNode {
 
     fn read(&self, frame: &[u8]) -> Result<Told<Self::Event>, Odd> {
         Ok(match News::read(frame)? {
-            News::Is(pod, version) => Told::Event(read_pod(pod, &self.wanted).map(Seen::Is), version),
-            News::Gone(pod, version) => Told::Event(read_pod(pod, &self.wanted).map(Seen::Gone), version),
+            News::Is(pod, version) => Told::Event(read_pod(pod, &self.wanted).map(WatchEvent::Apply), version),
+            News::Gone(pod, version) => Told::Event(read_pod(pod, &self.wanted).map(WatchEvent::Delete), version),
             News::Until(version) => Told::Until(version),
             News::Failed(status) => Told::Failed(status),
         })
@@ -308,7 +308,7 @@ impl Following {
                 self.watch.pace.wait().await;
                 self.at = At::Before;
                 self.complained = false;
-                Ok(Some(Seen::Listing))
+                Ok(Some(WatchEvent::Init))
             }
             At::Before => {
                 let path = self.list();
@@ -321,12 +321,12 @@ impl Following {
                 }
             }
             At::Within(listing) => match listing.next(&self.watch.cluster, &self.wanted).await {
-                Ok(Some(Ok(pod))) => Ok(Some(Seen::Listed(pod))),
+                Ok(Some(Ok(pod))) => Ok(Some(WatchEvent::InitApply(pod))),
                 Ok(Some(Err(reason))) => Ok(self.leave_out(&reason)),
                 Ok(None) => {
                     self.watch.go_on_from(std::mem::take(&mut listing.version));
                     (self.at, self.ahead) = (At::Watching, None);
-                    Ok(Some(Seen::Complete))
+                    Ok(Some(WatchEvent::InitDone))
                 }
                 Err(error) => Err(self.lose(&error)),
             },
@@ -381,7 +381,7 @@ impl Following {
                 self.watch.fail(None);
                 Err(format!("a pod cannot be read: {reason}"))
             }
-            Ok(Heard::Again) => Ok(Some(Seen::Again)),
+            Ok(Heard::Again) => Ok(Some(WatchEvent::Resumed)),
             Err(Lost::Failed(error)) => Err(error.to_string()),
             Err(Lost::Stale(reason)) => {
                 self.at = At::Nothing;

@@ -2,7 +2,7 @@
 
 use kube::runtime::watcher;
 
-use crate::seen::Seen;
+use crate::watch_event::WatchEvent;
 
 /// Implements [`kube::Resource`] for a partial type with a `metadata` field, as the resource of the whole
 /// type.
@@ -40,7 +40,7 @@ macro_rules! reads_as {
 }
 pub(super) use reads_as;
 
-impl<T> From<watcher::Event<T>> for Seen<T> {
+impl<T> From<watcher::Event<T>> for WatchEvent<T> {
     fn from(event: watcher::Event<T>) -> Self {
         match event {
             watcher::Event::Init => Self::Listing,

@@ -10,7 +10,7 @@ use crate::kubelet::{ConfigFiles, Mounts};
 use crate::machine::HostRoots;
 use crate::nrt::Form;
 use crate::pod::Wanted;
-use crate::pod_source::{KubeletPort, PodTeller, PodTellers};
+use crate::pod_source::{KubeletPort, PodSourceKind, PodSources};
 use crate::proxy::annotations::{Koordinator, Rules};
 use crate::scheduler::{FingerprintView, GateSettings};
 use crate::topology::{self, Exclude};
@@ -128,8 +128,8 @@ impl Config {
 
     /// Returns the sources of the node's pods. Annotations are not kept.
     #[must_use]
-    pub fn pod_sources(&self) -> PodTellers {
-        PodTellers {
+    pub fn pod_sources(&self) -> PodSources {
+        PodSources {
             order: self.source_order(),
             socket: self.paths().pods_socket,
             timeout: self.kubelet.timeout.get(),
@@ -140,8 +140,8 @@ impl Config {
         }
     }
 
-    fn source_order(&self) -> Vec<PodTeller> {
-        use PodTeller::{ApiServer, Kubelet, PodsApi};
+    fn source_order(&self) -> Vec<PodSourceKind> {
+        use PodSourceKind::{ApiServer, Kubelet, PodsApi};
         let resolved = self.resolve();
         let needs_api_server = resolved.reserve || resolved.view == FingerprintView::Scheduler;
         match self.pods.source {
@@ -170,7 +170,7 @@ impl Config {
             allocatable: annotations.has(Koordinator::Allocatable),
             zones: self.proxy.zones,
             reads_devices: annotations.has(Koordinator::Devices),
-            looks_up_pods: self.source_order().contains(&PodTeller::ApiServer),
+            looks_up_pods: self.source_order().contains(&PodSourceKind::ApiServer),
             rules: annotations.are_merged().then(|| Rules::new(annotations, self.proxy.zones)),
             sys: paths.sys,
         }
@@ -179,7 +179,7 @@ impl Config {
     /// Returns the settings of the Pods API server.
     #[must_use]
     pub fn pods_api_settings(&self) -> pods_api::Settings {
-        use PodTeller::{ApiServer, Kubelet, PodsApi};
+        use PodSourceKind::{ApiServer, Kubelet, PodsApi};
         let order = match self.pods_api.source {
             // The kubelet's own Pods API is the fastest, and has static pods instead of their mirrors.
             PodsApiSource::Auto => vec![PodsApi, ApiServer, Kubelet],
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn the_api_server_is_the_source_of_pods_if_the_object_needs_it() {
-        use PodTeller::{ApiServer, Kubelet, PodsApi};
+        use PodSourceKind::{ApiServer, Kubelet, PodsApi};
         let order = |consumer, source| {
             let mut config = Config { consumer, ..Config::default() };
             config.pods.source = source;

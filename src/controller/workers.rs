@@ -17,10 +17,10 @@ use tokio::sync::{Notify, watch};
 
 use super::coverage::Coverage;
 use super::events::EventRecorder;
-use super::followed::Followed;
 use super::garbage_collection::GarbageCollector;
 use super::metrics::Metrics;
 use super::node_problems::NodeProblems;
+use super::object_cache::ObjectCache;
 use super::settings::Settings;
 use crate::cluster::Cluster;
 
@@ -54,8 +54,8 @@ enum DaemonSet {
 /// The state that the workers share.
 #[derive(Debug)]
 struct State {
-    nodes: Followed<CachedNode>,
-    agents: Followed<CachedAgent>,
+    nodes: ObjectCache<CachedNode>,
+    agents: ObjectCache<CachedAgent>,
     garbage: GarbageCollector,
     /// Nodes without a Ready agent.
     silent: NodeProblems,
@@ -67,8 +67,8 @@ impl State {
     /// Creates an empty state, except for the recent deletions in `garbage`.
     fn new(settings: &Settings, garbage: GarbageCollector) -> Self {
         Self {
-            nodes: Followed::default(),
-            agents: Followed::default(),
+            nodes: ObjectCache::default(),
+            agents: ObjectCache::default(),
             garbage,
             silent: NodeProblems::new(settings.silent_after),
             missing: NodeProblems::new(settings.silent_after),

@@ -66,15 +66,15 @@ impl Belief {
         if teller == Teller::Known || self.is_enough(&names, same, now) {
             self.believed = Some(pods.iter().map(Trace::of).collect());
             (self.before, self.doubted) = (None, None);
-            let listed = pods.into_iter().map(PodEvent::Listed);
-            return std::iter::once(PodEvent::Listing).chain(listed).chain([PodEvent::Complete]).collect();
+            let listed = pods.into_iter().map(PodEvent::InitApply);
+            return std::iter::once(PodEvent::Init).chain(listed).chain([PodEvent::InitDone]).collect();
         }
         self.before = Some(names);
         match &mut self.believed {
             None => Vec::new(),
             Some(believed) => {
                 believed.extend(pods.iter().map(Trace::of));
-                pods.into_iter().map(PodEvent::Is).collect()
+                pods.into_iter().map(PodEvent::Apply).collect()
             }
         }
     }
@@ -147,11 +147,11 @@ mod tests {
     /// Abbreviates events: `[abc]` a list, `abc` single pods.
     fn told(events: &[PodEvent]) -> String {
         let word = |event: &PodEvent| match event {
-            PodEvent::Listing => "[".to_owned(),
-            PodEvent::Complete => "]".to_owned(),
-            PodEvent::Listed(pod) | PodEvent::Is(pod) => pod.name.clone(),
-            PodEvent::Gone(pod) => format!("-{}", pod.name),
-            PodEvent::Again => "+".to_owned(),
+            PodEvent::Init => "[".to_owned(),
+            PodEvent::InitDone => "]".to_owned(),
+            PodEvent::InitApply(pod) | PodEvent::Apply(pod) => pod.name.clone(),
+            PodEvent::Delete(pod) => format!("-{}", pod.name),
+            PodEvent::Resumed => "+".to_owned(),
         };
         events.iter().map(word).collect()
     }

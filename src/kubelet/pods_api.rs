@@ -56,8 +56,8 @@ const SOCKETS: [&str; 2] = ["run/numacast/pods-api/pods-api.sock", "var/lib/kube
 /// let mut follow = client.follow(Wanted::default());
 /// loop {
 ///     match follow.next().await {
-///         Ok(PodEvent::Is(pod)) => println!("{}/{} came or changed", pod.namespace, pod.name),
-///         Ok(PodEvent::Gone(pod)) => println!("{}/{} is gone", pod.namespace, pod.name),
+///         Ok(PodEvent::Apply(pod)) => println!("{}/{} came or changed", pod.namespace, pod.name),
+///         Ok(PodEvent::Delete(pod)) => println!("{}/{} is gone", pod.namespace, pod.name),
 ///         // All pods are listed at the start and again periodically: a pod not listed is gone.
 ///         Ok(_) => {}
 ///         // The watch is retried after a backoff.

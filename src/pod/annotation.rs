@@ -7,6 +7,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use super::Pod;
+use crate::watch_event::ObjectMap;
 
 /// Maximum size, in bytes, of all annotations in one place: enough for 110 pods with
 /// [`Annotation::MAX_BYTES`] each. Above it, the longest are dropped, as for one pod.
@@ -115,6 +116,16 @@ impl<K: Ord> PodMap<K> {
     /// Returns the pods, to change anything but their annotations.
     pub(crate) fn values_mut(&mut self) -> btree_map::ValuesMut<'_, K, Pod> {
         self.pods.values_mut()
+    }
+}
+
+impl<K: Ord> ObjectMap<K, Pod> for PodMap<K> {
+    fn insert(&mut self, key: K, pod: Pod) {
+        Self::insert(self, key, pod);
+    }
+
+    fn remove(&mut self, key: &K) {
+        Self::remove(self, key);
     }
 }
 

@@ -13,7 +13,7 @@ use super::store::{InvalidPod, Store};
 use super::watch_cache::{SharedCache, lock};
 use crate::cluster::Cluster;
 use crate::pod::PodEvent;
-use crate::pod_source::{PodTeller, PodTellers, Telling};
+use crate::pod_source::{PodSourceKind, PodSources, SourceSelector};
 use crate::util::log_throttle::LastLogged;
 
 /// How long the sources of full pods may take for their first list before `/pods` is read.
@@ -33,7 +33,7 @@ const MAX_INVALID: usize = 64;
 
 /// Follows the pod sources and updates the store.
 pub(super) struct SourceFollower {
-    tellers: PodTellers,
+    sources: PodSources,
     node: String,
     cluster: Option<Cluster>,
     store: Store,
@@ -45,7 +45,7 @@ pub(super) struct SourceFollower {
 #[derive(Default)]
 struct State {
     /// The source that last completed a list of full pods, and since when the sources fail.
-    synced_source: Option<PodTeller>,
+    synced_source: Option<PodSourceKind>,
     failing_since: Option<Instant>,
     /// The last error logged of the sources of full pods, and of `/pods`.
     errors: [LastLogged<String>; 2],
@@ -56,7 +56,7 @@ struct State {
     relisted_at: Option<Instant>,
 }
 
-async fn next(source: &mut Option<Telling>) -> Result<PodEvent, String> {
+async fn next(source: &mut Option<SourceSelector>) -> Result<PodEvent, String> {
     match source {
         Some(source) => source.next().await,
         None => pending().await,
@@ -72,33 +72,33 @@ async fn until(due: Option<Instant>) {
 
 impl SourceFollower {
     pub(super) fn new(
-        tellers: PodTellers,
+        sources: PodSources,
         node: String,
         cluster: Option<Cluster>,
         store: Store,
         has_only_kubelet_pods: Arc<AtomicBool>,
         metrics: Metrics,
     ) -> Self {
-        Self { tellers, node, cluster, store, has_only_kubelet_pods, metrics, state: State::default() }
+        Self { sources, node, cluster, store, has_only_kubelet_pods, metrics, state: State::default() }
     }
 
     /// Follows the sources forever.
     pub(super) async fn run(mut self) {
         let started = Instant::now();
         let (kubelet_order, full_order): (Vec<_>, Vec<_>) =
-            self.tellers.order.iter().partition(|source| **source == PodTeller::Kubelet);
-        full_order.iter().for_each(|source: &PodTeller| self.metrics.source_down(source.label()));
+            self.sources.order.iter().partition(|source| **source == PodSourceKind::Kubelet);
+        full_order.iter().for_each(|source: &PodSourceKind| self.metrics.source_down(source.label()));
         let mut full = self.subscribe(full_order.clone());
-        let mut kubelet: Option<Telling> = None;
+        let mut kubelet: Option<SourceSelector> = None;
         loop {
             let due = self.kubelet_due(started, full.is_some());
             let due = due.filter(|_| !kubelet_order.is_empty() && kubelet.is_none());
             tokio::select! {
                 event = next(&mut full) => {
-                    let source = full.as_ref().map_or(PodTeller::ApiServer, Telling::teller);
+                    let source = full.as_ref().map_or(PodSourceKind::ApiServer, SourceSelector::source);
                     if self.apply(event, source) && kubelet.take().is_some() {
                         self.store.discard_kubelet_list();
-                        self.metrics.source_down(PodTeller::Kubelet.label());
+                        self.metrics.source_down(PodSourceKind::Kubelet.label());
                     }
                 }
                 event = next(&mut kubelet) => {
@@ -118,9 +118,11 @@ impl SourceFollower {
         }
     }
 
-    fn subscribe(&self, order: Vec<PodTeller>) -> Option<Telling> {
-        let tellers = PodTellers { order, ..self.tellers.clone() };
-        (!tellers.order.is_empty()).then(|| tellers.tell(self.node.clone(), self.cluster.clone()))
+    fn subscribe(&self, order: Vec<PodSourceKind>) -> Option<SourceSelector> {
+        (!order.is_empty()).then(|| {
+            let sources = PodSources { order, ..self.sources.clone() };
+            SourceSelector::new(sources, self.node.clone(), self.cluster.clone())
+        })
     }
 
     /// Returns when to read `/pods`, if that is known.
@@ -152,7 +154,7 @@ impl SourceFollower {
 
     /// Applies an event of a source of full pods. Returns true if it proves that the source works and all its
     /// pods are known.
-    fn apply(&mut self, event: Result<PodEvent, String>, source: PodTeller) -> bool {
+    fn apply(&mut self, event: Result<PodEvent, String>, source: PodSourceKind) -> bool {
         let event = match event {
             Ok(event) => event,
             Err(message) => {
@@ -161,8 +163,8 @@ impl SourceFollower {
                 return false;
             }
         };
-        let is_proof = event.is_proof();
-        if event == PodEvent::Complete
+        let is_proof = event.confirms_health();
+        if event == PodEvent::InitDone
             && let Some(before) = self.state.synced_source.replace(source).filter(|before| *before != source)
         {
             self.metrics.source_down(before.label());
@@ -184,16 +186,16 @@ impl SourceFollower {
     fn apply_kubelet(&mut self, event: Result<PodEvent, String>, is_starting: bool) {
         let event = match event {
             Ok(event) => event,
-            Err(message) => return self.fail(PodTeller::Kubelet, message),
+            Err(message) => return self.fail(PodSourceKind::Kubelet, message),
         };
-        let is_proof = event.is_proof();
+        let is_proof = event.confirms_health();
         let result = self.store.apply_kubelet(event, Instant::now());
         let is_up = self.store.serves_kubelet_pods();
         self.has_only_kubelet_pods.store(is_up && !is_starting, Ordering::Relaxed);
-        self.record(PodTeller::Kubelet, is_proof, is_up, result.err());
+        self.record(PodSourceKind::Kubelet, is_proof, is_up, result.err());
     }
 
-    fn record(&mut self, source: PodTeller, is_proof: bool, is_up: bool, invalid: Option<InvalidPod>) {
+    fn record(&mut self, source: PodSourceKind, is_proof: bool, is_up: bool, invalid: Option<InvalidPod>) {
         if is_proof {
             self.metrics.source_event(source.label(), is_up);
             self.state.errors[index(source)].reset();
@@ -207,7 +209,7 @@ impl SourceFollower {
         }
     }
 
-    fn fail(&mut self, source: PodTeller, message: String) {
+    fn fail(&mut self, source: PodSourceKind, message: String) {
         self.metrics.source_failed(source.label());
         if self.state.errors[index(source)].is_new(message.clone()) {
             match lock(&self.store.infos).is_synced() {
@@ -219,6 +221,6 @@ impl SourceFollower {
 }
 
 /// Returns the index of a source's errors: 0 for sources of full pods, 1 for `/pods`.
-fn index(source: PodTeller) -> usize {
-    usize::from(source == PodTeller::Kubelet)
+fn index(source: PodSourceKind) -> usize {
+    usize::from(source == PodSourceKind::Kubelet)
 }

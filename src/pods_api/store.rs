@@ -76,15 +76,15 @@ impl Store {
     /// If the event's pod is invalid. It is not served; all others are.
     pub(super) fn apply(&mut self, event: PodEvent, at: Instant) -> Result<(), InvalidPod> {
         match event {
-            PodEvent::Listing => self.pods_list = Some(IncomingList::new(PODS)),
-            PodEvent::Listed(pod) => return self.list(&pod),
-            PodEvent::Complete => {
+            PodEvent::Init => self.pods_list = Some(IncomingList::new(PODS)),
+            PodEvent::InitApply(pod) => return self.list(&pod),
+            PodEvent::InitDone => {
                 let Some(list) = self.pods_list.take() else { return Ok(()) };
                 lock(&self.pods).replace(list, at);
                 self.serve_info_of_pods(at, None);
             }
-            PodEvent::Is(pod) => return self.put(&pod, at),
-            PodEvent::Gone(pod) => {
+            PodEvent::Apply(pod) => return self.put(&pod, at),
+            PodEvent::Delete(pod) => {
                 if let Some(list) = &mut self.pods_list {
                     list.remove(&pod.uid);
                 }
@@ -95,7 +95,7 @@ impl Store {
                     InfoSource::Kubelet | InfoSource::None => self.leave_kubelet(at),
                 }
             }
-            PodEvent::Again => self.leave_kubelet(at),
+            PodEvent::Resumed => self.leave_kubelet(at),
         }
         Ok(())
     }
@@ -111,8 +111,8 @@ impl Store {
     /// See [`Store::apply`].
     pub(super) fn apply_kubelet(&mut self, event: PodEvent, at: Instant) -> Result<(), InvalidPod> {
         match event {
-            PodEvent::Listing => self.kubelet_list = Some(IncomingList::new(INFOS)),
-            PodEvent::Listed(pod) => {
+            PodEvent::Init => self.kubelet_list = Some(IncomingList::new(INFOS)),
+            PodEvent::InitApply(pod) => {
                 let info = PodInfo::of(&pod).map_err(|reason| InvalidPod::new(&pod, reason))?;
                 if let Some(list) = &mut self.kubelet_list {
                     match lock(&self.infos).serves(&info.uid, &info.encode()) {
@@ -121,17 +121,17 @@ impl Store {
                     }
                 }
             }
-            PodEvent::Complete => {
+            PodEvent::InitDone => {
                 let Some(list) = self.kubelet_list.take() else { return Ok(()) };
                 lock(&self.infos).replace(list, at);
                 self.info_source = InfoSource::Kubelet;
             }
-            PodEvent::Is(pod) if self.info_source == InfoSource::Kubelet => {
+            PodEvent::Apply(pod) if self.info_source == InfoSource::Kubelet => {
                 let info = PodInfo::of(&pod).map_err(|reason| InvalidPod::new(&pod, reason))?;
                 lock(&self.infos).put(&info.uid, entry(&info, &pod), at);
             }
-            PodEvent::Gone(pod) if self.info_source == InfoSource::Kubelet => self.remove_info(&pod.uid, at),
-            PodEvent::Is(_) | PodEvent::Gone(_) | PodEvent::Again => {}
+            PodEvent::Delete(pod) if self.info_source == InfoSource::Kubelet => self.remove_info(&pod.uid, at),
+            PodEvent::Apply(_) | PodEvent::Delete(_) | PodEvent::Resumed => {}
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use super::device_poller::DevicePoller;
 use super::merge::{Merged, Version, WireError};
 use super::metrics::Metrics;
 use crate::pod::{Pod, PodName};
-use crate::pod_source::PodSource;
+use crate::pod_source::PodCache;
 use crate::util::log_throttle::LastLogged;
 
 use error_log::ErrorLog;
@@ -59,7 +59,7 @@ pub(super) struct AnnotationState {
     rules: Rules,
     /// The rules for the agent's zones, in which parts of a device have the device's own id.
     zone_rules: Rules,
-    pods: PodSource,
+    pods: PodCache,
     lookup: Option<PodLookup>,
     devices: Option<DevicePoller>,
     timeouts: Timeouts,
@@ -93,7 +93,7 @@ struct Cached {
 impl AnnotationState {
     pub(super) fn new(
         rules: Rules,
-        pods: PodSource,
+        pods: PodCache,
         lookup: Option<PodLookup>,
         (node, devices): (watch::Receiver<NodeDevices>, Option<DevicePoller>),
         timeouts: Timeouts,
@@ -128,14 +128,14 @@ impl AnnotationState {
 
     /// Returns true if all pods were listed once.
     pub(super) fn is_synced(&self) -> bool {
-        self.pods.has_told()
+        self.pods.is_synced()
     }
 
     /// Returns whether pods and devices may be merged into responses.
     pub(super) fn freshness(&self) -> SourceFreshness {
         let has_devices = self.devices.as_ref().is_none_or(DevicePoller::has_response);
-        match self.pods.silent_for() {
-            _ if !self.pods.has_told() || !has_devices => SourceFreshness::Unsynced,
+        match self.pods.failing_for() {
+            _ if !self.pods.is_synced() || !has_devices => SourceFreshness::Unsynced,
             Some(silent) if silent > self.timeouts.last_known => SourceFreshness::Stale,
             _ => SourceFreshness::Fresh,
         }
@@ -150,7 +150,7 @@ impl AnnotationState {
     pub(super) async fn wait_until_synced(&self, deadline: Instant) {
         let mut pods = self.pods.clone();
         let synced = async {
-            while !pods.has_told() {
+            while !pods.is_synced() {
                 pods.changed().await;
             }
             if let Some(devices) = &self.devices {
@@ -195,7 +195,7 @@ impl AnnotationState {
             drop(state.node.borrow_and_update());
             state.node_version += 1;
         }
-        state.lookups.remove_expired(|name| self.pods.knows_settled(name));
+        state.lookups.remove_expired(|name| self.pods.has_current(name));
         (self.pods.version(), state.node_version, state.lookups.version())
     }
 
@@ -293,7 +293,7 @@ impl AnnotationState {
     /// new pod of that name.
     fn unsettled(&self, merged: &Merged) -> Vec<PodName> {
         let names = merged.listed.names().map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
-        names.filter(|name| !self.pods.knows_settled(name)).collect()
+        names.filter(|name| !self.pods.has_current(name)).collect()
     }
 
     /// Returns those of them that need a lookup.
@@ -307,7 +307,7 @@ impl AnnotationState {
     fn count_unknown(&self, merged: &Merged) -> usize {
         let unsettled = self.unsettled(merged);
         let state = self.state();
-        let is_known = |name: &PodName| state.lookups.has_succeeded(name) || self.pods.knows(name);
+        let is_known = |name: &PodName| state.lookups.has_succeeded(name) || self.pods.contains(name);
         unsettled.iter().filter(|name| !is_known(name)).count()
     }
 
@@ -324,8 +324,8 @@ impl AnnotationState {
         debug!("looking up {} pods that the kubelet lists and the pod source does not know", names.len());
         let mut source = self.pods.clone();
         let provided = async {
-            source.hurry();
-            while !names.iter().all(|name| source.knows_settled(name)) {
+            source.refresh();
+            while !names.iter().all(|name| source.has_current(name)) {
                 source.changed().await;
             }
         };
@@ -343,7 +343,7 @@ impl AnnotationState {
         // Caches the failed lookups, so that no response waits for these pods again too soon.
         for name in names {
             let mut state = self.state();
-            if !self.pods.knows_settled(&name) && !state.lookups.is_fresh(&name) {
+            if !self.pods.has_current(&name) && !state.lookups.is_fresh(&name) {
                 state.lookups.insert(name, None);
             }
         }

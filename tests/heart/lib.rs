@@ -18,8 +18,8 @@ mod src {
     #[cfg(test)]
     pub(crate) mod randomised;
     pub mod scheduler;
-    pub mod seen;
     pub mod topology;
+    pub mod watch_event;
 
     // Only the parts of these directories that do no I/O.
 
@@ -99,5 +99,6 @@ use src::names;
 #[cfg(test)]
 use src::randomised;
 pub use src::{
-    cluster, core_v1, grpc, kubelet, machine, nrt, pod, pods_api, proxy, quantity, scheduler, seen, topology, util,
+    cluster, core_v1, grpc, kubelet, machine, nrt, pod, pods_api, proxy, quantity, scheduler, topology, util,
+    watch_event,
 };

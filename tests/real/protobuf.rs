@@ -39,7 +39,7 @@ impl Listener {
         let api_server = ApiServer::new(Some(&cluster.admin_kubeconfig()), DEADLINE).await?;
         let events = Box::pin(api_server.pods_of(NODE, wanted));
         let mut listener = Self { events, pods: BTreeMap::new(), errors: Vec::new() };
-        ensure!(listener.next().await? == PodEvent::Listing);
+        ensure!(listener.next().await? == PodEvent::Init);
         listener.rest_of_list().await?;
         ensure!(listener.errors.is_empty(), "{:?}", listener.errors);
         Ok(listener)
@@ -59,9 +59,9 @@ impl Listener {
         self.pods.clear();
         loop {
             match self.next().await? {
-                PodEvent::Listing => self.pods.clear(),
-                PodEvent::Listed(pod) => drop(self.pods.insert(pod.name.clone(), pod)),
-                PodEvent::Complete => return Ok(()),
+                PodEvent::Init => self.pods.clear(),
+                PodEvent::InitApply(pod) => drop(self.pods.insert(pod.name.clone(), pod)),
+                PodEvent::InitDone => return Ok(()),
                 event => bail!("{event:?} in a list"),
             }
         }
@@ -71,10 +71,10 @@ impl Listener {
     async fn until(&mut self, enough: impl Fn(&BTreeMap<String, Pod>) -> bool) -> Result<()> {
         while !enough(&self.pods) {
             match self.next().await? {
-                PodEvent::Listing => self.rest_of_list().await?,
-                PodEvent::Is(pod) => drop(self.pods.insert(pod.name.clone(), pod)),
-                PodEvent::Gone(pod) => drop(self.pods.remove(&pod.name)),
-                PodEvent::Again => {}
+                PodEvent::Init => self.rest_of_list().await?,
+                PodEvent::Apply(pod) => drop(self.pods.insert(pod.name.clone(), pod)),
+                PodEvent::Delete(pod) => drop(self.pods.remove(&pod.name)),
+                PodEvent::Resumed => {}
                 event => bail!("{event:?} outside of a list"),
             }
         }
@@ -149,7 +149,7 @@ async fn set_phase(cluster: &Cluster, name: &str, phase: &str) -> Result<()> {
 
 #[tokio::test]
 async fn protocol_buffers_and_json_tell_the_same_pods() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let mut cluster = Cluster::start(&parts).await?;
     let trimmed = Wanted::of(["wanted"]);
     let whole = trimmed.clone().with_raw();
@@ -197,7 +197,7 @@ async fn protocol_buffers_and_json_tell_the_same_pods() -> Result<()> {
 
 #[tokio::test]
 async fn bytes_that_are_no_text_cost_nobody_a_pod() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     // Anyone who may create pods may write this; as JSON the API server would reject it.
     let text = |number, text: &[u8]| {
@@ -226,7 +226,7 @@ async fn bytes_that_are_no_text_cost_nobody_a_pod() -> Result<()> {
 
 #[tokio::test]
 async fn one_pod_is_found_by_its_name() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     pods(&cluster).create(&PostParams::default(), &pod("here").bound_to(NODE)?).await?;
     pods(&cluster).create(&PostParams::default(), &pod("there").bound_to("other")?).await?;

@@ -39,20 +39,20 @@ struct Known {
 impl Known {
     fn hear(&mut self, told: Result<PodEvent, String>) {
         match told {
-            Ok(PodEvent::Listing) => self.listed.clear(),
-            Ok(PodEvent::Listed(pod)) => drop(self.listed.insert(pod.name.clone(), pod)),
-            Ok(PodEvent::Complete) => {
+            Ok(PodEvent::Init) => self.listed.clear(),
+            Ok(PodEvent::InitApply(pod)) => drop(self.listed.insert(pod.name.clone(), pod)),
+            Ok(PodEvent::InitDone) => {
                 let listed = std::mem::take(&mut self.listed);
                 self.lost.extend(self.pods.keys().filter(|name| !listed.contains_key(*name)).cloned());
                 self.pods = listed;
                 self.lists += 1;
             }
-            Ok(PodEvent::Is(pod)) => drop(self.pods.insert(pod.name.clone(), pod)),
-            Ok(PodEvent::Gone(pod)) => {
+            Ok(PodEvent::Apply(pod)) => drop(self.pods.insert(pod.name.clone(), pod)),
+            Ok(PodEvent::Delete(pod)) => {
                 self.pods.remove(&pod.name);
                 self.lost.insert(pod.name);
             }
-            Ok(PodEvent::Again) => {}
+            Ok(PodEvent::Resumed) => {}
             Err(sentence) => self.errors.push(sentence),
         }
     }
@@ -233,7 +233,7 @@ fn comparable(pods: &BTreeMap<String, Pod>) -> Vec<Pod> {
 
 #[tokio::test]
 async fn all_sources_tell_the_same_in_every_state_of_a_pod() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let bench = Bench::start(&parts).await?;
     ensure!(bench.agree("no pod at all").await?.is_empty());
 
@@ -257,7 +257,7 @@ async fn all_sources_tell_the_same_in_every_state_of_a_pod() -> Result<()> {
     ensure!(known["burstable"].containers[0].others == [("example.com/nic".into(), 1)].into());
 
     bench.node.submit(&pod("unpullable").cpus(1).memory("64Mi").unpullable()).await?;
-    bench.node.says("unpullable", "ErrImageNeverPull").await?;
+    bench.node.wait_for_status("unpullable", "ErrImageNeverPull").await?;
     bench.agree("a pod is admitted and cannot start").await?;
     ensure!(bench.page.known().pods["unpullable"].phase == Phase::Pending);
 
@@ -277,8 +277,8 @@ async fn all_sources_tell_the_same_in_every_state_of_a_pod() -> Result<()> {
     ensure!(bench.pods_api.known().pods["static-two-by-eight"].guaranteed);
 
     bench.node.run(pod("finalized").cpus(1).memory("64Mi").finalizer("example.com/keeps")).await?;
-    bench.node.ask_to_delete("finalized").await?;
-    bench.node.says("finalized", "\"terminated\"").await?;
+    bench.node.request_deletion("finalized").await?;
+    bench.node.wait_for_status("finalized", "\"terminated\"").await?;
     bench.agree("a finalizer keeps a pod that was deleted").await?;
     ensure!(bench.pods_api.known().pods["finalized"].deleted);
     bench.lost(&[], "nothing was deleted")?;
@@ -289,9 +289,9 @@ async fn all_sources_tell_the_same_in_every_state_of_a_pod() -> Result<()> {
     for gone in ["unpullable", "completed", "failed", "whole"] {
         bench.node.delete(gone).await?;
     }
-    bench.node.drop_finalizers("finalized").await?;
+    bench.node.remove_finalizers("finalized").await?;
     std::fs::remove_file(&manifest)?;
-    bench.node.is_gone("static-two-by-eight").await?;
+    bench.node.wait_until_gone("static-two-by-eight").await?;
     // A pod with the name of an earlier one.
     bench.node.run(pod("whole").cpus(1).memory("64Mi")).await?;
     let left = bench.agree("most are gone").await?;
@@ -301,7 +301,7 @@ async fn all_sources_tell_the_same_in_every_state_of_a_pod() -> Result<()> {
 
 #[tokio::test]
 async fn no_source_loses_a_pod_when_its_server_goes_and_comes_back() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let mut bench = Bench::start(&parts).await?;
     for index in 0..4 {
         bench.node.run(pod(&format!("stays-{index}")).cpus(1).memory("64Mi")).await?;
@@ -346,7 +346,7 @@ async fn no_source_loses_a_pod_when_its_server_goes_and_comes_back() -> Result<(
     tokio::time::sleep(Duration::from_secs(15)).await;
     bench.lost(&[], "the kubelet is back, the API server is not")?;
     bench.cluster.restart_api_server().await?;
-    bench.node.kubelet_is_ready().await?;
+    bench.node.wait_until_ready().await?;
     bench.agree("both are back").await?;
     bench.lost(&[], "both are back")?;
 
@@ -363,7 +363,7 @@ async fn no_source_loses_a_pod_when_its_server_goes_and_comes_back() -> Result<(
 
 #[tokio::test]
 async fn the_object_is_never_wrong_whatever_the_source_goes_through() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let mut bench = Bench::start(&parts).await?;
     let port = format!("kubelet.caFile={}", certificate(&bench.node).display());
     let name = format!("kubelet.serverName={}", bench.node.name());
@@ -381,26 +381,26 @@ async fn the_object_is_never_wrong_whatever_the_source_goes_through() -> Result<
             .run(pod(&format!("holder-{round}")).cpus(2).memory("1Gi").device("example.com/nic", 1))
             .await?;
         bench.node.run(pod("goes").cpus(1).memory("64Mi")).await?;
-        agent.tells_the_truth(&bench.node).await?;
+        agent.matches_oracle(&bench.node).await?;
         let observer = Observer::start(&bench.node.client(), bench.node.name()).await?;
         let truth = oracle::expected(&bench.node).await?;
 
         bench.node.restart_kubelet(Stop::Kill).await?;
-        agent.tells_the_truth(&bench.node).await?;
+        agent.matches_oracle(&bench.node).await?;
         bench.node.stop_kubelet(Stop::Term)?;
         tokio::time::sleep(Duration::from_secs(4)).await;
         bench.node.start_kubelet().await?;
-        agent.tells_the_truth(&bench.node).await.context(source.clone())?;
-        for seen in observer.everything_so_far().await? {
-            let beyond = truth.promises_beyond(&seen.zones);
+        agent.matches_oracle(&bench.node).await.context(source.clone())?;
+        for seen in observer.versions().await? {
+            let beyond = truth.overstated(&seen.zones);
             ensure!(beyond.is_empty(), "{source}: version {} promised {}", seen.version, beyond.join(", "));
         }
         bench.cluster.kill_api_server()?;
         tokio::time::sleep(Duration::from_secs(2)).await;
         bench.cluster.restart_api_server().await?;
-        agent.tells_the_truth(&bench.node).await.context(source.clone())?;
+        agent.matches_oracle(&bench.node).await.context(source.clone())?;
         bench.node.delete("goes").await?;
-        agent.tells_the_truth(&bench.node).await.context(source)?;
+        agent.matches_oracle(&bench.node).await.context(source)?;
         agent.kill()?;
         bench.node.delete(&format!("holder-{round}")).await?;
     }

@@ -46,11 +46,11 @@ impl Served {
         let node = SimNode::start();
         let mut config = Config { node_name: "worker".into(), ..Config::default() };
         config.host.root = node.root().to_owned();
-        let (mut settings, tellers) = (config.proxy_settings(), config.pod_sources());
+        let (mut settings, sources) = (config.proxy_settings(), config.pod_sources());
         change(&mut settings);
         let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
         let mut metrics = Registry::default();
-        let proxy = Proxy::with_pod_sources(settings, tellers, cluster, &mut metrics);
+        let proxy = Proxy::with_pod_sources(settings, sources, cluster, &mut metrics);
         let (health, socket) = (proxy.health(), config.proxy_socket().path);
         let mut reader = NodeReader::new(&config.agent_settings(), None);
         reader.merge_with(Merge {

@@ -95,10 +95,10 @@ impl World {
 
     /// Starts a new proxy, equivalent to a new process as seen from outside.
     fn serve(&self) -> Running {
-        let (settings, tellers) = (self.config.proxy_settings(), self.config.pod_sources());
+        let (settings, sources) = (self.config.proxy_settings(), self.config.pod_sources());
         let client = self.server.client().unwrap();
         let cluster = Cluster::with_client(client, self.server.url(), Duration::from_secs(5));
-        let proxy = Proxy::with_pod_sources(settings, tellers, cluster, &mut Registry::default());
+        let proxy = Proxy::with_pod_sources(settings, sources, cluster, &mut Registry::default());
         let server = proxy.start().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(proxy.run(Some(server), async { drop(stopped.await) }));
@@ -117,7 +117,7 @@ impl World {
             object["metadata"]["annotations"] = json!({ GPUS: text });
         }
         self.server.put(&PODS, object).unwrap();
-        self.node.kubelet.announce_pod(PodSpec::new(&name)).unwrap();
+        self.node.kubelet.add_pod(PodSpec::new(&name)).unwrap();
         let mut state = history.last().cloned().unwrap_or_default();
         state.insert(name, id);
         history.push(state);

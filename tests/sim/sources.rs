@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use numacast::agent::Settings;
-use numacast::pod_source::PodTeller;
+use numacast::pod_source::PodSourceKind;
 use numacast::scheduler::FingerprintView;
 use numacast::sim::api_server::{Fault, Rule};
 use numacast::sim::kubelet::{Options, PodSpec};
@@ -18,7 +18,7 @@ fn patient(settings: &mut Settings) {
     settings.poll = Duration::from_secs(3600);
     settings.settle = Duration::from_secs(3600);
     settings.gate.view = FingerprintView::Kubelet;
-    settings.pods.order = vec![PodTeller::ApiServer, PodTeller::PodsApi];
+    settings.pods.order = vec![PodSourceKind::ApiServer, PodSourceKind::PodsApi];
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ use super::row::Row;
 use super::{Output, OutputArgs, wanted};
 use crate::kubelet::{PodsClient, PodsError};
 use crate::pod::{Pod, PodEvent};
+use crate::watch_event::{Reflector, WatchEvent};
 
 const ADDED: &str = "ADDED";
 const MODIFIED: &str = "MODIFIED";
@@ -17,14 +18,14 @@ const DELETED: &str = "DELETED";
 
 /// Prints the pods and then their changes.
 pub(super) async fn watch(client: PodsClient, output: OutputArgs) -> anyhow::Result<ExitCode> {
-    let mut events = client.follow(wanted());
+    let mut events = client.watch(wanted());
     let mut printer = Printer::new(output);
     let mut errors = Errors::default();
     loop {
         match events.next().await {
             Ok(event) => {
-                let is_listed = event == PodEvent::Complete;
-                super::super::print(&printer.take(event))?;
+                let is_listed = event == PodEvent::InitDone;
+                super::super::print(&printer.apply(event))?;
                 if is_listed && errors.recovered() {
                     let path = events.socket().map(|path| path.display().to_string()).unwrap_or_default();
                     super::super::complain(format!("{path} responds again"));
@@ -70,12 +71,12 @@ impl Errors {
 struct Printer {
     output: OutputArgs,
     table: Table,
-    /// The printed rows, if the output is a table. Sorted by namespace, name and UID, the order in which they
-    /// are printed.
-    pods: BTreeMap<Key, Option<Row>>,
-    /// The list being received.
-    listed: BTreeMap<Key, Pod>,
+    rows: Reflector<Rows>,
 }
+
+/// The printed rows, if the output is a table. Sorted by namespace, name and UID, the order in which they are
+/// printed.
+type Rows = BTreeMap<Key, Option<Row>>;
 
 /// Namespace, name and UID.
 type Key = (String, String, String);
@@ -87,80 +88,72 @@ fn key(pod: &Pod) -> Key {
 impl Printer {
     fn new(output: OutputArgs) -> Self {
         let table = Table::new(&output, &["EVENT"]);
-        Self { output, table, pods: BTreeMap::new(), listed: BTreeMap::new() }
+        Self { output, table, rows: Reflector::default() }
     }
 
     /// Returns the output for an event.
-    fn take(&mut self, event: PodEvent) -> String {
-        match event {
-            PodEvent::Listing => self.listed.clear(),
-            PodEvent::Listed(pod) if self.output.is_wanted(&pod) => {
-                self.listed.insert(key(&pod), pod);
+    fn apply(&mut self, event: PodEvent) -> String {
+        let is_deletion = matches!(event, PodEvent::Delete(_));
+        let Some(event) = event.filter_map(|pod| self.entry(&pod, is_deletion)) else { return String::new() };
+        let changed = match &event {
+            WatchEvent::Apply((key, _)) | WatchEvent::Delete((key, _)) => Some(key.clone()),
+            _ => None,
+        };
+        let known = |key: &Key| Some((key.clone(), self.rows.objects().get(key)?.clone()));
+        let known: Rows = changed.iter().filter_map(known).collect();
+        let before = match self.rows.apply(event) {
+            Some(before) => before,
+            None if changed.is_some() => known,
+            None => return String::new(),
+        };
+        let now = self.rows.objects();
+        let mut text = String::new();
+        for (key, row) in before.iter().filter(|(key, _)| !now.contains_key(*key)) {
+            text += &print_changes(&mut self.table, &self.output, vec![(DELETED, key, row.as_ref())]);
+        }
+        if is_deletion {
+            return text;
+        }
+        let may_differ = |key: &Key| changed.as_ref().is_none_or(|changed| changed == key);
+        let changes = now.iter().filter(|(key, _)| may_differ(key));
+        let changes = changes.filter_map(|(key, row)| match before.get(key) {
+            Some(before) if before == row => None,
+            Some(_) => Some((MODIFIED, key, row.as_ref())),
+            None => Some((ADDED, key, row.as_ref())),
+        });
+        text + &print_changes(&mut self.table, &self.output, changes.collect())
+    }
+
+    /// Returns a wanted pod's key and, if the output is a table, its row without its age, which changes by
+    /// itself.
+    fn entry(&self, pod: &Pod, is_deletion: bool) -> Option<(Key, Option<Row>)> {
+        let key = key(pod);
+        let row = match self.output.output {
+            _ if !self.output.is_wanted(pod) => return None,
+            _ if is_deletion => Ok(None),
+            Output::Table => Row::of(pod).map(|row| Some(row.narrow())),
+            Output::Wide => Row::of(pod).map(Some),
+            Output::Name => Ok(None),
+        };
+        let row = match row {
+            Ok(row) => row,
+            // The last row stays, and the other pods are still printed.
+            Err(error) => {
+                super::super::complain(error);
+                self.rows.objects().get(&key)?.clone()
             }
-            PodEvent::Complete => return self.complete(),
-            PodEvent::Is(pod) if self.output.is_wanted(&pod) => return self.apply(&[pod]),
-            PodEvent::Gone(pod) => return self.delete(&key(&pod)),
-            PodEvent::Listed(_) | PodEvent::Is(_) | PodEvent::Again => {}
-        }
-        String::new()
+        };
+        Some((key, row))
     }
+}
 
-    fn complete(&mut self) -> String {
-        let listed = std::mem::take(&mut self.listed);
-        let gone: Vec<Key> = self.pods.keys().filter(|key| !listed.contains_key(*key)).cloned().collect();
-        let deleted: String = gone.iter().map(|key| self.delete(key)).collect();
-        let listed: Vec<Pod> = listed.into_values().collect();
-        deleted + &self.apply(&listed)
+fn print_changes(table: &mut Table, output: &OutputArgs, changes: Vec<(&str, &Key, Option<&Row>)>) -> String {
+    if output.output == Output::Name {
+        let line = |(event, (namespace, name, _), _): (&str, &Key, _)| {
+            format!("{event} {}", print::name(namespace, name))
+        };
+        return changes.into_iter().map(line).collect();
     }
-
-    /// Returns the output for pods that exist.
-    fn apply(&mut self, pods: &[Pod]) -> String {
-        let mut changes = Vec::new();
-        for pod in pods {
-            let row = match self.row(pod) {
-                Ok(row) => row,
-                // The other pods are still printed.
-                Err(error) => {
-                    super::super::complain(error);
-                    continue;
-                }
-            };
-            let key = key(pod);
-            match self.pods.insert(key.clone(), row.clone()) {
-                Some(before) if before == row => {}
-                Some(_) => changes.push((MODIFIED, key, row)),
-                None => changes.push((ADDED, key, row)),
-            }
-        }
-        let changes = changes.iter().map(|(event, key, row)| (*event, key, row.as_ref()));
-        self.print(changes.collect())
-    }
-
-    /// Returns the output for a deleted pod.
-    fn delete(&mut self, key: &Key) -> String {
-        match self.pods.remove(key) {
-            Some(row) => self.print(vec![(DELETED, key, row.as_ref())]),
-            None => String::new(),
-        }
-    }
-
-    /// Returns the pod's row without its age, which changes by itself, if the output is a table.
-    fn row(&self, pod: &Pod) -> anyhow::Result<Option<Row>> {
-        Ok(match self.output.output {
-            Output::Table => Some(Row::of(pod)?.narrow()),
-            Output::Wide => Some(Row::of(pod)?),
-            Output::Name => None,
-        })
-    }
-
-    fn print(&mut self, changes: Vec<(&str, &Key, Option<&Row>)>) -> String {
-        if self.output.output == Output::Name {
-            let line = |(event, (namespace, name, _), _): (&str, &Key, _)| {
-                format!("{event} {}", print::name(namespace, name))
-            };
-            return changes.into_iter().map(line).collect();
-        }
-        let rows = changes.into_iter().filter_map(|(event, _, row)| Some((Some(event), row?)));
-        self.table.print(rows, print::now())
-    }
+    let rows = changes.into_iter().filter_map(|(event, _, row)| Some((Some(event), row?)));
+    table.print(rows, print::now())
 }

@@ -6,9 +6,9 @@ use futures::{StreamExt, pin_mut};
 use tokio::time::{Instant, sleep};
 
 use super::{CachedAgent, DaemonSet, Workers};
-use crate::cluster::{AgentPod, Seen, pod_labels};
+use crate::cluster::{AgentPod, WatchEvent, pod_labels};
 use crate::controller::coverage::Coverage;
-use crate::controller::followed::Followed;
+use crate::controller::object_cache::ObjectCache;
 use crate::util::backoff::jittered;
 use crate::util::log_once::LogOnce;
 
@@ -73,7 +73,7 @@ impl Workers<'_> {
                 DaemonSet::Present { labels, .. } => Some(labels.clone()),
                 DaemonSet::Missing | DaemonSet::Unknown => None,
             };
-            self.state().agents = Followed::default();
+            self.state().agents = ObjectCache::default();
             let watch = async {
                 match &labels {
                     Some(labels) => self.watch_pods(labels).await,
@@ -97,11 +97,11 @@ impl Workers<'_> {
         let mut log = LogOnce::default();
         while let Some(event) = events.next().await {
             match event {
-                Ok(seen) => {
-                    if seen.is_proof() {
+                Ok(event) => {
+                    if event.confirms_health() {
                         log.recovered("the agents' pods can be watched again");
                     }
-                    self.state().agents.take(reduced(seen));
+                    self.state().agents.apply(reduced(event));
                 }
                 Err(error) => {
                     self.metrics.watch_failed();
@@ -113,6 +113,6 @@ impl Workers<'_> {
     }
 }
 
-fn reduced(seen: Seen<AgentPod>) -> Seen<(Box<str>, CachedAgent)> {
-    seen.map(|pod| (pod.name.into(), CachedAgent { node: pod.node.into(), ready: pod.ready }))
+fn reduced(event: WatchEvent<AgentPod>) -> WatchEvent<(Box<str>, CachedAgent)> {
+    event.map(|pod| (pod.name.into(), CachedAgent { node: pod.node.into(), ready: pod.ready }))
 }

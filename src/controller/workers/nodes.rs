@@ -6,9 +6,9 @@ use futures::{StreamExt, pin_mut};
 use tokio::time::{Instant, sleep};
 
 use super::{CachedNode, DaemonSet, Workers};
-use crate::cluster::{Seen, SlimNode};
+use crate::cluster::{SlimNode, WatchEvent};
 use crate::controller::coverage::Coverage;
-use crate::controller::followed::Change;
+use crate::controller::object_cache::Change;
 use crate::util::backoff::jittered;
 use crate::util::log_once::LogOnce;
 
@@ -40,11 +40,11 @@ impl Workers<'_> {
         while let Some(event) = events.next().await {
             let now = Instant::now();
             match event {
-                Ok(seen) => {
-                    if seen.is_proof() {
+                Ok(event) => {
+                    if event.confirms_health() {
                         log.recovered("the Nodes can be watched again");
                     }
-                    self.apply_event(seen, coverage, now);
+                    self.apply_event(event, coverage, now);
                 }
                 Err(error) => {
                     self.metrics.watch_failed();
@@ -55,22 +55,22 @@ impl Workers<'_> {
         }
     }
 
-    fn apply_event(&self, seen: Seen<SlimNode>, coverage: Option<&Coverage>, now: Instant) {
-        let is_complete = matches!(seen, Seen::Complete);
-        let reduced = seen.map(|node| {
+    fn apply_event(&self, event: WatchEvent<SlimNode>, coverage: Option<&Coverage>, now: Instant) {
+        let is_complete = matches!(event, WatchEvent::InitDone);
+        let reduced = event.map(|node| {
             let covered = coverage.is_some_and(|coverage| coverage.covers(&node));
             (node.name.into(), CachedNode { uid: node.uid.into(), covered, ready: node.ready })
         });
         let mut state = self.state();
         let state = &mut *state;
-        let change = state.nodes.take(reduced);
+        let change = state.nodes.apply(reduced);
         if is_complete {
-            state.garbage.nodes_listed(|name| state.nodes.knows(name));
+            state.garbage.nodes_listed(|name| state.nodes.contains(name));
         }
         match change {
             Change::None => {}
-            Change::Came(name) => state.garbage.node_exists(&name),
-            Change::Gone(names) => {
+            Change::Applied(name) => state.garbage.node_exists(&name),
+            Change::Deleted(names) => {
                 let is_changed = is_complete || !names.is_empty();
                 names.into_iter().for_each(|name| state.garbage.node_deleted(name, now));
                 if is_changed {
@@ -117,8 +117,8 @@ mod tests {
         workers.daemon_set.send_replace(DaemonSet::Missing);
         let mut watch = Box::pin(workers.watch_nodes());
         let _ = timeout(RELIST / 2, &mut watch).await;
-        assert!(workers.state().nodes.knows("deleted"));
+        assert!(workers.state().nodes.contains("deleted"));
         let _ = timeout(RELIST, &mut watch).await;
-        assert!(workers.state().nodes.knows("a") && !workers.state().nodes.knows("deleted"));
+        assert!(workers.state().nodes.contains("a") && !workers.state().nodes.contains("deleted"));
     }
 }

@@ -159,8 +159,8 @@ impl PodsFollow {
         }
     }
 
-    /// Returns the next event: first all pods ([`PodEvent::Listing`], [`PodEvent::Listed`] for each,
-    /// [`PodEvent::Complete`]), then changes, and periodically all pods again. It may be dropped while
+    /// Returns the next event: first all pods ([`PodEvent::Init`], [`PodEvent::InitApply`] for each,
+    /// [`PodEvent::InitDone`]), then changes, and periodically all pods again. It may be dropped while
     /// waiting for events. If dropped while connecting, the next call starts connecting again, so callers
     /// that cancel often should use [`PodsFollow::stream`].
     ///
@@ -347,12 +347,12 @@ impl PodsFollow {
             watch.hurry();
         }
         self.belief.is(&pod);
-        self.events.push_back(PodEvent::Is(pod));
+        self.events.push_back(PodEvent::Apply(pod));
     }
 
     fn is_gone(&mut self, pod: Pod) {
         self.belief.gone(&pod);
-        self.events.push_back(PodEvent::Gone(pod));
+        self.events.push_back(PodEvent::Delete(pod));
     }
 
     /// Starts another watch at the first socket that serves one; on the open connection if it still leads to

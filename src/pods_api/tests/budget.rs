@@ -41,8 +41,8 @@ fn read_events(watch: &mut Watch) -> Vec<WatchPodsEvent> {
 }
 
 fn complete(store: &mut Store, pods: impl IntoIterator<Item = Pod>) {
-    let listed: Vec<_> = pods.into_iter().map(PodEvent::Listed).collect();
-    for event in std::iter::once(PodEvent::Listing).chain(listed).chain([PodEvent::Complete]) {
+    let listed: Vec<_> = pods.into_iter().map(PodEvent::InitApply).collect();
+    for event in std::iter::once(PodEvent::Init).chain(listed).chain([PodEvent::InitDone]) {
         store.apply(event, Instant::now()).unwrap();
     }
 }
@@ -55,7 +55,7 @@ fn the_largest_pods_are_omitted_and_return_when_there_is_room() {
     complete(&mut store, (0..3).map(small));
     let mut watch = Watch::new(Arc::clone(&store.pods));
     read_events(&mut watch);
-    (0..64).for_each(|number| store.apply(PodEvent::Is(large(number)), Instant::now()).unwrap());
+    (0..64).for_each(|number| store.apply(PodEvent::Apply(large(number)), Instant::now()).unwrap());
     let fits = MAX_RAW_BYTES / 1_400_000;
     for round in 0..2 {
         let names = pod_names(&store.pods);
@@ -75,20 +75,20 @@ fn the_largest_pods_are_omitted_and_return_when_there_is_room() {
     assert!(!store.has_room());
 
     // A served pod grows: it is omitted, and watchers get a deletion.
-    store.apply(PodEvent::Is(pod_of_size("large-00", 3_000_000)), Instant::now()).unwrap();
+    store.apply(PodEvent::Apply(pod_of_size("large-00", 3_000_000)), Instant::now()).unwrap();
     let [deleted] = &read_events(&mut watch)[..] else { panic!("one event") };
     assert_eq!(deleted.r#type(), EventType::Deleted);
     assert!(store.has_room(), "another one would fit");
-    store.apply(PodEvent::Is(large(63)), Instant::now()).unwrap();
+    store.apply(PodEvent::Apply(large(63)), Instant::now()).unwrap();
     assert_eq!(read_events(&mut watch)[0].r#type(), EventType::Added);
     assert!(!store.has_room());
     // Large pods are omitted for small ones.
     (3..40).for_each(|number| {
-        store.apply(PodEvent::Is(pod_of_size(&format!("small-{number}"), 100_000)), Instant::now()).unwrap()
+        store.apply(PodEvent::Apply(pod_of_size(&format!("small-{number}"), 100_000)), Instant::now()).unwrap()
     });
     let names = pod_names(&store.pods);
     assert_eq!(names.iter().filter(|name| name.starts_with("small")).count(), 40, "{names:?}");
-    (0..64).for_each(|number| store.apply(PodEvent::Gone(large(number)), Instant::now()).unwrap());
+    (0..64).for_each(|number| store.apply(PodEvent::Delete(large(number)), Instant::now()).unwrap());
     assert_eq!((pod_names(&store.pods).len(), lock(&store.pods).entries().omitted()), (40, 0));
 }
 
@@ -101,7 +101,7 @@ fn of_pods_of_one_size_the_newer_is_omitted_and_reported_once() {
         assert_eq!(pod_names(&store.pods), ["b"]);
     }
     assert_eq!(store.take_newly_omitted().len(), 1);
-    store.apply(PodEvent::Is(pods[1].clone()), Instant::now()).unwrap();
+    store.apply(PodEvent::Apply(pods[1].clone()), Instant::now()).unwrap();
     assert_eq!((pod_names(&store.pods), store.take_newly_omitted()), (vec!["b".to_owned()], vec![]));
 }
 
@@ -113,28 +113,28 @@ fn a_pod_that_its_source_reduced_is_in_pod_info() {
     let Some(RawPod::Protobuf(bytes)) = large.raw.as_deref() else { panic!("it is encoded") };
     large.raw = Some(Box::new(RawPod::Outline(outline(bytes), bytes.len())));
     for _ in 0..2 {
-        store.apply(PodEvent::Is(large.clone()), Instant::now()).unwrap();
+        store.apply(PodEvent::Apply(large.clone()), Instant::now()).unwrap();
         assert_eq!((pod_names(&store.pods), lock(&store.pods).entries().omitted()), (vec!["a".to_owned()], 1));
         assert_eq!(lock(&store.infos).entries().len(), 2);
         let missing = lock(&store.pods).get("large");
         assert!(matches!(missing, Err(GetError::TooLarge(_))), "{missing:?}");
     }
-    store.apply(PodEvent::Gone(large), Instant::now()).unwrap();
+    store.apply(PodEvent::Delete(large), Instant::now()).unwrap();
     assert_eq!(lock(&store.pods).entries().omitted(), 0);
 }
 
 #[test]
 fn pod_info_has_a_budget_of_its_own() {
     let (mut store, _) = store();
-    store.apply_kubelet(PodEvent::Listing, Instant::now()).unwrap();
+    store.apply_kubelet(PodEvent::Init, Instant::now()).unwrap();
     for number in 0..5 {
         let condition = json!({"type": "Ready", "status": "True", "message": "x".repeat(MAX_RAW_BYTES / 18)});
         let metadata = json!({"name": "a", "namespace": "ns", "uid": number.to_string()});
         let item = json!({"metadata": metadata, "status": {"conditions": [condition]}});
         let raw = Some(Box::new(RawPod::Json(item.to_string().into())));
-        store.apply_kubelet(PodEvent::Listed(Pod { raw, ..pod_of_size("a", 0) }), Instant::now()).unwrap();
+        store.apply_kubelet(PodEvent::InitApply(Pod { raw, ..pod_of_size("a", 0) }), Instant::now()).unwrap();
     }
-    store.apply_kubelet(PodEvent::Complete, Instant::now()).unwrap();
+    store.apply_kubelet(PodEvent::InitDone, Instant::now()).unwrap();
     let infos = lock(&store.infos);
     assert_eq!((infos.entries().len(), infos.entries().omitted()), (5, 1));
 }
@@ -149,7 +149,7 @@ fn unread_events_are_bounded_in_bytes() {
     let mut most = 0;
     for round in 0..60 {
         let at = start + Duration::from_millis(200 * round);
-        store.apply(PodEvent::Is(pod_of_size("a", 1_000_000 + round as usize)), at).unwrap();
+        store.apply(PodEvent::Apply(pod_of_size("a", 1_000_000 + round as usize)), at).unwrap();
         read_events(&mut reads);
         most = most.max(lock(&store.pods).watchers().buffered().1);
     }
@@ -162,7 +162,7 @@ fn unread_events_are_bounded_in_bytes() {
     let idle = Watch::new(Arc::clone(&store.pods));
     let at = start + Duration::from_secs(60);
     for round in 0..60 {
-        store.apply(PodEvent::Is(pod_of_size("a", 1_100_000 + round)), at).unwrap();
+        store.apply(PodEvent::Apply(pod_of_size("a", 1_100_000 + round)), at).unwrap();
         read_events(&mut reads);
         most = most.max(lock(&store.pods).watchers().buffered().1);
     }

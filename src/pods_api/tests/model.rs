@@ -180,7 +180,7 @@ impl World {
                 self.truth.insert(number, version);
                 if is_reported && lock(&self.store.pods).is_synced() {
                     self.reported.insert(number, version);
-                    self.apply([PodEvent::Is(version_of(number, version))]);
+                    self.apply([PodEvent::Apply(version_of(number, version))]);
                 }
             }
             Step::Remove(number, is_reported) => {
@@ -189,16 +189,16 @@ impl World {
                     self.reported.remove(&number);
                     // Only namespace, name and UID need be set.
                     let deleted = Pod { raw: None, ..version_of(number, 0) };
-                    self.apply([PodEvent::Gone(deleted)]);
+                    self.apply([PodEvent::Delete(deleted)]);
                 }
             }
             Step::List(most) => {
                 let pods = self.truth.iter().map(|(number, version)| version_of(*number, *version));
                 let most_listed = most.map_or(usize::MAX, usize::from);
-                let listed: Vec<_> = pods.take(most_listed).map(PodEvent::Listed).collect();
-                self.apply(std::iter::once(PodEvent::Listing).chain(listed));
+                let listed: Vec<_> = pods.take(most_listed).map(PodEvent::InitApply).collect();
+                self.apply(std::iter::once(PodEvent::Init).chain(listed));
                 if most.is_none() {
-                    self.apply([PodEvent::Complete]);
+                    self.apply([PodEvent::InitDone]);
                     self.reported.clone_from(&self.truth);
                 }
             }
@@ -206,17 +206,17 @@ impl World {
                 let pods = self.truth.iter().map(|(number, version)| version_of_kubelet(*number, *version));
                 let pods: Vec<_> = pods.collect();
                 self.changing(|store, now| {
-                    let listed = pods.into_iter().map(PodEvent::Listed);
-                    for event in std::iter::once(PodEvent::Listing).chain(listed).chain([PodEvent::Complete])
+                    let listed = pods.into_iter().map(PodEvent::InitApply);
+                    for event in std::iter::once(PodEvent::Init).chain(listed).chain([PodEvent::InitDone])
                     {
                         store.apply_kubelet(event, now).unwrap();
                     }
                 });
             }
             Step::KubeletPod(number, version) => self.changing(|store, now| {
-                store.apply_kubelet(PodEvent::Is(version_of_kubelet(number, version)), now).unwrap();
+                store.apply_kubelet(PodEvent::Apply(version_of_kubelet(number, version)), now).unwrap();
             }),
-            Step::Again => self.apply([PodEvent::Again]),
+            Step::Again => self.apply([PodEvent::Resumed]),
             Step::Watch(infos) => {
                 let cache = if infos { &self.store.infos } else { &self.store.pods };
                 let uid = if infos { uid_of_info } else { uid_of_pod };

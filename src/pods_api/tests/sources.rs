@@ -20,28 +20,28 @@ fn a_pod_that_claims_to_be_a_mirror_replaces_no_pod() {
         shown.iter().map(|pod| format!("{}={}", pod.pod_uid, pod.pod_name)).collect()
     };
     let (mut store, _) = store();
-    let all = [pod("v", &[], "Running", ""), mirror("m", "etcd-worker", "h")].map(PodEvent::Listed);
-    apply(&mut store, [PodEvent::Listing]);
+    let all = [pod("v", &[], "Running", ""), mirror("m", "etcd-worker", "h")].map(PodEvent::InitApply);
+    apply(&mut store, [PodEvent::Init]);
     apply(&mut store, all);
-    apply(&mut store, [PodEvent::Complete]);
+    apply(&mut store, [PodEvent::InitDone]);
     assert_eq!(names(&store), ["h=etcd-worker", "v=v"]);
     // The UID of an ordinary pod and of a static pod. The other pod's own UID sorts before and after them.
     for (victim, own) in ["v", "h"].into_iter().flat_map(|victim| [(victim, "e"), (victim, "z")]) {
         let mut all = [format!("{own}=evil"), "h=etcd-worker".to_owned(), "v=v".to_owned()];
         all.sort_unstable();
-        apply(&mut store, [PodEvent::Is(mirror(own, "evil", victim))]);
+        apply(&mut store, [PodEvent::Apply(mirror(own, "evil", victim))]);
         assert_eq!(names(&store), all, "{victim} {own}");
         // The same after the victim changes and after all pods are evaluated anew.
-        apply(&mut store, [PodEvent::Is(pod("v", &[], "Running", victim))]);
-        apply(&mut store, [PodEvent::Is(mirror("m", "etcd-worker", "h"))]);
+        apply(&mut store, [PodEvent::Apply(pod("v", &[], "Running", victim))]);
+        apply(&mut store, [PodEvent::Apply(mirror("m", "etcd-worker", "h"))]);
         assert_eq!(names(&store), all, "{victim} {own}");
-        apply(&mut store, [PodEvent::Gone(mirror(own, "evil", victim))]);
+        apply(&mut store, [PodEvent::Delete(mirror(own, "evil", victim))]);
         assert_eq!(names(&store), ["h=etcd-worker", "v=v"], "{victim} {own}");
     }
     // The impostor came first.
-    apply(&mut store, [PodEvent::Gone(pod("v", &[], "Running", "")), PodEvent::Is(mirror("e", "evil", "v"))]);
+    apply(&mut store, [PodEvent::Delete(pod("v", &[], "Running", "")), PodEvent::Apply(mirror("e", "evil", "v"))]);
     assert_eq!(names(&store), ["h=etcd-worker", "v=evil"], "no other pod has that UID");
-    apply(&mut store, [PodEvent::Is(pod("v", &[], "Running", ""))]);
+    apply(&mut store, [PodEvent::Apply(pod("v", &[], "Running", ""))]);
     assert_eq!(names(&store), ["e=evil", "h=etcd-worker", "v=v"]);
 }
 
@@ -50,7 +50,7 @@ fn a_mirror_is_found_by_either_uid() {
     let (mut store, _) = store();
     let now = Instant::now();
     let mirror = |uid: &str| mirror(uid, "etcd-worker", "h");
-    let list = [PodEvent::Listing, PodEvent::Listed(mirror("m1")), PodEvent::Complete];
+    let list = [PodEvent::Init, PodEvent::InitApply(mirror("m1")), PodEvent::InitDone];
     apply(&mut store, list);
     for cache in [&store.pods, &store.infos] {
         for uid in ["m1", "h"] {
@@ -61,12 +61,12 @@ fn a_mirror_is_found_by_either_uid() {
     let mut watch = Watch::new(Arc::clone(&store.infos));
     drop([poll(&mut watch), poll(&mut watch)]);
     // The mirror was deleted and recreated by the kubelet before the deletion was reported.
-    store.apply(PodEvent::Is(mirror("m2")), now).unwrap();
-    store.apply(PodEvent::Gone(mirror("m1")), now).unwrap();
+    store.apply(PodEvent::Apply(mirror("m2")), now).unwrap();
+    store.apply(PodEvent::Delete(mirror("m1")), now).unwrap();
     assert!(poll(&mut watch).is_pending(), "the static pod has not changed");
     let shown = ListPodConditionsResponse::decode(lock(&store.infos).list()).unwrap().pods;
     assert_eq!(shown.iter().map(|pod| &*pod.pod_uid).collect::<Vec<_>>(), ["h"]);
-    store.apply(PodEvent::Gone(mirror("m2")), now).unwrap();
+    store.apply(PodEvent::Delete(mirror("m2")), now).unwrap();
     assert_eq!(lock(&store.infos).entries().len(), 0);
 }
 
@@ -76,10 +76,10 @@ fn of_two_mirrors_of_one_name_the_newest_is_served() {
     // In either order of their UIDs.
     for (older, newer) in [("a", "b"), ("b", "a")] {
         let (mut store, _) = store();
-        apply(&mut store, [PodEvent::Listing, PodEvent::Listed(mirror(older)), PodEvent::Complete]);
-        apply(&mut store, [PodEvent::Is(mirror(newer))]);
+        apply(&mut store, [PodEvent::Init, PodEvent::InitApply(mirror(older)), PodEvent::InitDone]);
+        apply(&mut store, [PodEvent::Apply(mirror(newer))]);
         // An unrelated pod changes nothing.
-        for event in [None, Some(PodEvent::Is(pod("u", &[], "Running", "")))] {
+        for event in [None, Some(PodEvent::Apply(pod("u", &[], "Running", "")))] {
             event.into_iter().for_each(|event| apply(&mut store, [event]));
             let infos = lock(&store.infos);
             assert!(infos.get("h").is_ok() && infos.get(newer).is_ok(), "{newer}");
@@ -96,34 +96,34 @@ fn pods_of_the_kubelet_are_served_until_full_pods_are_listed() {
     let full = |uid: &str| pod(uid, &[], "Running", "");
     let from_kubelet = |uid: &str| kubelet_pod(uid, &[], "Running");
     let list = |store: &mut Store, uids: &[&str]| {
-        store.apply_kubelet(PodEvent::Listing, now).unwrap();
-        uids.iter().for_each(|uid| store.apply_kubelet(PodEvent::Listed(from_kubelet(uid)), now).unwrap());
+        store.apply_kubelet(PodEvent::Init, now).unwrap();
+        uids.iter().for_each(|uid| store.apply_kubelet(PodEvent::InitApply(from_kubelet(uid)), now).unwrap());
     };
     list(&mut store, &["a"]);
     store.discard_kubelet_list();
-    store.apply_kubelet(PodEvent::Complete, now).unwrap();
+    store.apply_kubelet(PodEvent::InitDone, now).unwrap();
     assert!(!store.serves_kubelet_pods(), "its list was discarded");
 
     list(&mut store, &["a", "b"]);
-    store.apply_kubelet(PodEvent::Complete, now).unwrap();
-    store.apply_kubelet(PodEvent::Gone(from_kubelet("b")), now).unwrap();
-    store.apply_kubelet(PodEvent::Is(from_kubelet("c")), now).unwrap();
-    apply(&mut store, [PodEvent::Is(full("d"))]);
+    store.apply_kubelet(PodEvent::InitDone, now).unwrap();
+    store.apply_kubelet(PodEvent::Delete(from_kubelet("b")), now).unwrap();
+    store.apply_kubelet(PodEvent::Apply(from_kubelet("c")), now).unwrap();
+    apply(&mut store, [PodEvent::Apply(full("d"))]);
     assert_eq!((uids(&store), store.serves_kubelet_pods()), (vec!["a".to_owned(), "c".to_owned()], true));
 
-    apply(&mut store, [PodEvent::Listing, PodEvent::Listed(full("e")), PodEvent::Complete]);
-    store.apply_kubelet(PodEvent::Gone(from_kubelet("e")), now).unwrap();
-    store.apply_kubelet(PodEvent::Is(from_kubelet("c")), now).unwrap();
+    apply(&mut store, [PodEvent::Init, PodEvent::InitApply(full("e")), PodEvent::InitDone]);
+    store.apply_kubelet(PodEvent::Delete(from_kubelet("e")), now).unwrap();
+    store.apply_kubelet(PodEvent::Apply(from_kubelet("c")), now).unwrap();
     assert_eq!((uids(&store), store.serves_kubelet_pods()), (vec!["e".to_owned()], false));
 
     // Another source of full pods takes over, and has not listed all pods yet.
     list(&mut store, &["a"]);
-    store.apply_kubelet(PodEvent::Complete, now).unwrap();
+    store.apply_kubelet(PodEvent::InitDone, now).unwrap();
     store.set_source_synced(false);
-    apply(&mut store, [PodEvent::Is(full("f"))]);
+    apply(&mut store, [PodEvent::Apply(full("f"))]);
     assert_eq!((uids(&store), store.serves_kubelet_pods()), (vec!["a".to_owned()], true));
     store.set_source_synced(true);
-    apply(&mut store, [PodEvent::Again]);
+    apply(&mut store, [PodEvent::Resumed]);
     assert_eq!((uids(&store), store.serves_kubelet_pods()), (vec!["e".to_owned(), "f".to_owned()], false));
 }
 
@@ -132,10 +132,10 @@ fn a_static_pod_of_the_kubelet_is_found_by_either_uid() {
     let (mut store, _) = store();
     let now = Instant::now();
     let mirror = kubelet_pod("m", &[("kubernetes.io/config.mirror", "h")], "Running");
-    let all = [PodEvent::Listing, PodEvent::Listed(mirror.clone()), PodEvent::Complete];
+    let all = [PodEvent::Init, PodEvent::InitApply(mirror.clone()), PodEvent::InitDone];
     all.into_iter().for_each(|event| store.apply_kubelet(event, now).unwrap());
     assert!(["m", "h"].iter().all(|uid| lock(&store.infos).get(uid).is_ok()));
-    store.apply_kubelet(PodEvent::Gone(mirror), now).unwrap();
+    store.apply_kubelet(PodEvent::Delete(mirror), now).unwrap();
     assert_eq!(lock(&store.infos).entries().len(), 0);
 }
 
@@ -143,18 +143,18 @@ fn a_static_pod_of_the_kubelet_is_found_by_either_uid() {
 fn an_invalid_pod_is_reported_and_the_others_are_served() {
     let (mut store, _) = store();
     let now = Instant::now();
-    store.apply(PodEvent::Listing, now).unwrap();
-    store.apply(PodEvent::Listed(pod("a", &[], "Running", "")), now).unwrap();
+    store.apply(PodEvent::Init, now).unwrap();
+    store.apply(PodEvent::InitApply(pod("a", &[], "Running", "")), now).unwrap();
     for (strange, reason) in [
         (Pod { raw: None, ..pod("b", &[], "Running", "") }, "it is not encoded as protocol buffers"),
         (kubelet_pod("c", &[], "Running"), "it is not encoded as protocol buffers"),
         (pod("", &[], "Running", ""), "it has no UID"),
     ] {
         let name = strange.name.clone();
-        let invalid = store.apply(PodEvent::Listed(strange), now).unwrap_err();
+        let invalid = store.apply(PodEvent::InitApply(strange), now).unwrap_err();
         assert_eq!(invalid.to_string(), format!("pod ns/{name} is left out: {reason}"));
     }
-    store.apply(PodEvent::Complete, now).unwrap();
+    store.apply(PodEvent::InitDone, now).unwrap();
     assert_eq!(lock(&store.pods).entries().len(), 1);
 }
 
@@ -162,20 +162,20 @@ fn an_invalid_pod_is_reported_and_the_others_are_served() {
 fn pod_info_watchers_get_only_visible_changes() {
     let (mut store, _) = store();
     let now = Instant::now();
-    let list = [PodEvent::Listing, PodEvent::Listed(pod("a", &[], "Running", "1")), PodEvent::Complete];
+    let list = [PodEvent::Init, PodEvent::InitApply(pod("a", &[], "Running", "1")), PodEvent::InitDone];
     apply(&mut store, list);
     let mut watch = Watch::new(Arc::clone(&store.infos));
     drop([poll(&mut watch), poll(&mut watch)]);
-    store.apply(PodEvent::Is(pod("a", &[], "Running", "2")), now).unwrap();
+    store.apply(PodEvent::Apply(pod("a", &[], "Running", "2")), now).unwrap();
     assert!(poll(&mut watch).is_pending(), "PodInfo has no annotations");
     // The sources of full pods fail, and the kubelet's /pods has the same pod.
-    let list = [PodEvent::Listing, PodEvent::Listed(kubelet_pod("a", &[], "Running")), PodEvent::Complete];
+    let list = [PodEvent::Init, PodEvent::InitApply(kubelet_pod("a", &[], "Running")), PodEvent::InitDone];
     list.into_iter().for_each(|event| store.apply_kubelet(event, now).unwrap());
     assert!(store.serves_kubelet_pods() && poll(&mut watch).is_pending());
-    store.apply_kubelet(PodEvent::Is(kubelet_pod("a", &[], "Failed")), now).unwrap();
+    store.apply_kubelet(PodEvent::Apply(kubelet_pod("a", &[], "Failed")), now).unwrap();
     assert!(matches!(poll(&mut watch), Poll::Ready(Some(Ok(_)))));
     // They work again: their pods are served, and `Pods` was not affected by /pods.
-    store.apply(PodEvent::Again, now).unwrap();
+    store.apply(PodEvent::Resumed, now).unwrap();
     assert!(!store.serves_kubelet_pods() && matches!(poll(&mut watch), Poll::Ready(Some(Ok(_)))));
     let pods = listed(&store.pods, uid_of_pod);
     assert_eq!(pods.len(), 1);

@@ -7,13 +7,13 @@ use super::*;
 fn a_watcher_is_cut_off_when_it_is_more_than_100_events_behind() {
     let (mut store, count) = store();
     let now = Instant::now();
-    apply(&mut store, [PodEvent::Listing, PodEvent::Complete]);
+    apply(&mut store, [PodEvent::Init, PodEvent::InitDone]);
     let (mut quick, mut slow) = (Watch::new(Arc::clone(&store.pods)), Watch::new(Arc::clone(&store.pods)));
     let mut received = 0;
     for number in 0..=MAX_UNREAD {
         assert_eq!(count.cut_off.load(Ordering::Relaxed), 0, "{number}");
         let at = now + Duration::from_millis(10 * number as u64);
-        store.apply(PodEvent::Is(pod("u", &[], "Running", &number.to_string())), at).unwrap();
+        store.apply(PodEvent::Apply(pod("u", &[], "Running", &number.to_string())), at).unwrap();
         while let Poll::Ready(Some(event)) = poll(&mut quick) {
             event.unwrap();
             received += 1;
@@ -25,7 +25,7 @@ fn a_watcher_is_cut_off_when_it_is_more_than_100_events_behind() {
     // Nothing is buffered for a watcher that was cut off.
     assert_eq!(lock(&store.pods).watchers().buffered().0, 0);
     drop(slow);
-    store.apply(PodEvent::Is(pod("u", &[], "Failed", "")), now).unwrap();
+    store.apply(PodEvent::Apply(pod("u", &[], "Failed", "")), now).unwrap();
     assert!(matches!(poll(&mut quick), Poll::Ready(Some(Ok(_)))));
 }
 
@@ -38,7 +38,7 @@ fn is_over(watch: &mut Watch, context: &mut Context<'_>) -> bool {
 fn a_watcher_that_does_not_read_is_woken_when_it_is_cut_off() {
     let (mut store, _) = store();
     let now = Instant::now();
-    apply(&mut store, [PodEvent::Listing, PodEvent::Complete]);
+    apply(&mut store, [PodEvent::Init, PodEvent::InitDone]);
     let mut watch = Watch::new(Arc::clone(&store.pods));
     let woken = Arc::new(Woken::default());
     let waker = Arc::clone(&woken).into();
@@ -46,7 +46,7 @@ fn a_watcher_that_does_not_read_is_woken_when_it_is_cut_off() {
         assert!(!is_over(&mut watch, &mut Context::from_waker(&waker)), "{number}");
         assert_eq!(woken.0.load(Ordering::Relaxed), 0, "{number}");
         let at = now + Duration::from_millis(10 * number as u64);
-        store.apply(PodEvent::Is(pod("u", &[], "Running", &number.to_string())), at).unwrap();
+        store.apply(PodEvent::Apply(pod("u", &[], "Running", &number.to_string())), at).unwrap();
     }
     assert_eq!(woken.0.load(Ordering::Relaxed), 1);
     assert!(is_over(&mut watch, &mut Context::from_waker(&waker)));
@@ -55,7 +55,7 @@ fn a_watcher_that_does_not_read_is_woken_when_it_is_cut_off() {
 #[test]
 fn all_watches_end_when_the_server_stops() {
     let (mut store, count) = store();
-    apply(&mut store, [PodEvent::Listing, PodEvent::Complete]);
+    apply(&mut store, [PodEvent::Init, PodEvent::InitDone]);
     let mut watch = Watch::new(Arc::clone(&store.pods));
     let woken = Arc::new(Woken::default());
     let waker = Arc::clone(&woken).into();
@@ -70,7 +70,7 @@ fn all_watches_end_when_the_server_stops() {
         assert_eq!(status.code(), Code::Unavailable);
         assert!(matches!(poll(&mut watch), Poll::Ready(None)));
     }
-    apply(&mut store, [PodEvent::Is(pod("u", &[], "Running", ""))]);
+    apply(&mut store, [PodEvent::Apply(pod("u", &[], "Running", ""))]);
     assert_eq!((lock(&store.pods).watchers().buffered().0, count.cut_off.load(Ordering::Relaxed)), (0, 0));
 }
 
@@ -78,11 +78,11 @@ fn all_watches_end_when_the_server_stops() {
 fn a_pod_that_is_deleted_during_a_list_is_not_in_it() {
     let (mut store, _) = store();
     let pods = ["a", "b", "c"].map(|uid| pod(uid, &[], "Running", ""));
-    apply(&mut store, [PodEvent::Listing, PodEvent::Listed(pods[0].clone()), PodEvent::Complete]);
-    apply(&mut store, [PodEvent::Listing]);
-    pods.iter().for_each(|pod| apply(&mut store, [PodEvent::Listed(pod.clone())]));
+    apply(&mut store, [PodEvent::Init, PodEvent::InitApply(pods[0].clone()), PodEvent::InitDone]);
+    apply(&mut store, [PodEvent::Init]);
+    pods.iter().for_each(|pod| apply(&mut store, [PodEvent::InitApply(pod.clone())]));
     // An unchanged pod, and a new one.
-    apply(&mut store, [PodEvent::Gone(pods[0].clone()), PodEvent::Gone(pods[1].clone()), PodEvent::Complete]);
+    apply(&mut store, [PodEvent::Delete(pods[0].clone()), PodEvent::Delete(pods[1].clone()), PodEvent::InitDone]);
     assert_eq!(listed(&store.pods, uid_of_pod).into_keys().collect::<Vec<_>>(), ["c"]);
 }
 
@@ -90,13 +90,13 @@ fn a_pod_that_is_deleted_during_a_list_is_not_in_it() {
 fn no_event_is_lost_after_the_initial_pods() {
     let (mut store, _) = store();
     let now = Instant::now();
-    let list = [PodEvent::Listing, PodEvent::Listed(pod("a", &[], "Running", "")), PodEvent::Complete];
+    let list = [PodEvent::Init, PodEvent::InitApply(pod("a", &[], "Running", "")), PodEvent::InitDone];
     apply(&mut store, list);
     let mut watcher = TestWatcher::new(&store.pods, uid_of_pod);
     assert!(watcher.read_event(), "one of its list");
     // Meanwhile the pod is deleted and another one is added.
-    store.apply(PodEvent::Gone(pod("a", &[], "Running", "")), now).unwrap();
-    store.apply(PodEvent::Is(pod("b", &[], "Running", "")), now).unwrap();
+    store.apply(PodEvent::Delete(pod("a", &[], "Running", "")), now).unwrap();
+    store.apply(PodEvent::Apply(pod("b", &[], "Running", "")), now).unwrap();
     watcher.unread = 2;
     while watcher.read_event() {}
     assert_eq!(watcher.known.keys().collect::<Vec<_>>(), ["b"]);
@@ -107,11 +107,11 @@ fn a_deleted_event_has_only_uid_namespace_and_name() {
     let (mut store, _) = store();
     let now = Instant::now();
     let deleted = pod("m", &[("kubernetes.io/config.mirror", "h")], "Running", "");
-    let list = [PodEvent::Listing, PodEvent::Listed(deleted.clone()), PodEvent::Complete];
+    let list = [PodEvent::Init, PodEvent::InitApply(deleted.clone()), PodEvent::InitDone];
     apply(&mut store, list);
     let mut watches = [&store.pods, &store.infos].map(|cache| Watch::new(Arc::clone(cache)));
     watches.iter_mut().for_each(|watch| drop([poll(watch), poll(watch)]));
-    store.apply(PodEvent::Gone(deleted), now).unwrap();
+    store.apply(PodEvent::Delete(deleted), now).unwrap();
     let [pod, info] = watches.map(|mut watch| match poll(&mut watch) {
         Poll::Ready(Some(Ok(event))) => WatchPodsEvent::decode(event).unwrap(),
         other => panic!("{other:?}"),
@@ -136,8 +136,8 @@ fn a_burst_cuts_nobody_off_and_is_bounded() {
     let (mut store, count) = store();
     let now = Instant::now();
     let pods = |number: usize, note: &str| {
-        let listed = (0..number).map(|n| PodEvent::Listed(pod(&format!("u{n}"), &[], "Running", note)));
-        std::iter::once(PodEvent::Listing).chain(listed.collect::<Vec<_>>()).chain([PodEvent::Complete])
+        let listed = (0..number).map(|n| PodEvent::InitApply(pod(&format!("u{n}"), &[], "Running", note)));
+        std::iter::once(PodEvent::Init).chain(listed.collect::<Vec<_>>()).chain([PodEvent::InitDone])
     };
     pods(250, "before").for_each(|event| store.apply(event, now).unwrap());
     let mut watch = Watch::new(Arc::clone(&store.pods));
@@ -153,7 +153,7 @@ fn a_burst_cuts_nobody_off_and_is_bounded() {
     // A watcher that has not read them a second later is cut off.
     pods(250, "later").for_each(|event| store.apply(event, now).unwrap());
     let after = now + Duration::from_secs(1);
-    store.apply(PodEvent::Is(pod("u0", &[], "Failed", "")), after).unwrap();
+    store.apply(PodEvent::Apply(pod("u0", &[], "Failed", "")), after).unwrap();
     assert_eq!(count.cut_off.load(Ordering::Relaxed), 1);
     // The buffer is limited to all pods twice, plus 100 events.
     let mut watch = Watch::new(Arc::clone(&store.pods));
@@ -169,8 +169,8 @@ fn a_burst_cuts_nobody_off_and_is_bounded() {
 fn a_list_is_encoded_once_and_dropped_if_unused() {
     let (mut store, _) = store();
     let now = Instant::now();
-    apply(&mut store, [PodEvent::Listing, PodEvent::Complete]);
-    store.apply(PodEvent::Is(pod("a", &[], "Running", "")), now).unwrap();
+    apply(&mut store, [PodEvent::Init, PodEvent::InitDone]);
+    store.apply(PodEvent::Apply(pod("a", &[], "Running", "")), now).unwrap();
     let mut cache = lock(&store.pods);
     let first = cache.list();
     assert_eq!(cache.list().as_ptr(), first.as_ptr());

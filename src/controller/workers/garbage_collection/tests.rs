@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::json;
 
 use super::*;
-use crate::cluster::Seen;
+use crate::cluster::WatchEvent;
 use crate::controller::fake::{self, Parts};
 use crate::controller::workers::CachedNode;
 
@@ -42,11 +42,11 @@ async fn a_deleted_node_causes_no_list_of_all_objects() {
     let workers = parts.workers();
     {
         let mut state = workers.state();
-        state.nodes.take(Seen::Listing);
+        state.nodes.apply(WatchEvent::Init);
         for name in ["a", "b", "c"] {
-            state.nodes.take(Seen::Listed(node(name)));
+            state.nodes.apply(WatchEvent::InitApply(node(name)));
         }
-        state.nodes.take(Seen::Complete);
+        state.nodes.apply(WatchEvent::InitDone);
     }
     let grace = workers.settings.garbage.grace;
     assert!(tokio::time::timeout(grace, workers.collect_garbage()).await.is_err());
@@ -57,7 +57,7 @@ async fn a_deleted_node_causes_no_list_of_all_objects() {
     {
         let mut state = workers.state();
         for name in ["a", "b"] {
-            state.nodes.take(Seen::Gone(node(name)));
+            state.nodes.apply(WatchEvent::Delete(node(name)));
             state.garbage.node_deleted(name.into(), Instant::now());
         }
     }

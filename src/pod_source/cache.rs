@@ -1,0 +1,202 @@
+//! The cache of the node's pods, usually fed by the API server.
+//!
+//! A deleted pod leaves the List before the kubelet writes any file, so a deletion triggers a scan. Kubelets
+//! before 1.34 also list terminated pods, with the memory and devices that they released: only the pods'
+//! phases distinguish these from the others.
+
+mod pods;
+mod updater;
+mod view;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use super::metrics::PodSourceMetrics;
+use super::selector::SourceSelector;
+use super::sources::PodSources;
+use crate::cluster::Cluster;
+use crate::pod::{Pod, PodName};
+use crate::util::task::Task;
+
+pub use pods::RELEASE_TIMEOUT;
+pub use view::PodView;
+
+use pods::{CachedPods, lock};
+use updater::Updater;
+
+/// Handle to the node's pod cache. All clones see every change; the task behind them ends with the last one.
+#[derive(Clone, Debug)]
+pub struct PodCache {
+    view: watch::Receiver<PodView>,
+    pods: Arc<Mutex<CachedPods>>,
+    refresh: Arc<Notify>,
+    _task: Option<Arc<Task>>,
+}
+
+impl PodCache {
+    /// Returns a cache without a source.
+    #[must_use]
+    pub fn none() -> Self {
+        let (_, view) = watch::channel(PodView::default());
+        Self { view, pods: Arc::default(), refresh: Arc::default(), _task: None }
+    }
+
+    /// Returns a cache that has listed these pods.
+    #[cfg(test)]
+    pub(crate) fn fixed(pods: Vec<Pod>) -> Self {
+        let cache = Self::none();
+        crate::pod::PodEvent::list(pods).for_each(|event| cache.pods().apply(event, Instant::now()));
+        cache
+    }
+
+    /// Watches the pods of `node`; without a source if `sources` has none.
+    #[must_use]
+    pub fn start(sources: PodSources, node: String, cluster: Cluster, metrics: PodSourceMetrics) -> Self {
+        if sources.order.is_empty() {
+            return Self::none();
+        }
+        let selector = SourceSelector::new(sources, node.clone(), Some(cluster.clone()));
+        let refresh = selector.refresh();
+        let (sender, view) = watch::channel(PodView::default());
+        let pods = Arc::<Mutex<CachedPods>>::default();
+        let updater = Updater::new(sender, Arc::clone(&pods), metrics);
+        let task = Task::spawn(updater.run(selector, node, cluster));
+        Self { view, pods, refresh, _task: Some(Arc::new(task)) }
+    }
+
+    /// Returns the current view, and marks it as seen.
+    pub fn view(&mut self) -> PodView {
+        self.view.borrow_and_update().clone()
+    }
+
+    /// Returns the current view without marking it as seen: [`PodCache::changed`] still reports it.
+    pub fn peek(&self) -> watch::Ref<'_, PodView> {
+        self.view.borrow()
+    }
+
+    /// Waits for a change of the view.
+    pub async fn changed(&mut self) {
+        if self.view.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Makes a polled source read now.
+    pub fn refresh(&self) {
+        // If the source is not waiting right now, it has just read or is about to.
+        self.refresh.notify_one();
+    }
+
+    /// Returns true if all pods were listed once.
+    #[must_use]
+    pub fn is_synced(&self) -> bool {
+        self.pods().is_synced()
+    }
+
+    /// Returns how long the source has been failing; `None` while it works, and before its first event or
+    /// error.
+    #[must_use]
+    pub fn failing_for(&self) -> Option<Duration> {
+        self.pods().failing_since.map(|since| since.elapsed())
+    }
+
+    /// Returns a number that changes whenever any pod changes, and when the first list is complete.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.pods().version
+    }
+
+    /// Calls `act` with the pods as of the last list and the events since; with `None` before the first list.
+    pub fn with<T>(&self, act: impl FnOnce(Option<&mut dyn Iterator<Item = &Pod>>) -> T) -> T {
+        let pods = self.pods();
+        match pods.is_synced() {
+            true => act(Some(&mut pods.all().values())),
+            false => act(None),
+        }
+    }
+
+    /// Returns true if there is a pod with this name, as of the last list and the events since.
+    #[must_use]
+    pub fn contains(&self, name: &PodName) -> bool {
+        self.pods().all().contains_key(name)
+    }
+
+    /// Returns true if this pod is running or will run, as of the last list and the events since.
+    #[must_use]
+    pub fn has_live(&self, name: &PodName) -> bool {
+        self.pods().has_live(name)
+    }
+
+    /// Returns true if there is a pod with this name, as of the last list and the events since, that is
+    /// running or will run, or has terminated and is not being deleted: no newer pod can have its name.
+    #[must_use]
+    pub fn has_current(&self, name: &PodName) -> bool {
+        self.pods().has_current(name)
+    }
+
+    /// Returns true if this pod has terminated or was recently deleted, and no pod with its name is running or
+    /// will run.
+    #[must_use]
+    pub fn is_gone(&self, name: &PodName) -> bool {
+        self.pods().is_gone(name)
+    }
+
+    /// Returns true if a complete list that was requested after `moment`, and the events since, lack this
+    /// pod.
+    #[must_use]
+    pub fn lacks_since(&self, name: &PodName, moment: Instant) -> bool {
+        let pods = self.pods();
+        pods.listed_since(moment) && !pods.all().contains_key(name)
+    }
+
+    /// Returns true if the pods are those of a complete list that was requested after `moment`, and of the
+    /// events since.
+    #[must_use]
+    pub fn listed_since(&self, moment: Instant) -> bool {
+        self.pods().listed_since(moment)
+    }
+
+    /// Returns the number of pods that are running or will run and are not among `listed`.
+    #[must_use]
+    pub fn count_live_except(&self, listed: &BTreeSet<PodName>) -> usize {
+        self.pods().live().filter(|name| !listed.contains(*name)).count()
+    }
+
+    fn pods(&self) -> MutexGuard<'_, CachedPods> {
+        lock(&self.pods)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::PodEvent;
+
+    #[test]
+    fn a_pod_is_missing_as_of_the_time_its_list_was_requested() {
+        let cache = PodCache::none();
+        let apply = |event, at| cache.pods().apply(event, at);
+        let name = |name: &str| ("ns".to_owned(), name.to_owned());
+        let pod = |name: &str| Pod { namespace: "ns".into(), name: name.into(), uid: "1".into(), ..Pod::default() };
+        let (early, requested, late) = {
+            let now = Instant::now();
+            (now, now + Duration::from_secs(1), now + Duration::from_secs(2))
+        };
+        assert!(!cache.lacks_since(&name("b"), early), "nothing was listed");
+        apply(PodEvent::Init, requested);
+        apply(PodEvent::InitApply(pod("a")), late);
+        assert!(!cache.lacks_since(&name("b"), early), "the list is incomplete");
+        apply(PodEvent::InitDone, late);
+        assert!(cache.lacks_since(&name("b"), early));
+        assert!(!cache.lacks_since(&name("a"), early), "it is listed");
+        assert!(!cache.lacks_since(&name("b"), requested), "it may have been created since");
+        apply(PodEvent::Apply(pod("b")), late);
+        assert!(!cache.lacks_since(&name("b"), early), "it was created since");
+        apply(PodEvent::Init, late);
+        assert!(!cache.lacks_since(&name("c"), requested), "the next list is incomplete");
+    }
+}

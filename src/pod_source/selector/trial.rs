@@ -1,0 +1,92 @@
+//! The trial of a source that is preferred to the selected one.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use crate::pod::annotation::{MAX_ANNOTATION_BYTES, drop_longest_annotations};
+use crate::pod::{Pod, PodEvent};
+use crate::util::backoff::jittered;
+
+/// How long a source may take for its first list before the next one is tried: a kubelet's first lists are
+/// not accepted for a while.
+pub(super) const TRIAL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often the sources before the selected one are tried again.
+pub(super) const INTERVAL: Duration = Duration::from_secs(300);
+
+/// A source that is tried, or none until it is time to.
+pub(super) struct Trial {
+    pub(super) index: usize,
+    /// `None` while no source is tried.
+    pub(super) events: Option<BoxStream<'static, Result<PodEvent, String>>>,
+    /// Its events since its last list began, and how many bytes of annotations they have.
+    pub(super) kept: VecDeque<PodEvent>,
+    annotation_bytes: usize,
+    /// When to try the first source; or the deadline of the one that is tried for listing all pods.
+    until: Instant,
+}
+
+impl Trial {
+    /// Waits before the first source is tried.
+    pub(super) fn later() -> Self {
+        let until = Instant::now() + jittered(INTERVAL);
+        Self { index: 0, events: None, kept: VecDeque::new(), annotation_bytes: 0, until }
+    }
+
+    /// Tries the source with this index.
+    pub(super) fn of(index: usize, events: BoxStream<'static, Result<PodEvent, String>>) -> Self {
+        let until = Instant::now() + TRIAL_TIMEOUT;
+        Self { index, events: Some(events), kept: VecDeque::new(), annotation_bytes: 0, until }
+    }
+
+    /// Keeps an event, and no more annotations than fit.
+    pub(super) fn keep(&mut self, event: PodEvent) {
+        if event == PodEvent::Init {
+            self.kept.clear();
+            self.annotation_bytes = 0;
+        }
+        self.annotation_bytes += event.object().map_or(0, Pod::annotation_bytes);
+        self.kept.push_back(event);
+        if self.annotation_bytes > MAX_ANNOTATION_BYTES {
+            let pods = self.kept.iter_mut().filter_map(PodEvent::object_mut);
+            self.annotation_bytes = drop_longest_annotations(pods);
+        }
+    }
+
+    /// Returns the next event of the source that is tried; `None` if none is and it is time to. A timeout is
+    /// an error.
+    pub(super) async fn next(&mut self) -> Option<Result<PodEvent, String>> {
+        let Some(events) = &mut self.events else {
+            sleep_until(self.until).await;
+            return None;
+        };
+        let item = timeout_at(self.until, events.next()).await.ok().flatten();
+        Some(item.unwrap_or_else(|| Err("it did not list the pods".to_owned())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pod::Annotation;
+    use crate::pod::annotation::tests::annotated;
+
+    #[tokio::test]
+    async fn a_trial_keeps_bounded_annotations_of_its_last_list() {
+        let mut trial = Trial::later();
+        for _ in 0..2 {
+            trial.keep(PodEvent::Init);
+            trial.keep(PodEvent::InitApply(annotated("small", 1000)));
+            (0..500).for_each(|_| trial.keep(PodEvent::InitApply(annotated("large", Annotation::MAX_BYTES))));
+            let sizes: Vec<_> =
+                trial.kept.iter().filter_map(|event| Some(event.object()?.annotation_bytes())).collect();
+            let bytes: usize = sizes.iter().sum();
+            assert!((MAX_ANNOTATION_BYTES / 2..=MAX_ANNOTATION_BYTES).contains(&bytes), "{bytes}");
+            assert_eq!(trial.annotation_bytes, bytes);
+            assert_eq!((sizes.len(), sizes[0]), (501, 1000), "the longest are dropped, and no pod");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Shares one watch of a pod source among all its subscribers in this process.
+
+mod queue;
+mod state;
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use futures::StreamExt;
+use futures::stream::{BoxStream, unfold};
+use tokio::sync::{Notify, watch};
+use tokio::task::yield_now;
+
+use super::kind::PodSourceKind;
+use crate::pod::{PodEvent, Wanted};
+use crate::util::task::Task;
+use queue::{Item, has_raw};
+use state::{State, lock};
+
+type Events = BoxStream<'static, Result<PodEvent, String>>;
+
+/// The shared sources. Clones share their state.
+#[derive(Clone, Debug, Default)]
+pub struct SharedInformer {
+    /// What any subscriber will want of a pod, except the serialized pod.
+    wanted: Wanted,
+    refresh: Arc<Notify>,
+    sources: Arc<Mutex<Vec<(PodSourceKind, Weak<SharedSource>)>>>,
+}
+
+/// A source that is open as long as it has subscribers.
+#[derive(Debug)]
+struct SharedSource {
+    state: Arc<Mutex<State>>,
+    changed: Arc<watch::Sender<()>>,
+    task: Mutex<Task>,
+}
+
+impl SharedSource {
+    fn new(events: Events) -> Self {
+        let (state, changed) = (Arc::<Mutex<State>>::default(), Arc::new(watch::Sender::new(())));
+        let task = Mutex::new(Task::spawn(receive(events, Arc::clone(&state), Arc::clone(&changed))));
+        Self { state, changed, task }
+    }
+
+    /// Replaces the event stream by one that starts with a new list.
+    fn reopen(&self, events: Events) {
+        let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
+        task.abort();
+        *task = Task::spawn(receive(events, Arc::clone(&self.state), Arc::clone(&self.changed)));
+    }
+}
+
+/// Passes the events of a source to its subscribers.
+async fn receive(mut events: Events, state: Arc<Mutex<State>>, changed: Arc<watch::Sender<()>>) {
+    while let Some(item) = events.next().await {
+        let has_raw = has_raw(&item);
+        lock(&state).apply(&item);
+        changed.send_replace(());
+        if has_raw {
+            // Let subscribers take a serialized pod before the next one is read: they are large.
+            yield_now().await;
+        }
+    }
+}
+
+impl SharedInformer {
+    /// Returns an informer that caches the `wanted` parts of each pod: all that any subscriber will want,
+    /// except the serialized pod.
+    #[must_use]
+    pub fn caching(wanted: Wanted) -> Self {
+        Self { wanted, ..Self::default() }
+    }
+
+    /// Returns what to notify to read `/pods` ahead of its time.
+    pub(super) fn refresh(&self) -> Arc<Notify> {
+        Arc::clone(&self.refresh)
+    }
+
+    /// Subscribes to a source. Yields a snapshot of its pods, then its events. The source is opened if it has
+    /// no subscribers yet, and reopened for each further one that wants serialized pods.
+    pub(super) fn subscribe(
+        &self,
+        kind: PodSourceKind,
+        wanted: Wanted,
+        open: impl FnOnce(Wanted) -> Events,
+    ) -> Events {
+        let wants_raw = wanted.has_raw();
+        let source = self.source(kind, wants_raw, open);
+        let id = lock(&source.state).subscribe(wants_raw);
+        let mut changes = source.changed.subscribe();
+        changes.mark_changed();
+        let subscription = Subscription { source, changes, id, wanted };
+        unfold(subscription, |mut subscription| async { Some((subscription.next().await, subscription)) }).boxed()
+    }
+
+    fn source(
+        &self,
+        kind: PodSourceKind,
+        wants_raw: bool,
+        open: impl FnOnce(Wanted) -> Events,
+    ) -> Arc<SharedSource> {
+        let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        sources.retain(|(_, source)| source.strong_count() > 0);
+        let known = sources.iter().find(|(known, _)| *known == kind).and_then(|(_, source)| source.upgrade());
+        let wanted = || if wants_raw { self.wanted.clone().with_raw() } else { self.wanted.clone() };
+        if let Some(source) = known {
+            if wants_raw {
+                source.reopen(open(wanted()));
+            }
+            return source;
+        }
+        let source = Arc::new(SharedSource::new(open(wanted())));
+        sources.push((kind, Arc::downgrade(&source)));
+        source
+    }
+}
+
+/// A subscriber's stream. Unsubscribes when dropped.
+struct Subscription {
+    source: Arc<SharedSource>,
+    changes: watch::Receiver<()>,
+    id: u64,
+    wanted: Wanted,
+}
+
+impl Subscription {
+    async fn next(&mut self) -> Item {
+        loop {
+            // Marks the current version as seen first: later events wake this again.
+            let has_ended = self.changes.changed().await.is_err();
+            let (item, has_more) = lock(&self.source.state).next_for(self.id);
+            if has_more {
+                self.changes.mark_changed();
+            }
+            match item {
+                Some(item) => return item.map(|event| event.map(|pod| pod.keeping(&self.wanted))),
+                None if has_ended => std::future::pending().await,
+                None => {}
+            }
+        }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        lock(&self.source.state).unsubscribe(self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! The pods of a shared source, and its subscribers.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::queue::{Item, Key, Queue, WaitsFor, has_raw, key, without_raw};
+use crate::pod::annotation::PodMap;
+use crate::pod::{Liveness, Pod, PodEvent};
+use crate::watch_event::Reflector;
+
+/// The pods as reported by the source, and its subscribers. Serialized pods are not cached: subscribers that
+/// want them keep them.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) pods: Reflector<PodMap<Key>>,
+    /// The source's last error, while it is failing.
+    error: Option<String>,
+    pub(super) subscribers: BTreeMap<u64, Queue>,
+    next_id: u64,
+}
+
+pub(super) fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl State {
+    /// Applies an event or an error of the source, and queues it for the subscribers.
+    pub(super) fn apply(&mut self, item: &Item) {
+        let confirms_health = matches!(item, Ok(event) if event.confirms_health());
+        match item {
+            Ok(event) => {
+                self.pods.apply(event.clone().map(|pod| (key(&pod), without_raw(pod))));
+                if confirms_health {
+                    self.error = None;
+                }
+            }
+            Err(error) => self.error = Some(error.clone()),
+        }
+        // Subscribers should not buffer bytes that they do not want.
+        let without_raw = has_raw(item).then(|| item.clone().map(|event| event.map(without_raw)));
+        for queue in self.subscribers.values_mut() {
+            if queue.waits_for == Some(WaitsFor::List) && matches!(item, Ok(PodEvent::Init)) {
+                queue.waits_for = None;
+            }
+            if queue.waits_for == Some(WaitsFor::Recovery) && confirms_health {
+                *queue = snapshot(&self.pods);
+            } else if queue.waits_for.is_none() || item.is_err() {
+                let item = without_raw.as_ref().filter(|_| !queue.wants_raw).unwrap_or(item);
+                queue.push(item.clone());
+            }
+        }
+    }
+
+    /// Adds a subscriber and returns its id.
+    pub(super) fn subscribe(&mut self, wants_raw: bool) -> u64 {
+        let queue = match (wants_raw, &self.error) {
+            (true, _) => Queue::new([], Some(WaitsFor::List), true),
+            (false, Some(error)) => Queue::new([Err(error.clone())], Some(WaitsFor::Recovery), false),
+            (false, None) => snapshot(&self.pods),
+        };
+        let id = self.next_id;
+        self.next_id += 1;
+        self.subscribers.insert(id, queue);
+        id
+    }
+
+    pub(super) fn unsubscribe(&mut self, id: u64) {
+        self.subscribers.remove(&id);
+    }
+
+    /// Returns the next event for this subscriber, and whether there are more.
+    pub(super) fn next_for(&mut self, id: u64) -> (Option<Item>, bool) {
+        let queue = self.subscribers.get_mut(&id);
+        queue.map_or((None, false), |queue| (queue.pop(), !queue.is_empty()))
+    }
+}
+
+/// Returns the initial snapshot for a new subscriber.
+fn snapshot(pods: &Reflector<PodMap<Key>>) -> Queue {
+    let complete = pods.is_synced().then(|| PodEvent::list(running_last(pods.objects())));
+    // A list that is being received goes on with the next events.
+    let incoming = pods.incoming().map(|pods| {
+        std::iter::once(PodEvent::Init).chain(running_last(pods).into_iter().map(PodEvent::InitApply))
+    });
+    Queue::new(complete.into_iter().flatten().chain(incoming.into_iter().flatten()).map(Ok), None, false)
+}
+
+/// Returns the pods. If two share a name, the running one comes last, so name-keyed caches keep it.
+fn running_last(pods: &BTreeMap<Key, Pod>) -> Vec<Pod> {
+    let mut pods: Vec<Pod> = pods.values().cloned().collect();
+    pods.sort_by_key(|pod| pod.liveness == Liveness::Live);
+    pods
+}

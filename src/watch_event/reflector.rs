@@ -1,0 +1,108 @@
+//! A cache of watched objects: those of the last complete list, and the changes since.
+//!
+//! kube-runtime's `reflector` does not do. It keys objects by namespace and name, so a pod is taken for an
+//! earlier one of its name; it keeps whole objects, of any size, where a Node is reduced to a few bytes here and
+//! pods share a budget; and it does not report what a list replaced, from which deletions are derived that no
+//! event reported. The Pods API's cache (`pods_api::watch_cache`) is not a `Reflector` either: its new list
+//! shares a budget with the pods being served, and unchanged pods are not held twice.
+
+use std::collections::BTreeMap;
+
+use super::WatchEvent;
+
+/// The map in which a [`Reflector`] keeps objects.
+pub(crate) trait ObjectMap<K, V>: Default {
+    /// Adds or replaces an object.
+    fn insert(&mut self, key: K, object: V);
+
+    /// Removes an object.
+    fn remove(&mut self, key: &K);
+}
+
+impl<K: Ord, V> ObjectMap<K, V> for BTreeMap<K, V> {
+    fn insert(&mut self, key: K, object: V) {
+        Self::insert(self, key, object);
+    }
+
+    fn remove(&mut self, key: &K) {
+        Self::remove(self, key);
+    }
+}
+
+/// A cache of watched objects. An incomplete list changes nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Reflector<M> {
+    objects: M,
+    incoming: Option<M>,
+    is_synced: bool,
+}
+
+impl<M> Reflector<M> {
+    /// Returns the objects of the last complete list, with the changes since.
+    pub(crate) const fn objects(&self) -> &M {
+        &self.objects
+    }
+
+    /// Returns the objects so far of a list that is being received.
+    pub(crate) const fn incoming(&self) -> Option<&M> {
+        self.incoming.as_ref()
+    }
+
+    /// Returns true if a list was completed.
+    pub(crate) const fn is_synced(&self) -> bool {
+        self.is_synced
+    }
+
+    /// Applies an event. When a list is complete, returns the objects that it replaces.
+    pub(crate) fn apply<K, V>(&mut self, event: WatchEvent<(K, V)>) -> Option<M>
+    where
+        M: ObjectMap<K, V>,
+    {
+        match event {
+            WatchEvent::Init => self.incoming = Some(M::default()),
+            WatchEvent::InitApply((key, object)) => {
+                self.incoming.get_or_insert_with(M::default).insert(key, object);
+            }
+            WatchEvent::InitDone => {
+                self.is_synced = true;
+                let listed = self.incoming.take().unwrap_or_default();
+                return Some(std::mem::replace(&mut self.objects, listed));
+            }
+            WatchEvent::Apply((key, object)) => self.objects.insert(key, object),
+            WatchEvent::Delete((key, _)) => self.objects.remove(&key),
+            WatchEvent::Resumed => {}
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_replaces_all_objects_once_it_is_complete() {
+        let mut reflector = Reflector::<BTreeMap<&str, u8>>::default();
+        let listed = |names: &[&'static str]| WatchEvent::list(names.iter().map(|name| (*name, 1))).collect::<Vec<_>>();
+        let names = |objects: &BTreeMap<&str, u8>| objects.keys().copied().collect::<String>();
+        let list = listed(&["a", "b"]);
+        for event in list[..3].iter().cloned() {
+            assert_eq!(reflector.apply(event), None);
+        }
+        assert_eq!((names(reflector.objects()), reflector.incoming().map(names)), ("".into(), Some("ab".into())));
+        assert!(!reflector.is_synced());
+        assert_eq!(reflector.apply(list[3].clone()), Some(BTreeMap::new()));
+        assert!(reflector.is_synced() && reflector.incoming().is_none());
+        for event in [WatchEvent::Apply(("c", 2)), WatchEvent::Delete(("a", 0)), WatchEvent::Resumed] {
+            assert_eq!(reflector.apply(event), None);
+        }
+        assert_eq!(names(reflector.objects()), "bc");
+        // A list that begins again drops what was received of the one before.
+        for event in [&listed(&["d"])[..2], &listed(&["c"])[..2]].concat() {
+            reflector.apply(event);
+        }
+        assert_eq!((names(reflector.objects()), reflector.incoming().map(names)), ("bc".into(), Some("c".into())));
+        let before = reflector.apply(WatchEvent::InitDone);
+        assert_eq!((before.as_ref().map(names), names(reflector.objects())), (Some("bc".into()), "c".into()));
+    }
+}
