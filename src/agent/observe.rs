@@ -1,7 +1,7 @@
 //! Observes the node: reads it, and finds out when it may have changed.
 
 mod api_server;
-mod config_sources;
+pub(super) mod config_sources;
 mod hotplug;
 mod kubelet;
 mod kubelet_config;

@@ -4,7 +4,7 @@
 //! only the newest state is written, never a queue of old ones. The task starts by reading the live object.
 
 mod apply;
-mod competing_managers;
+pub(super) mod competing_managers;
 mod conflicts;
 mod drift;
 mod field_manager;

@@ -1,8 +1,8 @@
 //! Decides what to publish, and when to scan next. Pure: no I/O, and the time is an argument.
 //!
 //! A scan passes guards, the list in [`Reconciler::accept`]: each may amend it, or keep the last good object
-//! for now. What they accept is an [`Account`], which does not change any more. The last guard combines it with
-//! the node's pods, also when only these have changed.
+//! for now. What they accept is an [`Account`], which does not change any more. The last guard combines it
+//! with the node's pods, also when only these have changed.
 
 mod account;
 mod admission_guard;
@@ -35,7 +35,7 @@ use crate::pod_source::{PodCache, PodView};
 use crate::topology::{Exclude, Finding};
 
 pub use account::Account;
-pub(super) use fingerprint_guard::{Newest, Scope};
+pub(super) use fingerprint_guard::Scope;
 pub(super) use plan::{Change, Context, Observation, Plan};
 pub(super) use schedule::Requeue;
 

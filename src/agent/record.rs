@@ -1,8 +1,8 @@
 //! Everything that one scan reads, in one file that can be attached to a bug report; and the scan computed
 //! from it.
 //!
-//! A recording contains the hardware's files verbatim and the kubelet's responses in numacast's own format. Of
-//! the kubelet's configuration it contains only what numacast uses: the file itself may contain secrets.
+//! A recording contains the hardware's files verbatim and the kubelet's responses in numacast's own format.
+//! Of the kubelet's configuration it contains only what numacast uses: the file itself may contain secrets.
 
 use std::collections::BTreeSet;
 use std::path::Path;

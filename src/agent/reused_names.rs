@@ -42,8 +42,8 @@ impl ReusedNames {
         Arc::new(names.cloned().collect())
     }
 
-    /// Finds pods in the List that have the names of terminated ones (`assumed`, of `terminated`). Returns the
-    /// terminated pods without them, if there are any. `is_live`: the pod source reports changes at once.
+    /// Finds pods in the List that have the names of terminated ones (`assumed`, of `terminated`). Returns
+    /// the terminated pods without them, if there are any. `is_live`: the pod source reports changes at once.
     ///
     /// A terminated pod only releases resources: if it had terminated before the last accepted List and its
     /// name is allocated more now, that is by another pod. Lists of a kubelet that is still starting are not
@@ -126,10 +126,10 @@ mod tests {
         let ended = terminated(&[("a", "1"), ("b", "2")]);
         names.accept(&list(&[("a", "0-1"), ("b", "2")]), &ended);
         assert_eq!(find(&mut names, &list(&[("a", "0"), ("b", "2")]), &ended, true), None, "less is no gain");
-        assert_eq!(find(&mut names, &list(&[("a", "0-1,4"), ("b", "2")]), &ended, true), Some(vec!["b".into()]));
+        let gained = list(&[("a", "0-1,4"), ("b", "2")]);
+        assert_eq!(find(&mut names, &gained, &ended, true), Some(vec!["b".into()]));
         assert_eq!(*names.exclude_from(&ended), [name("b")].into());
-        let again = list(&[("a", "0-1,4"), ("b", "2")]);
-        assert_eq!(find(&mut names, &again, &ended, true), None, "it is known");
+        assert_eq!(find(&mut names, &gained, &ended, true), None, "it is known");
     }
 
     #[test]

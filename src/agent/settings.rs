@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::agent::observe::ConfigSources;
-use crate::agent::publish::ConflictPolicy;
+use crate::agent::observe::config_sources::ConfigSources;
+use crate::agent::publish::competing_managers::ConflictPolicy;
 use crate::machine::HostRoots;
 use crate::nrt::Form;
 use crate::pod_source::PodSources;

@@ -70,7 +70,10 @@ impl KubeletReader {
         }
         let usage = response.and_then(|response| match is_old {
             true => Ok((None, response)),
-            false => Ok((merged(self.merge.list.as_ref(), &response).map(decode_list).transpose()?, response)),
+            false => {
+                let merged = merged(self.merge.list.as_ref(), &response);
+                Ok((merged.map(decode_list).transpose()?, response))
+            }
         });
         self.record(&Request::List, start, &usage);
         match usage? {

@@ -76,7 +76,8 @@ impl ConfigReader {
     /// Returns true if the kubelet runs with it, as far as can be determined.
     pub(super) fn is_certain(&self) -> bool {
         // Overrides are certain.
-        self.known.is_some() && (!self.is_doubtful || self.sources.overrides.topology_manager_policy.is_some())
+        let is_overridden = self.sources.overrides.topology_manager_policy.is_some();
+        self.known.is_some() && (!self.is_doubtful || is_overridden)
     }
 
     /// Returns why it is unknown, if there is a reason.
@@ -279,9 +280,9 @@ mod tests {
         reader.received().await;
         let errors = reader.read(first, None, start);
         let [error] = &errors[..] else { panic!("{errors:?}") };
-        assert!(error.starts_with("cannot read the kubelet's configuration /nowhere/config.yaml: "), "{error}");
+        let files = "cannot read the kubelet's configuration /nowhere/config.yaml: ";
         let requested = "; requested from the kubelet instead, the kubelet at https://127.0.0.1:";
-        assert!(error.contains(requested), "{error}");
+        assert!(error.starts_with(files) && error.contains(requested), "{error}");
         assert!(error.ends_with("policies are left out and nothing is taken as reserved"), "{error}");
         assert!(reader.error().is_some_and(|reason| error.starts_with(reason)));
         assert!(!reader.is_requested(), "not so soon");

@@ -110,8 +110,8 @@ pub struct Scan {
     pub checkpoints: Option<Arc<Checkpoints>>,
     /// Errors of the checkpoints, one sentence each.
     pub checkpoint_errors: Vec<String>,
-    /// Whether the CPU Manager's checkpoint exists, which changes with admissions. The device manager's, which
-    /// is mounted with the device plugins' sockets, changes with devices only.
+    /// Whether the CPU Manager's checkpoint exists, which changes with admissions. The device manager's,
+    /// which is mounted with the device plugins' sockets, changes with devices only.
     pub has_cpu_checkpoint: bool,
     /// Terminated pods (namespace, name), as far as known.
     pub terminated: TerminalPods,

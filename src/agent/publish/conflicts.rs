@@ -135,8 +135,8 @@ impl PublishTask {
         match self.ownership.competing.react(author, is_fresh, now) {
             Reaction::TakeOver => {
                 let (fields, node) = (fields.join(", "), &self.writer.node);
-                let note =
-                    format!("{author} changed {fields} of the NodeResourceTopology {node}; it is overwritten");
+                let what = format!("{fields} of the NodeResourceTopology {node}");
+                let note = format!("{author} changed {what}; it is overwritten");
                 info!("{note}");
                 self.events.post(Reason::ObjectTakenOver, note);
                 let is_program = matches!(author, FieldManager::Program(_));

@@ -10,7 +10,8 @@ use crate::util::backoff::back_off;
 
 /// The delay from a pod's binding to the first List that may show it.
 const DELAY: Duration = Duration::from_millis(5);
-/// Maximum delay between the first scans: a kubelet admits a pod within 5 ms, or within 30 ms on a large node.
+/// Maximum delay between the first scans: a kubelet admits a pod within 5 ms, or within 30 ms on a large
+/// node.
 const FIRST_LIMIT: Duration = Duration::from_millis(10);
 /// The number of first scans. They end when the fingerprint is withheld for the pod.
 const FIRST_SCANS: u32 = 5;
@@ -44,7 +45,8 @@ impl BoundPods {
         self.scan_at = None;
     }
 
-    /// Sets the pods that the zones do not account for, and schedules a scan for them if the kubelet responds.
+    /// Sets the pods that the zones do not account for, and schedules a scan for them if the kubelet
+    /// responds.
     pub(super) fn update(&mut self, unaccounted: &[PodName], is_responding: bool, now: Instant) {
         let unaccounted: BTreeSet<PodName> = unaccounted.iter().cloned().collect();
         if !unaccounted.is_subset(&self.unaccounted) {

@@ -240,9 +240,9 @@ impl FingerprintGuard {
     /// Describes that a pod is not waited for any longer; `None` if nothing in the object waits for it.
     fn given_up(&self, (namespace, name): &PodName) -> Option<(Reason, String)> {
         let GateSettings { view, give_up_after, reserve, .. } = *self.gate.settings();
-        let what = format!(
-            "the kubelet has neither admitted nor rejected the pod {namespace}/{name} within {give_up_after:?}"
-        );
+        let pod = format!("{namespace}/{name}");
+        let what =
+            format!("the kubelet has neither admitted nor rejected the pod {pod} within {give_up_after:?}");
         let consequence = match view {
             FingerprintView::Scheduler => "the fingerprint is not withheld for it any longer",
             FingerprintView::Kubelet | FingerprintView::None if reserve => {

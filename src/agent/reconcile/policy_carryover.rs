@@ -46,8 +46,8 @@ impl PolicyCarryover {
         self.policies = live_object.policies();
     }
 
-    /// Returns the policies to publish in place of the configuration's. Waits if there would be none, and they
-    /// may be known soon.
+    /// Returns the policies to publish in place of the configuration's. Waits if there would be none, and
+    /// they may be known soon.
     pub(super) fn check(
         &mut self,
         config: &ConfigStatus,

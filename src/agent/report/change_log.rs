@@ -28,8 +28,8 @@ struct Footprint {
 }
 
 impl ChangeLog {
-    /// Returns one line per zone that differs from the last state, such as `node-1: cpu 6 -> 4 free (pod ns/a)`;
-    /// one summary line for the first state.
+    /// Returns one line per zone that differs from the last state, such as
+    /// `node-1: cpu 6 -> 4 free (pod ns/a)`; one summary line for the first state.
     pub(super) fn record(&mut self, now: &Publishable, usage: &Usage, machine: &Machine) -> Vec<String> {
         let footprints = Footprints::of(usage, machine);
         let lines = match &self.0 {
