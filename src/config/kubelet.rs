@@ -64,9 +64,9 @@ pub struct KubeletConfig {
     /// Policies and reservations are taken from it. It is read once per start of the kubelet, as the kubelet
     /// itself does, and used until it can be read again. Unknown keys and feature gates are ignored.
     ///
-    /// An object without policies tells the scheduler plugin that nothing is aligned on the node. So an agent
-    /// keeps the policies of an existing object until it can read others; after five minutes, the log and an
-    /// Event report that. If there are none, the first object waits for them for up to 30 s.
+    /// To the scheduler plugin, an object without policies means that nothing is aligned on the node. So an
+    /// agent keeps the policies of an existing object until it can read others; after five minutes, the log
+    /// and an Event report that. If there are none, the first object waits for them for up to 30 s.
     ///
     /// `file`: configuration file, drop-ins and flags, merged as by the kubelet. Its command line is found in
     /// `host.proc` if the kubelet is a process of its own, unlike in k3s; otherwise flags that override the

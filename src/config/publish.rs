@@ -33,7 +33,7 @@ pub struct Scan {
     /// How often the node is read if nothing happens, with a jitter of 10 %, and the kubelet's `/pods` if it
     /// is a source of pods; the latter less often if that takes more than a thousandth of a core.
     ///
-    /// Changes of the kubelet's state files, device plugins and pods are noticed at once; polls find the
+    /// Changes of the kubelet's checkpoints, device plugins and pods are detected at once; polls find the
     /// rest. A shorter interval costs more calls to the kubelet.
     pub poll: Period,
     /// A file whose creation, write or touch triggers a scan, such as by a hook of the container runtime.
@@ -54,7 +54,7 @@ pub struct Pods {
     ///
     /// `apiServer`: allocations and releases show within milliseconds, and on kubelets before 1.34, whose
     /// List includes pods that have ended, these count as ended (requires `get` of the Node). Without the
-    /// permission the log says so, and with `fingerprint.view: scheduler` the fingerprint is withheld.
+    /// permission a warning is logged, and with `fingerprint.view: scheduler` the fingerprint is withheld.
     ///
     /// `podsApi`: works while the API server is away, and needs no permission. It reports pods at their
     /// admission, too late for the scheduler's view and reservations.
@@ -66,7 +66,7 @@ pub struct Pods {
     /// more than a thousandth of a core. Before kubelet 1.34, pods that have ended keep their memory and
     /// devices until the next pod is admitted.
     ///
-    /// While a source fails, its last known pods are used, and the log says so.
+    /// While a source fails, its last known pods are used, and a warning is logged.
     pub source: PodSource,
 }
 
@@ -117,7 +117,7 @@ pub struct Publish {
     /// overwritten once. A writer that changes the object again after that is reported in the log, in an
     /// Event (`CompetingPublisher`) and in the count of foreign writes. With `report` its changes stay until
     /// the node changes; after an hour without a change by it, the object is taken over. With `overwrite`,
-    /// each is overwritten after 0.2 to 10 s, for ever.
+    /// each is overwritten after 0.2 to 10 s, as long as it is made.
     pub conflicts: ConflictPolicy,
     /// Post Kubernetes Events about the Node for conditions that need an operator, at most ten per hour.
     /// Requires `create` of `events` (`events.k8s.io`) in the namespace `default`.

@@ -32,7 +32,7 @@ pub struct Metrics {
     /// `clientCaFile` to require certificates that it signed from clients. Default: plain HTTP
     ///
     /// Changed files are read again, so renewed certificates need no restart; if they do not work, the old
-    /// ones stay in use, and the log says so. TLS 1.2 and 1.3.
+    /// ones stay in use, and a warning is logged. TLS 1.2 and 1.3.
     pub tls: Option<TlsFiles>,
 }
 
@@ -56,7 +56,7 @@ pub struct Health {
     /// Where `/livez`, `/readyz` and `/startupz` are served (plain HTTP): an IP address with a port, `:9743`
     /// for all addresses, or `none`.
     ///
-    /// Each answers 200, or 503 with one sentence per reason. `livez`: the loop runs, and the kubelet's
+    /// Each returns 200, or 503 with one sentence per reason. `livez`: the loop runs, and the kubelet's
     /// configuration file was not replaced under its mount. `readyz`: the node was read and its object
     /// written recently. `startupz`: the object was written once. A kubelet probes the pod's address and not
     /// loopback, so set `:9743` in a pod. Health and metrics may share an address, unless metrics have TLS.
