@@ -36,7 +36,7 @@ use report::Report;
 use running::{Counts, Running};
 use support::chart::{self, Chart, RIGHTS};
 use support::node::Fate;
-use support::prober::{Heard, Prober, Questions};
+use support::prober::{Prober, Requests, Response};
 use support::{Cluster, Needs, Parts, RealNode, pod};
 use variants::{VARIANTS, Variant};
 use zones::{Zones, right_since};
@@ -238,7 +238,7 @@ impl<'a> Bench<'a> {
 
         let (mut agent, _) = self.start(&container).await?;
         let result = self.changes(index, &mut agent, &mut figures).await;
-        result.with_context(|| format!("the agent's last words:\n{}", agent.last_words()))?;
+        result.with_context(|| format!("the agent's last words:\n{}", agent.log_tail()))?;
         if index == 0 {
             figures.sigterm_seconds = Some(rounded(self.frozen(agent).await?.as_secs_f64()));
         }
@@ -255,7 +255,7 @@ impl<'a> Bench<'a> {
             if let Some(at) = self.events.first_write() {
                 break at;
             }
-            ensure!(start.elapsed() < PATIENCE, "no object appeared: {}", agent.last_words());
+            ensure!(start.elapsed() < PATIENCE, "no object appeared: {}", agent.log_tail());
             tokio::time::sleep(Duration::from_millis(1)).await;
         };
         Ok((agent, first.duration_since(start)))
@@ -359,10 +359,10 @@ impl<'a> Bench<'a> {
         self.pause().await;
         self.events.forget();
         let asked = Instant::now();
-        self.node.ask_to_delete(name).await?;
+        self.node.request_deletion(name).await?;
         self.settled(agent, |zones| zones == before).await?;
         let object = self.right_since()?;
-        self.node.is_gone(name).await?;
+        self.node.wait_until_gone(name).await?;
         Ok(object.saturating_duration_since(asked))
     }
 
@@ -374,20 +374,22 @@ impl<'a> Bench<'a> {
         name: &str,
         before: &Zones,
     ) -> Result<Duration> {
-        let prober = Prober::start(self.node.socket(), Questions::Lists, PROBE)?;
-        let has = |heard: &Heard| matches!(heard, Heard::Pods(pods) if pods.contains_key(name));
+        let prober = Prober::start(self.node.socket(), Requests::Lists, PROBE)?;
+        let has = |response: &Response| matches!(response, Response::Pods(pods) if pods.contains_key(name));
         let start = Instant::now();
-        while !prober.answers().iter().any(|answer| has(&answer.heard)) {
+        while !prober.responses().iter().any(|recorded| has(&recorded.response)) {
             ensure!(start.elapsed() < PATIENCE, "no List has the pod");
             tokio::time::sleep(PROBE).await;
         }
         self.release(agent, name, before).await?;
-        let answers = prober.answers();
-        let without = |heard: &Heard| matches!(heard, Heard::Pods(pods) if !pods.contains_key(name));
-        let last = answers.iter().rposition(|answer| has(&answer.heard)).context("no List has the pod")?;
-        let gone = answers[last..].iter().find(|answer| without(&answer.heard));
+        let responses = prober.responses();
+        let without =
+            |response: &Response| matches!(response, Response::Pods(pods) if !pods.contains_key(name));
+        let last = responses.iter().rposition(|recorded| has(&recorded.response));
+        let last = last.context("no List has the pod")?;
+        let gone = responses[last..].iter().find(|recorded| without(&recorded.response));
         let gone = gone.context("the pod never left the List")?;
-        Ok(self.right_since()?.saturating_duration_since(gone.last_other.unwrap_or(gone.asked)))
+        Ok(self.right_since()?.saturating_duration_since(gone.last_other.unwrap_or(gone.sent)))
     }
 
     async fn idle(&mut self, index: usize, agent: &Running, figures: &mut Figures) -> Result<[Counts; 2]> {

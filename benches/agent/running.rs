@@ -46,8 +46,8 @@ impl Running {
         self.process.still_runs()
     }
 
-    pub(crate) fn last_words(&self) -> String {
-        self.process.last_words()
+    pub(crate) fn log_tail(&self) -> String {
+        self.process.log_tail()
     }
 
     pub(crate) fn signal(&self, name: &str) -> Result<()> {

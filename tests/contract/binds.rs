@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use crate::events::{Event, Events, phase};
 use crate::percentiles;
-use crate::support::fingerprint::{HELD, published};
-use crate::support::nrt::Seen;
-use crate::support::prober::{Has, Heard, Prober, Questions};
+use crate::support::fingerprint::{WITHHELD, published};
+use crate::support::nrt::ObjectVersion;
+use crate::support::prober::{Allocated, Prober, Requests, Response};
 use crate::support::{RealNode, pod};
 
 /// Interval between probes; below the kubelet's limit for all clients, 100 per second.
@@ -27,7 +27,7 @@ pub(crate) struct Binds {
     watched: Vec<Duration>,
     listed: Vec<Duration>,
     /// Until the List shows its CPUs.
-    given: Vec<Duration>,
+    allocated: Vec<Duration>,
     running: Vec<Duration>,
     /// Until the zones account for the pod or the fingerprint is withheld: the end of the window in which the plugin
     /// may overcommit the node.
@@ -53,7 +53,7 @@ pub(crate) async fn measure(node: &RealNode, random: &mut Rng, count: usize) -> 
     let mut sources = Sources {
         pods: Events::of_pods(&node.client(), Some(node.name())).await?,
         object: Events::of_object(&node.client(), node.name()).await?,
-        prober: Prober::start(node.socket(), Questions::Lists, PROBE)?,
+        prober: Prober::start(node.socket(), Requests::Lists, PROBE)?,
     };
     for number in 0..count {
         let name = format!("bound-{number}");
@@ -70,7 +70,7 @@ impl Binds {
         let api = Api::<Pod>::default_namespaced(node.client());
         let unbound = pod(name).cpus(1).memory("64Mi").scheduled_by("nobody")?;
         api.create(&PostParams::default(), &unbound).await?;
-        sources.prober.forget();
+        sources.prober.clear();
         while sources.object.waiting().is_some() {}
 
         let bind = json!({
@@ -110,9 +110,9 @@ impl Binds {
             let next = tokio::time::timeout(Duration::from_millis(500), events.next()).await;
             let Ok(next) = next else { break };
             let Event { at, object, .. } = next?;
-            let seen = Seen::of(&object)?;
+            let seen = ObjectVersion::of(&object)?;
             let free: u64 = seen.zones.values().map(|zone| zone["cpu"].available).sum();
-            let held = published(&seen) == Some(HELD);
+            let held = published(&seen) == Some(WITHHELD);
             if told.is_none() && (held || free == 13) {
                 told = Some(at);
                 self.at_once += usize::from(!held);
@@ -129,17 +129,18 @@ impl Binds {
     }
 
     fn lists(&mut self, prober: &Prober, name: &str, sent: Instant) -> Result<()> {
-        let has = |heard: &Heard| -> Option<Has> {
-            let Heard::Pods(pods) = heard else { return None };
+        let has = |response: &Response| -> Option<Allocated> {
+            let Response::Pods(pods) = response else { return None };
             pods.get(name).cloned()
         };
-        let answers = prober.answers();
-        let listed = answers.iter().find(|answer| has(&answer.heard).is_some());
+        let responses = prober.responses();
+        let listed = responses.iter().find(|recorded| has(&recorded.response).is_some());
         let listed = listed.context("it was never listed")?;
-        let given = answers.iter().find(|answer| has(&answer.heard).is_some_and(|has| !has.cpus.is_empty()));
-        self.listed.push(listed.at - sent);
-        self.given.push(given.context("it was never allocated CPUs")?.at - sent);
-        self.empty += usize::from(has(&listed.heard).is_some_and(|has| has.cpus.is_empty()));
+        let has_cpus = |response: &Response| has(response).is_some_and(|has| !has.cpus.is_empty());
+        let allocated = responses.iter().find(|recorded| has_cpus(&recorded.response));
+        self.listed.push(listed.received - sent);
+        self.allocated.push(allocated.context("it was never allocated CPUs")?.received - sent);
+        self.empty += usize::from(!has_cpus(&listed.response));
         Ok(())
     }
 
@@ -148,7 +149,7 @@ impl Binds {
             ("the API server responds to the request", &mut self.answered),
             ("a watch of the node's pods delivers the bound pod", &mut self.watched),
             ("the kubelet's List names it", &mut self.listed),
-            ("the List shows its CPUs", &mut self.given),
+            ("the List shows its CPUs", &mut self.allocated),
             ("its status Running reaches a watch", &mut self.running),
             ("the object accounts for the pod, or its fingerprint is withheld", &mut self.told),
             ("the object accounts for the pod, and its fingerprint matches the plugin's", &mut self.agreed),

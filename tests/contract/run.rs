@@ -80,7 +80,7 @@ impl Run {
             node.run(pod("completed").cpus(1).memory("64Mi")).await?;
             node.finish("completed", 0).await?;
             node.submit(&pod("unpullable").cpus(1).memory("64Mi").unpullable()).await?;
-            node.says("unpullable", "ErrImageNeverPull").await?;
+            node.wait_for_status("unpullable", "ErrImageNeverPull").await?;
         }
         let mut exporter = self.exporter.start(&self.binary, &cluster, &node, self.row.settings()).await?;
         let mut controller =

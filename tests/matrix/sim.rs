@@ -1,7 +1,7 @@
 //! Cells on simulated kubelets: every described machine with every age and set of policies.
 
 use anyhow::{Context, Result};
-use numacast::sim::kubelet::Age;
+use numacast::sim::kubelet::KubeletVersion;
 
 use crate::cell::{Cell, Half, Outcome, Policies};
 use crate::sim_walk;
@@ -31,7 +31,7 @@ pub(crate) fn cells() -> Result<Vec<Cell>> {
 }
 
 /// Converts `V1_34` to `1.34`.
-fn version(age: Age) -> String {
+fn version(age: KubeletVersion) -> String {
     format!("{age:?}").trim_start_matches('V').replace('_', ".")
 }
 
@@ -58,7 +58,7 @@ fn walk(cell: &Cell, steps: usize, seed: u64) -> Result<Result<sim_walk::Outcome
         machines.iter().find(|(name, _)| *name == cell.machine).context("no such machine")?;
     let mut variants = sim_walk::variants().into_iter();
     let wanted = cell.policies.context("a simulated cell without policies")?;
-    let is_wanted = |(age, policies): &(Age, sim_walk::Policies)| {
+    let is_wanted = |(age, policies): &(KubeletVersion, sim_walk::Policies)| {
         version(*age) == cell.version && policies.topology == wanted.topology && policies.cpus == wanted.cpu
     };
     let (age, policies) = variants.find(is_wanted).context("no such variant")?;

@@ -143,7 +143,7 @@ async fn main() -> Result<ExitCode> {
     writeln!(out, "{} clients for {} s, {} pods\n\n{HEAD}", options.clients, options.seconds, options.pods)?;
 
     let mut best = f64::INFINITY;
-    for place in [Place::Alone, Place::Agent] {
+    for place in [Place::Standalone, Place::Agent] {
         let small = Load { what: "", pad: 0, more: &[] };
         let figures = small.run(&options, &clients, &node, place, &mut out).await?;
         best = best.min(figures.accepted_per_second);
@@ -154,7 +154,7 @@ async fn main() -> Result<ExitCode> {
         ensure!(figures.bytes >= options.large, "large responses have {} bytes", figures.bytes);
     }
     let mixed = Load { what: ", every tenth a Get", pad: 0, more: &["--mix", "get:default/pod-0:10"] };
-    mixed.run(&options, &clients, &node, Place::Alone, &mut out).await?;
+    mixed.run(&options, &clients, &node, Place::Standalone, &mut out).await?;
     let alone = load(&options, &clients, &node.socket(), &[]).await?;
     writeln!(out, "{}", alone.row("the kubelet itself", ""))?;
     writeln!(out, "its errors: {:?}, {:?}\n", alone.codes, alone.texts)?;
@@ -221,7 +221,7 @@ fn time(process: u32) -> Result<f64> {
 
 fn name(place: Place) -> &'static str {
     match place {
-        Place::Alone => "`numacast proxy`",
+        Place::Standalone => "`numacast proxy`",
         Place::Agent => "the agent with the proxy",
     }
 }
@@ -306,7 +306,7 @@ async fn merges(proxy: &Proxy, clients: &Clients, options: &Options) -> Result<(
         Ok(())
     })
     .await
-    .with_context(|| proxy.last_words())
+    .with_context(|| proxy.log_tail())
 }
 
 /// Returns the maximum number of calls within any second.

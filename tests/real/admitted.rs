@@ -104,12 +104,12 @@ async fn published(
         }
         Ok(object)
     });
-    object.await.with_context(|| process.last_words())
+    object.await.with_context(|| process.log_tail())
 }
 
 #[tokio::test]
 async fn the_object_of_every_machine_is_admitted() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let admin = cluster.client();
     // Nine zones, of which seven are fillers.

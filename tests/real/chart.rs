@@ -244,7 +244,7 @@ fn published(operator: &Operator, dir: &Path, name: &str) -> Result<()> {
 
 #[tokio::test]
 async fn it_comes_is_upgraded_and_goes_for_every_values_file() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let client = cluster.client();
     let operator = Operator::of(&parts, &cluster);
@@ -284,7 +284,7 @@ fn template(agents: &DaemonSet) -> Result<&PodTemplateSpec> {
 
 #[tokio::test]
 async fn a_crd_of_somebody_else_is_left_alone() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let operator = Operator::of(&parts, &cluster);
     let crds = Api::<Crd>::all(cluster.client());
@@ -324,7 +324,7 @@ async fn a_crd_of_somebody_else_is_left_alone() -> Result<()> {
 
 #[tokio::test]
 async fn the_notes_warn_of_what_stands_in_the_way() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let client = cluster.client();
     let operator = Operator::of(&parts, &cluster);
@@ -396,7 +396,7 @@ async fn the_notes_warn_of_what_stands_in_the_way() -> Result<()> {
 /// `restricted`.
 #[tokio::test]
 async fn pods_are_admitted_where_the_documents_say() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let client = cluster.client();
     let operator = Operator::of(&parts, &cluster);

@@ -213,7 +213,7 @@ async fn the_first_object_waits_for_its_policies() -> Result<()> {
     let cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on(NODE)?.kubelet("authorization", authorization()).start(&cluster).await?;
     let kubeconfig = service_account(&parts, &cluster, false).await?;
-    node.act_as(kubeconfig);
+    node.set_agent_kubeconfig(kubeconfig);
     let words = https(&node)?;
     let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
     words.push("--set=fingerprint.view=none");
@@ -228,7 +228,7 @@ async fn the_first_object_waits_for_its_policies() -> Result<()> {
     .await?;
     ensure!(nrt::read(&node.client(), node.name()).await.is_err(), "it did not wait");
     grant(&parts, &cluster, true).await?;
-    agent.tells_the_truth(&node).await?;
+    agent.matches_oracle(&node).await?;
     // On a slow machine the object may have been published without policies after 30 s.
     until("the policies are there", async || {
         ensure!(attribute(&node, "topologyManagerPolicy").await? == "best-effort");
@@ -243,7 +243,7 @@ async fn a_file_that_changes_is_not_true_before_the_kubelet_starts_again() -> Re
     let cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on(NODE)?.start(&cluster).await?;
     let mut agent = Agent::start(&node, &["--poll", "200ms", "--log-level", "debug"])?;
-    agent.tells_the_truth(&node).await?;
+    agent.matches_oracle(&node).await?;
     ensure!(attribute(&node, "topologyManagerPolicy").await? == "best-effort");
 
     let file = node.kubelet_dir().join("config.yaml");
@@ -263,7 +263,7 @@ async fn a_file_that_changes_is_not_true_before_the_kubelet_starts_again() -> Re
     })
     .await?;
     node.run(pod("a").cpus(2).memory("1Gi")).await?;
-    agent.tells_the_truth(&node).await?;
+    agent.matches_oracle(&node).await?;
     ensure!(
         attribute(&node, "topologyManagerPolicy").await? == "best-effort",
         "the kubelet has not read it yet"
@@ -281,7 +281,7 @@ async fn a_file_that_changes_is_not_true_before_the_kubelet_starts_again() -> Re
     })
     .await?;
     node.delete("a").await?;
-    agent.tells_the_truth(&node).await?;
+    agent.matches_oracle(&node).await?;
     ensure!(attribute(&node, "topologyManagerPolicy").await? == "best-effort", "the agent believes the file");
 
     node.restart_kubelet(Stop::Term).await?;
@@ -292,5 +292,5 @@ async fn a_file_that_changes_is_not_true_before_the_kubelet_starts_again() -> Re
         Ok(())
     })
     .await?;
-    agent.tells_the_truth(&node).await
+    agent.matches_oracle(&node).await
 }

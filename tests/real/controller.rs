@@ -83,7 +83,7 @@ impl Controller {
             Ok(())
         })
         .await
-        .with_context(|| self.process.last_words())
+        .with_context(|| self.process.log_tail())
     }
 
     /// Waits until `count` more passes over all objects were made.
@@ -158,7 +158,7 @@ async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()>
         Ok(())
     })
     .await
-    .with_context(|| controller.process.last_words())?;
+    .with_context(|| controller.process.log_tail())?;
     let expected: BTreeSet<String> = all.iter().chain(&stay).cloned().collect();
     same(&fleet.object_names().await?, &expected)?;
 
@@ -322,14 +322,14 @@ async fn what_has_to_stay_keeps_nothing_else() -> Result<()> {
     let stay: BTreeSet<String> = all.iter().chain(&racks).chain([&refused, &held]).cloned().collect();
     until("the one that may go is gone", async || same(&fleet.object_names().await?, &stay))
         .await
-        .with_context(|| controller.process.last_words())?;
+        .with_context(|| controller.process.log_tail())?;
     controller.passes(3).await?;
     same(&fleet.object_names().await?, &stay)?;
     ensure!(controller.metric("numacast_garbage_held_back").await? == 0.0);
     let deleted = controller.metric("numacast_garbage_deleted_total").await?;
     ensure!(deleted == 2.0, "{deleted}: what the finalizer holds was deleted once");
     ensure!(objects.get_metadata(&held).await?.metadata.deletion_timestamp.is_some());
-    let words = controller.process.last_words();
+    let words = controller.process.log_tail();
     let sentence = "objects of Nodes that are gone cannot be deleted (a-refused): the API server refused";
     ensure!(words.matches(sentence).count() == 1 && words.contains("it stays"), "{words}");
     Ok(())
@@ -348,12 +348,12 @@ async fn a_dry_run_says_what_would_go() -> Result<()> {
     controller.shows("numacast_garbage_objects", 1.0).await?;
     let sentence = "dry run: the object worker-00002 would be deleted, its Node is gone";
     until("it says so", async || {
-        ensure!(controller.process.last_words().contains(sentence), "{}", controller.process.last_words());
+        ensure!(controller.process.log_tail().contains(sentence), "{}", controller.process.log_tail());
         Ok(())
     })
     .await?;
     controller.passes(2).await?;
-    ensure!(controller.process.last_words().matches(sentence).count() == 1, "said once");
+    ensure!(controller.process.log_tail().matches(sentence).count() == 1, "said once");
     same(&fleet.object_names().await?, &set(&all))
 }
 
@@ -602,13 +602,13 @@ async fn a_purge_removes_what_we_wrote_when_the_agents_are_gone() -> Result<()> 
         Ok(())
     })
     .await
-    .with_context(|| purge.last_words())?;
+    .with_context(|| purge.log_tail())?;
     ensure!(fleet.namespaced::<Pod>().get_opt("agent-worker-00000").await?.is_some());
     ensure!(fleet.object_names().await?.len() == 621);
     purge.still_runs()?;
     // As garbage collection and the kubelet would.
     fleet.delete_agent(&all[0]).await?;
-    let status = tokio::task::spawn_blocking(move || (purge.wait(), purge.last_words())).await?;
+    let status = tokio::task::spawn_blocking(move || (purge.wait(), purge.log_tail())).await?;
     ensure!(status.0?.success(), "{}", status.1);
     ensure!(status.1.contains("the agents' DaemonSet and 620 objects removed"), "{}", status.1);
     same(&fleet.object_names().await?, &set(&["theirs".to_owned()]))?;

@@ -21,7 +21,7 @@ const FEW: [Fault; 8] = [
 
 #[tokio::test]
 async fn the_object_is_true_after_each_fault_and_never_promises_too_much() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = given.unwrap_or_else(|| fastrand::u64(..));
     // To stderr directly, since the test harness captures the output of passing tests.

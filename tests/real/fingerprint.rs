@@ -12,7 +12,7 @@ use numacast::sim::machine::Device;
 use serde_json::{Value, json};
 
 use crate::support::agent::Agent;
-use crate::support::fingerprint::{Counting, HELD, Upstream, attribute, published, said_of};
+use crate::support::fingerprint::{Counting, WITHHELD, Upstream, attribute, published, output_of};
 use crate::support::parts::fetched;
 use crate::support::pods::PodSpec;
 use crate::support::wait::until;
@@ -79,7 +79,7 @@ impl Bench {
             Ok(expected.pods)
         })
         .await?;
-        self.agent.tells_the_truth(node).await.with_context(|| when.to_owned())?;
+        self.agent.matches_oracle(node).await.with_context(|| when.to_owned())?;
         Ok(pods.into_iter().map(|name| name.trim_start_matches("default/").to_owned()).collect())
     }
 
@@ -94,7 +94,7 @@ impl Bench {
     async fn is_held(&self, when: &str) -> Result<()> {
         until(&format!("the object is held: {when}"), async || {
             let object = nrt::read(&self.node.client(), self.node.name()).await?;
-            ensure!(published(&object) == Some(HELD), "it says {:?}", published(&object));
+            ensure!(published(&object) == Some(WITHHELD), "it says {:?}", published(&object));
             Ok(())
         })
         .await
@@ -120,7 +120,7 @@ fn agent(node: &RealNode, Counting { informer, method, plugin }: Counting) -> Re
 
 #[tokio::test]
 async fn the_fingerprint_is_upstreams_in_every_state_of_a_pod() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let mut bench = Bench::start(&parts).await?;
     ensure!(bench.agrees("no pod at all").await?.is_empty());
 
@@ -136,13 +136,13 @@ async fn the_fingerprint_is_upstreams_in_every_state_of_a_pod() -> Result<()> {
     // A device without NUMA affinity, which is in no zone.
     let far = Device { id: "far-0".to_owned(), numa: Vec::new(), unhealthy: false };
     bench.node.set_devices(FAR, &[far])?;
-    bench.node.kubelet_is_ready().await?;
+    bench.node.wait_until_ready().await?;
     bench.node.run(pod("far").burstable().millicpus(100).memory("64Mi").device(FAR, 1)).await?;
     let running = ["best-effort", "burstable", "far", "fraction", "helped", "none", "spelled", "whole"];
     ensure!(bench.agrees("all run").await? == running);
 
     bench.node.submit(&pod("unpullable").cpus(1).memory("64Mi").unpullable()).await?;
-    bench.node.says("unpullable", "ErrImageNeverPull").await?;
+    bench.node.wait_for_status("unpullable", "ErrImageNeverPull").await?;
     ensure!(bench.agrees("a pod is admitted and cannot start").await? == running);
 
     bench.node.run(pod("completed").cpus(1).memory("64Mi")).await?;
@@ -159,8 +159,8 @@ async fn the_fingerprint_is_upstreams_in_every_state_of_a_pod() -> Result<()> {
     bench.agrees("a static pod runs").await?;
 
     bench.node.run(pod("finalized").cpus(1).memory("64Mi").finalizer("example.com/keeps")).await?;
-    bench.node.ask_to_delete("finalized").await?;
-    bench.node.says("finalized", "\"terminated\"").await?;
+    bench.node.request_deletion("finalized").await?;
+    bench.node.wait_for_status("finalized", "\"terminated\"").await?;
     bench.agrees("a finalizer keeps a pod that was deleted").await?;
 
     bench.node.run(pod("forced").cpus(1).memory("64Mi")).await?;
@@ -197,18 +197,18 @@ async fn the_fingerprint_is_upstreams_in_every_state_of_a_pod() -> Result<()> {
         bench.node.delete(gone).await?;
         bench.agrees(&format!("{gone} was deleted")).await?;
     }
-    bench.node.drop_finalizers("finalized").await?;
-    bench.node.is_gone("finalized").await?;
+    bench.node.remove_finalizers("finalized").await?;
+    bench.node.wait_until_gone("finalized").await?;
     bench.agrees("the finalizer is gone").await?;
     std::fs::remove_file(bench.cluster.dir().join("manifests/static.yaml"))?;
-    bench.node.is_gone("static-two-by-eight").await?;
+    bench.node.wait_until_gone("static-two-by-eight").await?;
     bench.agrees("the static pod is gone").await?;
     Ok(())
 }
 
 #[tokio::test]
 async fn the_object_agrees_with_nothing_while_a_bound_pod_is_not_accounted() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let mut bench = Bench::start(&parts).await?;
     bench.node.run(pod("first").cpus(2).memory("64Mi")).await?;
     bench.agrees("one pod runs").await?;
@@ -253,7 +253,7 @@ async fn the_object_agrees_with_nothing_while_a_bound_pod_is_not_accounted() -> 
 
 #[tokio::test]
 async fn nobody_agrees_in_the_name_of_an_agent_that_is_away() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let mut bench = Bench::start(&parts).await?;
     bench.node.run(pod("first").cpus(2).memory("64Mi")).await?;
     bench.agrees("one pod runs").await?;
@@ -281,14 +281,14 @@ async fn nobody_agrees_in_the_name_of_an_agent_that_is_away() -> Result<()> {
 /// available.
 async fn nothing_agreed_with_more(observer: &Observer, bound: u64, free: u64) -> Result<()> {
     let mut told = Vec::new();
-    for seen in observer.everything_so_far().await? {
+    for seen in observer.versions().await? {
         let has: u64 = seen.zones.values().map(|zone| zone["cpu"].available).sum();
         let fingerprint = published(&seen).unwrap_or("nothing").to_owned();
         told.push((seen.version.parse::<u64>()?, fingerprint, has));
     }
     told.retain(|(version, ..)| *version > bound);
-    ensure!(told.iter().any(|(_, fingerprint, _)| fingerprint == HELD), "no version was held: {told:?}");
-    let wrong = told.iter().find(|(_, fingerprint, has)| fingerprint != HELD && *has > free);
+    ensure!(told.iter().any(|(_, fingerprint, _)| fingerprint == WITHHELD), "no version was held: {told:?}");
+    let wrong = told.iter().find(|(_, fingerprint, has)| fingerprint != WITHHELD && *has > free);
     ensure!(wrong.is_none(), "a version agrees with more than {free} CPUs free: {wrong:?}, of {told:?}");
     Ok(())
 }
@@ -368,7 +368,7 @@ fn made_up_pods_count_as_the_plugin_counts_them() -> Result<()> {
     let program = dir.join("exclusive");
     let zones = LISTED.join(",");
     for (release, arguments) in [(PluginRelease::V0_34, &[][..]), (PluginRelease::V0_35, &[zones.as_str()])] {
-        let theirs: Vec<bool> = serde_json::from_value(said_of(&program, arguments, &pods)?)?;
+        let theirs: Vec<bool> = serde_json::from_value(output_of(&program, arguments, &pods)?)?;
         let many = theirs.iter().filter(|exclusive| **exclusive).count();
         ensure!(many > 400 && many < 3600, "{release:?}: {many} are exclusive");
         let mut pairs = ours(release)?.into_iter().zip(theirs).zip(&pods);

@@ -13,7 +13,7 @@ const NIC: &str = "example.com/nic";
 
 #[tokio::test]
 async fn the_oracle_follows_a_real_kubelet() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
 
@@ -56,7 +56,7 @@ async fn the_oracle_follows_a_real_kubelet() -> Result<()> {
 
 #[tokio::test]
 async fn the_oracle_sums_what_a_pod_has_from_two_nodes() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let node = RealNode::on("two-by-eight")?.start(&cluster).await?;
     let at_first = free(&oracle::expected(&node).await?, "memory")?;
@@ -74,7 +74,7 @@ async fn the_oracle_sums_what_a_pod_has_from_two_nodes() -> Result<()> {
 
 #[tokio::test]
 async fn the_oracle_counts_what_init_containers_keep() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
     let at_first = free_of(&node).await?;

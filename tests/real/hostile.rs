@@ -198,7 +198,7 @@ impl World {
 
 #[tokio::test]
 async fn hostile_pods_take_neither_the_agent_nor_the_pods_of_others() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let mut world = World::start(&parts).await?;
     let read = async || nrt::read(&world.cluster.client(), "worker").await;
     let before = until("the object is there", read).await?.zones;

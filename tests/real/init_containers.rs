@@ -107,7 +107,7 @@ fn devices(amounts: &Amounts) -> u64 {
 }
 
 async fn walk(policy: &str, scope: &str) -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = given.unwrap_or_else(|| fastrand::u64(..));
     let _ = writeln!(std::io::stderr(), "init containers, {policy}, {scope}: NUMACAST_SEED={seed}");
@@ -164,7 +164,7 @@ async fn agreed(node: &RealNode, agent: &mut Agent, upstream: &Upstream) -> Resu
         let expected = upstream.expects(COUNTING, &node.pods().await?, &object)?;
         ensure!(published(&object) == Some(&expected.fingerprint), "it does not agree");
         let truth = oracle::expected(node).await?;
-        let beyond = truth.promises_beyond(&object.zones);
+        let beyond = truth.overstated(&object.zones);
         ensure!(beyond.is_empty(), "it promises too much: {}", beyond.join(", "));
         Ok((object.zones, truth.into_zones()))
     })

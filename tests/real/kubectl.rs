@@ -14,7 +14,7 @@ use crate::support::{Needs, Parts};
 
 #[tokio::test]
 async fn kubectl_reads_the_embedded_api_server() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let server = ApiServer::start_anywhere(0).await?;
     server.add_node("worker")?;
     let node = SimNode::start();

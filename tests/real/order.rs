@@ -93,7 +93,7 @@ async fn restart(
         Away::DirectoryLost => node.recreate_pod_resources_dir()?,
         Away::PodsChange => {
             gone.insert("old-0".to_owned());
-            node.ask_to_delete("old-0").await?;
+            node.request_deletion("old-0").await?;
             node.submit(&pod("new").cpus(2).memory("1Gi").device("example.com/nic", 1)).await?;
         }
         Away::ApiServerDead => cluster.kill_api_server()?,
@@ -116,7 +116,7 @@ async fn restart(
         Away::ApiServerFrozen => cluster.signal_api_server("CONT")?,
         _ => {}
     }
-    node.kubelet_is_ready().await?;
+    node.wait_until_ready().await?;
     let rest: BTreeSet<&String> = before.0.keys().filter(|name| !gone.contains(*name)).collect();
     until("every pod that stays is listed again", async || {
         let story = Story::of(&prober.answers(), start);
@@ -143,7 +143,7 @@ async fn restart(
         ensure!(alone, "the static pod was never listed alone");
     }
     for name in &gone {
-        node.is_gone(name).await?;
+        node.wait_until_gone(name).await?;
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use numacast::kubelet::{CheckpointPaths, read_checkpoints};
 
 use crate::support::agent::Agent;
-use crate::support::nrt::{self, Seen};
+use crate::support::nrt::{self, ObjectVersion};
 use crate::support::pods::pod;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, RealNode};
@@ -26,7 +26,7 @@ async fn a_pod_whose_containers_are_placed_one_by_one_holds_what_they_have() -> 
 /// Checks what a pod with one exclusive container and one that shares the rest is allocated, and how many
 /// pod-level CPUs the CPU Manager's checkpoint has for it.
 async fn holds(scope: &str, (cpus, memory): (u64, u64), written: Option<usize>) -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let node = RealNode::on("two-by-eight")?
         .kubelet("topologyManagerPolicy", "single-numa-node".into())
@@ -63,6 +63,6 @@ async fn available_is(node: &RealNode, expected: Option<(u64, u64)>) -> Result<(
     .await
 }
 
-fn sum(seen: &Seen, resource: &str) -> u64 {
+fn sum(seen: &ObjectVersion, resource: &str) -> u64 {
     seen.zones.values().filter_map(|zone| zone.get(resource)).map(|figures| figures.available).sum()
 }

@@ -16,7 +16,7 @@ use crate::support::podresources::{
 };
 use crate::support::pods::PodSpec;
 use crate::support::proxy::{Place, Proxy};
-use crate::support::wait::{Hopeless, until};
+use crate::support::wait::{Fatal, until};
 use crate::support::{Cluster, Needs, Parts, RealNode, nrt, oracle, pod};
 
 const NIC: &str = "example.com/nic";
@@ -231,11 +231,11 @@ impl World {
             let found = held_of(&usage);
             let missing: Vec<_> = right.iter().filter(|one| !found.contains(one)).collect();
             // Waiting cannot fix this.
-            ensure!(missing.is_empty(), Hopeless(format!("{name} is there without {missing:?}: {found:?}")));
+            ensure!(missing.is_empty(), Fatal(format!("{name} is there without {missing:?}: {found:?}")));
             Ok(())
         })
         .await
-        .with_context(|| self.proxy.last_words())?;
+        .with_context(|| self.proxy.log_tail())?;
         self.node.fate_of(spec.name()).await?;
         Ok(())
     }
@@ -397,7 +397,7 @@ async fn merges_what_is_annotated_and_nothing_else(place: Place) -> Result<()> {
 
 #[tokio::test]
 async fn the_proxy_merges_what_is_annotated_and_nothing_else() -> Result<()> {
-    merges_what_is_annotated_and_nothing_else(Place::Alone).await
+    merges_what_is_annotated_and_nothing_else(Place::Standalone).await
 }
 
 #[tokio::test]
@@ -504,7 +504,7 @@ const EVERYTHING: [&str; 3] = [
 async fn everything_that_is_off_by_default_is_right_when_it_is_on() -> Result<()> {
     let Some(parts) = Parts::with_clients(Needs::Kubelet)? else { return Ok(()) };
     let vendor = json!({"node.koordinator.sh/gpu-vendor": "huawei"});
-    let mut world = World::start_with(&parts, Place::Alone, &EVERYTHING, vendor, accelerators()).await?;
+    let mut world = World::start_with(&parts, Place::Standalone, &EVERYTHING, vendor, accelerators()).await?;
     let (specs, mut right) = by_every_setting();
     for spec in &specs {
         let name = format!("default/{}", spec.name());
@@ -529,7 +529,7 @@ async fn everything_that_is_off_by_default_is_right_when_it_is_on() -> Result<()
     world.proxy.kill()?;
     let upstream = format!("kubelet.socket={}", world.recorder.socket().display());
     let settings = [&[upstream.as_str()][..], &EVERYTHING].concat();
-    world.proxy = Proxy::start(&world.node, Place::Alone, &settings).await?;
+    world.proxy = Proxy::start(&world.node, Place::Standalone, &settings).await?;
     world.is_refused(&right).await?;
     world.cluster.restart_api_server().await?;
     until("it is answered again", async || world.is_right_or_refused(&right).await).await?;
@@ -571,7 +571,7 @@ impl World {
     /// Waits until requests are rejected. Responses before that are complete.
     async fn is_refused(&self, right: &Right) -> Result<()> {
         until("answers are refused", async || match self.is_right_or_refused(right).await {
-            Err(error) if error.is::<Hopeless>() => Err(error),
+            Err(error) if error.is::<Fatal>() => Err(error),
             Err(_) => Ok(()),
             Ok(()) => bail!("they are given"),
         })
@@ -584,7 +584,7 @@ impl World {
         Ok(())
     }
 
-    /// Fails if a List is rejected; incomplete responses end the wait with [`Hopeless`].
+    /// Fails if a List is rejected; incomplete responses end the wait with [`Fatal`].
     async fn is_right_or_refused(&self, right: &Right) -> Result<()> {
         let heard = self.clients.ask(Who::Go, &self.proxy.socket(), &Rpc::List).await?;
         ensure!(heard.code == "OK", "{}: {}", heard.code, heard.text);
@@ -594,7 +594,7 @@ impl World {
             let whole = found.get(&container).is_some_and(|found| found.ends_with(&devices));
             ensure!(
                 whole,
-                Hopeless(format!("{container:?} has {:?}, not {devices:?}", found.get(&container)))
+                Fatal(format!("{container:?} has {:?}, not {devices:?}", found.get(&container)))
             );
         }
         Ok(())
@@ -611,7 +611,7 @@ async fn an_answer_above_a_clients_limit_is_that_clients_affair() -> Result<()> 
     let large = ["--pad", "5242880", "--plain"];
     let padded = Recorder::start(&clients, &node.socket(), &cluster.dir().join("padded"), &large).await?;
     let upstream = format!("kubelet.socket={}", padded.socket().display());
-    let mut proxy = Proxy::start(&node, Place::Alone, &[&upstream]).await?;
+    let mut proxy = Proxy::start(&node, Place::Standalone, &[&upstream]).await?;
     for who in [Who::Go, Who::Python, Who::GoPath] {
         let of_the_kubelet = clients.ask(who, padded.socket(), &Rpc::List).await?;
         let heard = clients.ask(who, &proxy.socket(), &Rpc::List).await?;
@@ -679,6 +679,6 @@ impl World {
             Ok(())
         })
         .await
-        .with_context(|| self.proxy.last_words())
+        .with_context(|| self.proxy.log_tail())
     }
 }

@@ -78,7 +78,7 @@ impl World {
             Ok(object)
         })
         .await;
-        found.with_context(|| format!("the agent's last words:\n{}", self.agent.last_words()))
+        found.with_context(|| format!("the agent's last words:\n{}", self.agent.log_tail()))
     }
 
     /// Deletes this object with kubectl; returns the next one.
@@ -159,7 +159,7 @@ async fn owned_by_the_node(cluster: &Cluster, object: &Value) -> Result<()> {
 
 #[tokio::test]
 async fn whoever_writes_the_object_it_becomes_ours_again() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = with_node(Cluster::start(&parts).await?).await?;
     leave_behind(&cluster).await?;
     let mut world = World::start(&parts, cluster, &[], &[]).await?;
@@ -198,14 +198,14 @@ async fn whoever_writes_the_object_it_becomes_ours_again() -> Result<()> {
         .await?;
     }
     // The agent never needed a right that it lacks.
-    let words = world.agent.last_words();
+    let words = world.agent.log_tail();
     ensure!(!words.contains("RBAC refuses") && !words.contains("forbidden"), "{words}");
     Ok(())
 }
 
 #[tokio::test]
 async fn a_node_that_is_made_anew_owns_the_next_object_once_the_token_names_it() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = with_node(Cluster::start(&parts).await?).await?;
     let with = ["--set", "publish.refresh=1s"];
     let mut world = World::start(&parts, cluster, &[], &with).await?;
@@ -232,7 +232,7 @@ async fn a_node_that_is_made_anew_owns_the_next_object_once_the_token_names_it()
     // The agent's token is bound to the earlier Node, and the policy allows no other owner.
     let next = world.made_again(&first).await?;
     ensure!(next["metadata"].get("ownerReferences").is_none(), "{}", next["metadata"]);
-    let words = world.agent.last_words();
+    let words = world.agent.log_tail();
     ensure!(
         words.contains("by the UID that its token names") && words.contains("made without an owner"),
         "{words}"
@@ -251,7 +251,7 @@ async fn a_node_that_is_made_anew_owns_the_next_object_once_the_token_names_it()
 
 #[tokio::test]
 async fn an_owner_that_may_not_be_changed_stays_and_is_told() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     // As on OpenShift.
     let cluster = Cluster::start_with(&parts, &["OwnerReferencesPermissionEnforcement"]).await?;
     let cluster = with_node(cluster).await?;
@@ -273,7 +273,7 @@ async fn an_owner_that_may_not_be_changed_stays_and_is_told() -> Result<()> {
 /// As read by koord-scheduler and similar schedulers.
 #[tokio::test]
 async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = with_node(Cluster::start(&parts).await?).await?;
     leave_behind(&cluster).await?;
     let config = [("publish.apiVersion", "v1alpha1"), ("publish.refresh", "1s")];
@@ -300,7 +300,7 @@ async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
 
     // Refreshes find the agent's own content, and no other manager's.
     let words = until("it was refreshed", async || {
-        let words = world.agent.last_words();
+        let words = world.agent.log_tail();
         ensure!(words.matches("(Refresh)").count() > 2, "{words}");
         Ok(words)
     })
@@ -316,7 +316,7 @@ async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
 
 #[tokio::test]
 async fn deprecated_policies_stand_beside_the_attributes_on_request() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = with_node(Cluster::start(&parts).await?).await?;
     leave_behind(&cluster).await?;
     let mut world = World::start(&parts, cluster, &[("publish.topologyPolicies", "true")], &[]).await?;
@@ -334,7 +334,7 @@ async fn deprecated_policies_stand_beside_the_attributes_on_request() -> Result<
 /// The simulated API server behaves the same: its own tests compare with these results.
 #[tokio::test]
 async fn an_apply_means_the_object_whose_uid_it_names() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let client = Client::new(Some(&cluster.admin_kubeconfig()), std::time::Duration::from_secs(10)).await?;
     ensure!(client.topology("worker").await?.is_none());

@@ -45,7 +45,7 @@ async fn once(node: &SimNode, kubeconfig: &Path, name: &str) -> Result<(Option<i
 
 #[tokio::test]
 async fn one_pass_publishes_an_object_that_the_server_accepts_strictly() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = cluster_with_node(&parts).await?;
     let node = SimNode::start();
     let (code, stderr) = once(&node, &cluster.admin_kubeconfig(), "worker").await?;
@@ -61,7 +61,7 @@ async fn one_pass_publishes_an_object_that_the_server_accepts_strictly() -> Resu
 
 #[tokio::test]
 async fn a_node_that_the_cluster_does_not_know() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = cluster_with_node(&parts).await?;
     let (code, stderr) = once(&SimNode::start(), &cluster.admin_kubeconfig(), "ghost").await?;
     ensure!(
@@ -78,7 +78,7 @@ async fn a_node_that_the_cluster_does_not_know() -> Result<()> {
 
 #[tokio::test]
 async fn rbac_that_refuses() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = cluster_with_node(&parts).await?;
     let node = SimNode::start();
     let kubeconfig = cluster.kubeconfig_as("system:serviceaccount:numacast:agent", &[])?;
@@ -134,7 +134,7 @@ async fn allow(cluster: &Cluster, group: &str, resource: &str, verbs: &[&str]) -
 
 #[tokio::test]
 async fn a_crd_that_is_not_installed_is_waited_for() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = cluster_with_node(&parts).await?;
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
     crds.delete(CRD, &DeleteParams::default()).await?;
@@ -153,7 +153,7 @@ async fn a_crd_that_is_not_installed_is_waited_for() -> Result<()> {
     let mut agent = Process::start("agent", cluster.dir(), agent(&node, &kubeconfig, "worker", &[]))?;
     until("the agent says so", async || {
         agent.still_runs()?;
-        let words = agent.last_words();
+        let words = agent.log_tail();
         ensure!(words.matches(sentence).count() == 1, "{words}");
         Ok(())
     })
@@ -164,14 +164,14 @@ async fn a_crd_that_is_not_installed_is_waited_for() -> Result<()> {
         nrt::read(&cluster.client(), "worker").await.map(drop)
     })
     .await?;
-    let words = agent.last_words();
+    let words = agent.log_tail();
     ensure!(words.matches(sentence).count() == 1, "said once: {words}");
     Ok(())
 }
 
 #[tokio::test]
 async fn sigterm_ends_the_agent_with_exit_code_0() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = cluster_with_node(&parts).await?;
     let node = SimNode::start();
     let mut agent =

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use crate::support::chart::{self, AGENT, Chart, POLICIES, RELEASE, RIGHTS};
 use crate::support::koordinator::{self, DEVICE_ALLOCATED};
 use crate::support::podresources::{Clients, Held, Rpc, Who, held};
-use crate::support::wait::{Hopeless, until};
+use crate::support::wait::{Fatal, until};
 use crate::support::{Cluster, Needs, Parts, RealNode, Stop, nrt, oracle, parts, pod, tokens};
 
 const NODE: &str = "two-by-eight";
@@ -67,7 +67,7 @@ impl World {
         let (_, number) = port.rsplit_once(':').context("the kubelet has no port")?;
         let kubelet = format!("{own}:{number}");
         let reach = [(SERVICE.to_owned(), cluster.address().to_owned()), (kubelet, port)];
-        node.pods_reach(&BTreeMap::from(reach))?;
+        node.map_addresses(&BTreeMap::from(reach))?;
         Ok(Self { node, chart, cluster })
     }
 
@@ -116,7 +116,7 @@ impl World {
             ensure!(differences.is_empty(), "it does not:\n  {}", differences.join("\n  "));
             Ok(())
         });
-        true_now.await.with_context(|| agent.last_words())
+        true_now.await.with_context(|| agent.log_tail())
     }
 }
 
@@ -139,7 +139,7 @@ impl Running<'_> {
         files.iter().map(|file| std::fs::read_to_string(file).unwrap_or_default()).collect()
     }
 
-    fn last_words(&self) -> String {
+    fn log_tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         format!("the last words of {}:\n{}", self.name, lines[lines.len().saturating_sub(20)..].join("\n"))
@@ -152,7 +152,7 @@ impl Running<'_> {
         let ended = statuses.iter().any(|one| {
             one.restart_count > 0 || one.state.as_ref().is_some_and(|state| state.terminated.is_some())
         });
-        ensure!(!ended, Hopeless(format!("it has ended; {}", self.last_words())));
+        ensure!(!ended, Fatal(format!("it has ended; {}", self.log_tail())));
         Ok(())
     }
 
@@ -169,7 +169,7 @@ impl Running<'_> {
             );
             Ok(())
         });
-        ready.await.with_context(|| self.last_words())
+        ready.await.with_context(|| self.log_tail())
     }
 
     /// Waits until it ends by itself; returns the exit code.
@@ -178,7 +178,7 @@ impl Running<'_> {
             let pod = self.world.pods().get(&self.name).await?;
             let statuses = pod.status.unwrap_or_default().container_statuses.unwrap_or_default();
             let state = statuses.into_iter().next().and_then(|one| one.state).unwrap_or_default();
-            Ok(state.terminated.with_context(|| self.last_words())?.exit_code)
+            Ok(state.terminated.with_context(|| self.log_tail())?.exit_code)
         })
         .await
     }
@@ -191,7 +191,7 @@ impl Running<'_> {
                 return Ok(entry.path());
             }
         }
-        anyhow::bail!("no process is {}: {}", self.name, self.last_words())
+        anyhow::bail!("no process is {}: {}", self.name, self.log_tail())
     }
 
     /// Returns whether a process is the pod's: the kubelet mounts a file of the pod's directory over
@@ -310,7 +310,7 @@ async fn works(world: &World, beyond: Option<&str>) -> Result<()> {
         ensure!(reasons.iter().any(|reason| reason == "ObjectTakenOver"), "only of {reasons:?}");
         Ok(())
     });
-    told.await.with_context(|| agent.last_words())?;
+    told.await.with_context(|| agent.log_tail())?;
     objects.delete(NODE, &DeleteParams::default()).await?;
     world.is_true(&agent).await?;
     agent.is_ready().await?;
@@ -339,7 +339,7 @@ async fn survives_a_kubelet(world: &mut World) -> Result<()> {
 /// published object.
 async fn latencies(world: &World) -> Result<String> {
     let node = world.node.name().to_owned();
-    let free = |object: &nrt::Seen| -> u64 { object.zones.values().map(|zone| zone["cpu"].available).sum() };
+    let free = |object: &nrt::ObjectVersion| -> u64 { object.zones.values().map(|zone| zone["cpu"].available).sum() };
     let before = free(&nrt::read(&world.node.client(), &node).await?);
     let (client, of) = (world.node.client(), node.clone());
     let first = nrt::read(&client, &node).await?.version;
@@ -349,7 +349,7 @@ async fn latencies(world: &World) -> Result<String> {
         let mut stream = std::pin::pin!(nrt::api(&client).watch(&only, &first).await?);
         while let Some(Ok(event)) = stream.next().await {
             if let WatchEvent::Modified(object) | WatchEvent::Added(object) = event {
-                tell.send((Instant::now(), nrt::Seen::of(&object)?))?;
+                tell.send((Instant::now(), nrt::ObjectVersion::of(&object)?))?;
             }
         }
         anyhow::Ok(())
@@ -398,7 +398,7 @@ impl World {
 
 #[tokio::test]
 async fn the_agent_works_as_the_chart_runs_it() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     let mut world = World::start(&parts, &with_kubelet_ca()).await?;
     works(&world, None).await?;
     survives_a_kubelet(&mut world).await
@@ -406,7 +406,7 @@ async fn the_agent_works_as_the_chart_runs_it() -> Result<()> {
 
 #[tokio::test]
 async fn the_agent_works_with_the_kubelets_file() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     let mut world = World::start(&parts, &with_file()).await?;
     works(&world, None).await?;
     survives_a_kubelet(&mut world).await
@@ -415,7 +415,7 @@ async fn the_agent_works_with_the_kubelets_file() -> Result<()> {
 /// The mount still shows the directory that was moved away; only a new container sees its replacement.
 #[tokio::test]
 async fn drop_ins_whose_directory_was_replaced_are_not_believed() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     let mut values = with_file();
     values["kubelet"]["configDir"] = json!("/var/lib/kubelet/conf.d");
     let mut world = World::start(&parts, &values).await?;
@@ -443,22 +443,22 @@ async fn drop_ins_whose_directory_was_replaced_are_not_believed() -> Result<()> 
     world.node.restart_kubelet(Stop::Kill).await?;
     let agent = world.running("agent-1").await?;
     until("the agent tells", async || {
-        ensure!(agent.log().contains("conf.d: it was replaced on the host"), "{}", agent.last_words());
+        ensure!(agent.log().contains("conf.d: it was replaced on the host"), "{}", agent.log_tail());
         Ok(())
     })
     .await?;
     // Its liveness probe restarts the container. It fails for up to 90 seconds first.
     until("the container is stopped", async || {
-        ensure!(agent.log().contains("SIGTERM received"), "{}", agent.last_words());
+        ensure!(agent.log().contains("SIGTERM received"), "{}", agent.log_tail());
         Ok(())
     })
     .await?;
-    says(&world.node.client(), "none").await.with_context(|| agent.last_words())
+    says(&world.node.client(), "none").await.with_context(|| agent.log_tail())
 }
 
 #[tokio::test]
 async fn the_agent_works_with_the_kubelets_directory() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     let mut world = World::start(&parts, &with_directory()).await?;
     works(&world, Some("/host/var/lib/kubelet")).await?;
     survives_a_kubelet(&mut world).await
@@ -468,7 +468,7 @@ async fn the_agent_works_with_the_kubelets_directory() -> Result<()> {
 #[tokio::test]
 async fn the_proxy_works_as_the_chart_runs_it() -> Result<()> {
     const GROUP: u32 = 4711;
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     parts::fetched(&["podresources"])?.context("no clients")?;
     let clients = Clients::of(&parts);
     let host = tempfile::tempdir()?;
@@ -506,7 +506,7 @@ async fn the_proxy_works_as_the_chart_runs_it() -> Result<()> {
             ensure!(held(&heard.answer)?.contains(&right), "{}", heard.answer);
             Ok(())
         });
-        listed.await.with_context(|| agent.last_words())
+        listed.await.with_context(|| agent.log_tail())
     };
     has_it(&agent).await?;
     let words = agent.log();
@@ -539,7 +539,7 @@ async fn answer(running: &Running<'_>, port: u16, path: &str) -> Result<String> 
 
 #[tokio::test]
 async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     let mut values = with_kubelet_ca();
     let quick = json!({"garbage": {"interval": "1s"}});
     values["controller"]["config"]["controller"] = quick;
@@ -561,7 +561,7 @@ async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
         Ok(())
     })
     .await
-    .with_context(|| controller.last_words())?;
+    .with_context(|| controller.log_tail())?;
     ensure!(objects.get_opt(NODE).await?.is_some(), "the object of a Node is gone, too");
     until("the controller counts the fleet", async || {
         let metrics = answer(&controller, 9742, "/metrics").await?;
@@ -581,26 +581,26 @@ async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
     // `helm test`, and the pre-uninstall hook.
     let check = world.chart.object("Pod", "numacast-check")?;
     let check = world.run(json!({"metadata": {"name": "check"}, "spec": check.data["spec"]})).await?;
-    ensure!(check.ends().await? == 0, "{}", check.last_words());
+    ensure!(check.ends().await? == 0, "{}", check.log_tail());
     controller.delete().await?;
     let purge = world.start_pod("Job", "numacast-purge", "purge").await?;
     let sets = chart::api(&world.cluster.client(), world.chart.object("DaemonSet", AGENT)?)?;
     until("the agents' DaemonSet is gone", async || {
-        ensure!(sets.get_opt(AGENT).await?.is_none(), "{}", purge.last_words());
+        ensure!(sets.get_opt(AGENT).await?.is_none(), "{}", purge.log_tail());
         Ok(())
     })
     .await?;
     // As the garbage collector would.
     agent.delete().await?;
-    ensure!(purge.ends().await? == 0, "{}", purge.last_words());
-    ensure!(objects.get_opt(NODE).await?.is_none(), "{}", purge.last_words());
+    ensure!(purge.ends().await? == 0, "{}", purge.log_tail());
+    ensure!(objects.get_opt(NODE).await?.is_none(), "{}", purge.log_tail());
     Ok(())
 }
 
 /// [`Running::is_confined`] detects each violation.
 #[tokio::test]
 async fn a_pod_that_is_less_confined_is_noticed() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     let world = World::start(&parts, &with_kubelet_ca()).await?;
     type Loosen = fn(&mut Value);
     let less: [(&str, Loosen, &str); 3] = [

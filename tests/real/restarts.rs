@@ -8,7 +8,7 @@ use crate::support::{Cluster, Needs, Observer, Parts, RealNode, Stop, oracle, po
 
 #[tokio::test]
 async fn a_restarted_kubelet_never_makes_the_node_look_free() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
     let mut agent = Agent::start(&node, &[])?;
@@ -21,7 +21,7 @@ async fn a_restarted_kubelet_never_makes_the_node_look_free() -> Result<()> {
     for spec in held {
         node.run(spec).await?;
     }
-    agent.tells_the_truth(&node).await?;
+    agent.matches_oracle(&node).await?;
     let observer = Observer::start(&node.client(), node.name()).await?;
 
     for (how, lost_directory) in
@@ -32,23 +32,23 @@ async fn a_restarted_kubelet_never_makes_the_node_look_free() -> Result<()> {
             node.recreate_pod_resources_dir()?;
         }
         node.start_kubelet().await?;
-        agent.tells_the_truth(&node).await?;
+        agent.matches_oracle(&node).await?;
     }
     // The agent is not stuck: a change is still published.
     let before = oracle::expected(&node).await?;
     nothing_was_promised_beyond(&before, &observer).await?;
     node.run(pod("after").cpus(2).memory("1Gi").device("example.com/nic", 1)).await?;
-    agent.tells_the_truth(&node).await
+    agent.matches_oracle(&node).await
 }
 
 #[tokio::test]
 async fn a_kubelet_that_is_away_for_long_changes_nothing() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
     let mut agent = Agent::start(&node, &[])?;
     node.run(pod("holder").cpus(4).memory("2Gi").device("example.com/nic", 2)).await?;
-    agent.tells_the_truth(&node).await?;
+    agent.matches_oracle(&node).await?;
     let observer = Observer::start(&node.client(), node.name()).await?;
     let truth = oracle::expected(&node).await?;
 
@@ -60,14 +60,14 @@ async fn a_kubelet_that_is_away_for_long_changes_nothing() -> Result<()> {
     nothing_was_promised_beyond(&truth, &observer).await?;
 
     node.start_kubelet().await?;
-    agent.tells_the_truth(&node).await?;
+    agent.matches_oracle(&node).await?;
     nothing_was_promised_beyond(&truth, &observer).await
 }
 
 /// Checks that no version that the observer saw would mislead a scheduler.
 async fn nothing_was_promised_beyond(truth: &oracle::Expected, observer: &Observer) -> Result<()> {
-    for seen in observer.everything_so_far().await? {
-        let beyond = truth.promises_beyond(&seen.zones);
+    for seen in observer.versions().await? {
+        let beyond = truth.overstated(&seen.zones);
         ensure!(beyond.is_empty(), "version {} promised:\n  {}", seen.version, beyond.join("\n  "));
     }
     Ok(())

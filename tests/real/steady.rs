@@ -13,14 +13,14 @@ const NRT: &str = "noderesourcetopologies";
 
 #[tokio::test]
 async fn a_scan_without_a_change_writes_nothing() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
     // Zones only: a pod that starts running changes the fingerprint.
     let alone = ["--set", "fingerprint.view=none"];
     let mut agent = Agent::start(&node, &alone)?;
     node.run(pod("holder").cpus(2).memory("1Gi").device("example.com/nic", 1)).await?;
-    agent.tells_the_truth(&node).await?;
+    agent.matches_oracle(&node).await?;
     let observer = Observer::start(&node.client(), node.name()).await?;
     let before = cluster.writes_of(NRT).await?;
 
@@ -33,9 +33,9 @@ async fn a_scan_without_a_change_writes_nothing() -> Result<()> {
     let mut nics = node.machine().devices[0].devices.clone();
     nics[3].unhealthy = true;
     node.set_devices("example.com/nic", &nics)?;
-    agent.tells_the_truth(&node).await?;
+    agent.matches_oracle(&node).await?;
 
-    let seen = observer.everything_so_far().await?;
+    let seen = observer.versions().await?;
     ensure!(seen.len() == 2, "ten pokes and one change made {} versions", seen.len() - 1);
     ensure!(seen[0].content != seen[1].content);
     // The API server counts a write a moment after responding.

@@ -16,10 +16,10 @@ const STEPS: usize = 36;
 
 #[tokio::test]
 async fn two_zones_are_true_after_every_step() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
-    node.act_as(chart::agent_without_a_pod(&cluster, &parts).await?);
+    node.set_agent_kubeconfig(chart::agent_without_a_pod(&cluster, &parts).await?);
     let agent = Agent::start(&node, &[])?;
 
     walk(node, agent, 12).go(STEPS).await
@@ -27,10 +27,10 @@ async fn two_zones_are_true_after_every_step() -> Result<()> {
 
 #[tokio::test]
 async fn eight_zones_with_a_hundred_pods_are_true_after_every_step() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on("eight-by-sixty-four")?.start(&cluster).await?;
-    node.act_as(chart::agent_without_a_pod(&cluster, &parts).await?);
+    node.set_agent_kubeconfig(chart::agent_without_a_pod(&cluster, &parts).await?);
     let agent = Agent::start(&node, &[])?;
 
     let mut walk = walk(node, agent, 110);
@@ -40,7 +40,7 @@ async fn eight_zones_with_a_hundred_pods_are_true_after_every_step() -> Result<(
 
 #[tokio::test]
 async fn a_kubelet_without_static_policies_has_every_cpu_for_everyone() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?
         .kubelet("cpuManagerPolicy", "none".into())
@@ -50,7 +50,7 @@ async fn a_kubelet_without_static_policies_has_every_cpu_for_everyone() -> Resul
         .kubelet("reservedMemory", Value::Null)
         .start(&cluster)
         .await?;
-    node.act_as(chart::agent_without_a_pod(&cluster, &parts).await?);
+    node.set_agent_kubeconfig(chart::agent_without_a_pod(&cluster, &parts).await?);
     let agent = Agent::start(&node, &[])?;
 
     walk(node, agent, 12).go(12).await

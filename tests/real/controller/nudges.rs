@@ -22,7 +22,7 @@ const FIRST: &str = "a-large-one";
 
 #[tokio::test]
 async fn pods_that_the_plugin_rejected_are_followed_by_nudges_of_one_object() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let nodes = names("worker", 3);
@@ -78,7 +78,7 @@ async fn pods_that_the_plugin_rejected_are_followed_by_nudges_of_one_object() ->
     ensure!(controller.metric("numacast_nudges_total").await? == nudges);
     ensure!(controller.metric("numacast_controller_errors_total{operation=\"nudge\",kind=\"refused\"}").await.is_err());
     let errors = controller.metric("numacast_controller_errors_total{operation=\"request\",kind=\"forbidden\"}").await;
-    ensure!(errors.is_err(), "{}", controller.process.last_words());
+    ensure!(errors.is_err(), "{}", controller.process.log_tail());
     by_the_index(&admin).await
 }
 

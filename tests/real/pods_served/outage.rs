@@ -120,25 +120,25 @@ impl World {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
         let now = self.clients.conditions(&self.at(Source::ApiServer)?.socket, "list", &[]).await?.pods()?;
-        let words = self.at(Source::ApiServer)?.served.as_ref().context("ours")?.last_words();
+        let words = self.at(Source::ApiServer)?.served.as_ref().context("ours")?.log_tail();
         let page = self.at(Source::Page)?;
         let of_page = [r#"component="pods_api""#];
         let page_up = page.served.as_ref().context("ours")?.sum("numacast_pod_source_up", &of_page).await?;
         eprintln!("away for {:?}: {asked:?}; conditions have changed: {}", begun.elapsed(), now != infos);
         eprintln!(
             "{words}\n/pods tells: {page_up:?}\n{}",
-            page.served.as_ref().context("ours")?.last_words()
+            page.served.as_ref().context("ours")?.log_tail()
         );
 
         // `/pods` is polled rarely, and another scenario checks it.
         self.places.pop();
         self.cluster.signal_etcd("CONT")?;
         self.cluster.restart_api_server().await?;
-        self.node.kubelet_is_ready().await?;
+        self.node.wait_until_ready().await?;
         self.quiet("it is back").await?;
         self.node.delete("ends").await?;
         std::fs::remove_file(self.manifest("static-late"))?;
-        self.node.is_gone(&late).await?;
+        self.node.wait_until_gone(&late).await?;
         self.quiet("all is as before").await
     }
 

@@ -73,10 +73,10 @@ impl World {
     async fn delete_all(&self, which: std::ops::Range<usize>) -> Result<()> {
         let names: Vec<String> = which.map(|index| format!("many-{index}")).collect();
         for name in &names {
-            self.node.ask_to_delete(name).await?;
+            self.node.request_deletion(name).await?;
         }
         for name in &names {
-            self.node.is_gone(name).await?;
+            self.node.wait_until_gone(name).await?;
         }
         Ok(())
     }
@@ -151,7 +151,7 @@ impl World {
         self.node.fate_of(&name).await?;
         self.quiet("its file says something else").await?;
         std::fs::remove_file(&manifest)?;
-        self.node.is_gone(&name).await?;
+        self.node.wait_until_gone(&name).await?;
         self.quiet("its file is gone").await
     }
 
@@ -205,8 +205,8 @@ impl World {
     }
 
     pub(super) async fn a_finalizer(&mut self) -> Result<()> {
-        self.node.ask_to_delete("kept").await?;
-        self.node.says("kept", "\"terminated\"").await?;
+        self.node.request_deletion("kept").await?;
+        self.node.wait_for_status("kept", "\"terminated\"").await?;
         self.quiet("it keeps the deleted pod").await
     }
 
@@ -238,13 +238,13 @@ impl World {
         let unknown = self.clients.conditions(&page.socket, "get", &["--uid", "nobody"]).await?;
         ensure!(unknown.status() == ("NotFound", "pod with UID nobody not found"), "{unknown:?}");
         std::fs::remove_file(&manifest)?;
-        self.node.is_gone(&name).await?;
+        self.node.wait_until_gone(&name).await?;
         self.quiet("the static pod is gone").await
     }
 
     pub(super) async fn a_finalizer_goes(&mut self) -> Result<()> {
-        self.node.drop_finalizers("kept").await?;
-        self.node.is_gone("kept").await?;
+        self.node.remove_finalizers("kept").await?;
+        self.node.wait_until_gone("kept").await?;
         self.quiet("it is taken off").await
     }
 
@@ -409,7 +409,7 @@ impl World {
         self.cluster.kill_api_server()?;
         self.ours_goes_on("the API server is away")?;
         self.cluster.restart_api_server().await?;
-        self.node.kubelet_is_ready().await?;
+        self.node.wait_until_ready().await?;
         self.quiet("it is back").await
     }
 
@@ -455,7 +455,7 @@ impl World {
             self.note(Source::Kubelet, "answers", &format!("{} pods", list.pods.len()))?;
         }
         self.cluster.restart_api_server().await?;
-        self.node.kubelet_is_ready().await?;
+        self.node.wait_until_ready().await?;
         self.listen()?;
         self.quiet("the API server is back").await
     }

@@ -76,8 +76,8 @@ impl Served {
     }
 
     /// Returns the end of its log.
-    pub(super) fn last_words(&self) -> String {
-        format!("{}:\n{}", self.name, self.process.last_words())
+    pub(super) fn log_tail(&self) -> String {
+        format!("{}:\n{}", self.name, self.process.log_tail())
     }
 
     /// Stops it, gracefully or not.

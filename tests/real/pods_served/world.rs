@@ -157,14 +157,14 @@ impl World {
         {
             eprintln!("{scenario}: {when}: after {:?}, last {source:?}: {difference:?}", begun.elapsed());
         }
-        self.used.extend(excused.with_context(|| self.last_words())?);
+        self.used.extend(excused.with_context(|| self.log_tail())?);
         self.log_is_sound(when)
     }
 
     /// Returns the last log lines of numacast's servers.
-    pub(super) fn last_words(&self) -> String {
+    pub(super) fn log_tail(&self) -> String {
         let words: Vec<String> =
-            self.places.iter().filter_map(|place| place.served.as_ref()).map(Served::last_words).collect();
+            self.places.iter().filter_map(|place| place.served.as_ref()).map(Served::log_tail).collect();
         words.join("\n")
     }
 

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::node::RealNode;
 use super::process::{Process, tethered};
-use super::wait::{Hopeless, until};
+use super::wait::{Fatal, until};
 use super::{nrt, oracle};
 
 /// A running agent.
@@ -69,15 +69,15 @@ impl Agent {
     pub(crate) async fn end(&mut self) -> Result<()> {
         self.process.signal("TERM")?;
         until("the agent has ended", async || {
-            let status = self.process.has_ended()?.context("it runs")?;
-            ensure!(status.success(), Hopeless(format!("the agent ends with {status}")));
+            let status = self.process.try_wait()?.context("it runs")?;
+            ensure!(status.success(), Fatal(format!("the agent ends with {status}")));
             Ok(())
         })
         .await
     }
 
     /// Waits until the published object matches the oracle.
-    pub(crate) async fn tells_the_truth(&mut self, node: &RealNode) -> Result<()> {
+    pub(crate) async fn matches_oracle(&mut self, node: &RealNode) -> Result<()> {
         until("the published object equals the oracle", async || {
             self.still_runs()?;
             node.kubelet_still_runs()?;
@@ -88,6 +88,6 @@ impl Agent {
             Ok(())
         })
         .await
-        .with_context(|| format!("the agent's last words:\n{}", self.process.last_words()))
+        .with_context(|| format!("the end of the agent's log:\n{}", self.process.log_tail()))
     }
 }

@@ -184,9 +184,9 @@ impl Faults {
         grant(&cluster).await?;
         let mut node = RealNode::on("two-by-eight")?.static_pods(&cluster)?.start(&cluster).await?;
         let account = format!("system:serviceaccount:default:{AGENT}");
-        node.act_as(cluster.kubeconfig_as(&account, &[])?);
+        node.set_agent_kubeconfig(cluster.kubeconfig_as(&account, &[])?);
         let mut agent = Agent::start(&node, &[])?;
-        agent.tells_the_truth(&node).await?;
+        agent.matches_oracle(&node).await?;
         let history = History::start(cluster.etcd_url(), node.name()).await?;
         let mut faults = Self {
             agent: Some(agent),
@@ -254,7 +254,7 @@ impl Faults {
         let versions = self.history.since(mark).await?;
         for version in versions.iter().filter(|version| !self.foreign.contains(&version.revision)) {
             let Some(zones) = &version.zones else { continue };
-            let beyond = most.promises_beyond(zones);
+            let beyond = most.overstated(zones);
             ensure!(beyond.is_empty(), "version {} promised:\n  {}", version.revision, beyond.join("\n  "));
         }
         Ok(Outcome { until_true, versions: versions.len() })
@@ -298,7 +298,7 @@ impl Faults {
     async fn change(&mut self, plan: &Plan, now: When) -> Result<()> {
         for (_, name) in plan.ending.iter().filter(|(when, _)| *when == now) {
             self.notes.push(format!("{name} deleted {now:?}"));
-            until("the API server takes the pod's end", async || match self.node.ask_to_delete(name).await {
+            until("the API server takes the pod's end", async || match self.node.request_deletion(name).await {
                 Err(error) if code_of(&error) != Some(404) => Err(error),
                 _ => Ok(()),
             })
@@ -323,7 +323,7 @@ impl Faults {
 
     /// Waits until every component is back, every pod has its outcome, and all deleted pods are gone.
     async fn is_calm(&mut self) -> Result<()> {
-        self.node.kubelet_is_ready().await?;
+        self.node.wait_until_ready().await?;
         let mut here = Vec::new();
         for name in std::mem::take(&mut self.pods) {
             match self.node.fate_of(&name).await? {
@@ -344,7 +344,7 @@ impl Faults {
         self.pods = here;
         match self.static_pod {
             true => self.static_pod_settles().await,
-            false => self.node.is_gone(&self.static_name()).await,
+            false => self.node.wait_until_gone(&self.static_name()).await,
         }
     }
 
@@ -368,14 +368,14 @@ impl Faults {
         if let Fate::Ended(why) = fate {
             self.notes.push(format!("the static pod refused: {why}"));
             self.come_or_go()?;
-            self.node.is_gone(&self.static_name()).await?;
+            self.node.wait_until_gone(&self.static_name()).await?;
         }
         Ok(())
     }
 
     async fn is_true(&mut self) -> Result<()> {
         let agent = self.agent.as_mut().context("no agent runs")?;
-        agent.tells_the_truth(&self.node).await
+        agent.matches_oracle(&self.node).await
     }
 
     // ---- faults
@@ -473,7 +473,7 @@ impl Faults {
         self.change(plan, When::During).await?;
         self.linger(0..1500).await;
         self.node.launch_kubelet()?;
-        self.node.kubelet_is_ready().await
+        self.node.wait_until_ready().await
     }
 
     /// Stops the kubelet at any moment except between two steps of writing its checkpoints, after which it
@@ -482,7 +482,7 @@ impl Faults {
         self.linger(0..60).await;
         until("the kubelet's books are whole", async || {
             self.node.signal_kubelet("STOP")?;
-            let whole = oracle::books_are_whole(&self.node);
+            let whole = oracle::checkpoints_are_complete(&self.node);
             if whole.is_err() || matches!(how, Stop::Term) {
                 self.node.signal_kubelet("CONT")?;
             }
@@ -490,11 +490,11 @@ impl Faults {
         })
         .await?;
         self.node.stop_kubelet(how)?;
-        if oracle::books_are_whole(&self.node).is_err() {
+        if oracle::checkpoints_are_complete(&self.node).is_err() {
             // SIGTERM may still end it there. The checkpoints are removed, and every pod is allocated
             // resources again.
             self.notes.push("the kubelet ended between two steps of its books".to_owned());
-            self.node.forget_books()?;
+            self.node.remove_checkpoints()?;
             self.books_lost = true;
         }
         Ok(())
@@ -510,7 +510,7 @@ impl Faults {
         self.node.launch_kubelet()?;
         self.linger(500..2500).await;
         self.cluster.restart_api_server().await?;
-        self.node.kubelet_is_ready().await
+        self.node.wait_until_ready().await
     }
 
     fn static_name(&self) -> String {
@@ -539,7 +539,7 @@ impl Faults {
         self.change(plan, When::During).await?;
         self.linger(0..1000).await;
         self.node.launch_kubelet()?;
-        self.node.kubelet_is_ready().await
+        self.node.wait_until_ready().await
     }
 
     async fn lose_a_plugin(&mut self, plan: &Plan) -> Result<()> {

@@ -91,7 +91,7 @@ pub(crate) async fn at_most_free(node: &RealNode, ending: &BTreeSet<String>) -> 
 
 /// Checks that a kubelet started now would accept its own checkpoints. The kubelet writes them in several
 /// steps, and does not start if it was killed between two of them, until the files are removed.
-pub(crate) fn books_are_whole(node: &RealNode) -> Result<()> {
+pub(crate) fn checkpoints_are_complete(node: &RealNode) -> Result<()> {
     let dir = node.kubelet_dir();
     let cpus: CpuState = read_json(&dir.join("cpu_manager_state"))?;
     let mut known = cpus.assigned()?;
@@ -206,7 +206,7 @@ impl Expected {
 
     /// Lists where a published object reports more as available than there is, which would mislead a
     /// scheduler.
-    pub(crate) fn promises_beyond(&self, published: &Zones) -> Vec<String> {
+    pub(crate) fn overstated(&self, published: &Zones) -> Vec<String> {
         let mut found = Vec::new();
         for (zone, resources) in &self.zones {
             for (name, want) in resources {

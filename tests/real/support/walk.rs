@@ -115,7 +115,7 @@ impl Walk {
 
     /// Waits until the published object matches the kubelet's files.
     pub(crate) async fn is_true(&mut self) -> Result<()> {
-        self.agent.tells_the_truth(&self.node).await
+        self.agent.matches_oracle(&self.node).await
     }
 
     async fn any_step(&mut self) -> Result<String> {
