@@ -117,7 +117,7 @@ pub struct Publish {
     /// overwritten once. A writer that changes the object again after that is reported in the log, in an
     /// Event (`CompetingPublisher`) and in the count of foreign writes. With `report` its changes stay until
     /// the node changes; after an hour without a change by it, the object is taken over. With `overwrite`,
-    /// each is overwritten after 0.2 to 10 s, as long as it is made.
+    /// each is overwritten after 0.2 to 10 s, however often.
     pub conflicts: ConflictPolicy,
     /// Post Kubernetes Events about the Node for conditions that need an operator, at most ten per hour.
     /// Requires `create` of `events` (`events.k8s.io`) in the namespace `default`.
