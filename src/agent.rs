@@ -107,7 +107,7 @@ impl Agent {
             reader: NodeReader::of_agent(&settings, pods, Some(cluster), Some(Arc::clone(&metrics))),
             triggers: Triggers::start(directories(settings)),
             lists: TokenBucket::new(LISTS_PER_SECOND, LIST_BURST, Instant::now()),
-            live_object: executor.live_object(),
+            live_object: executor.publisher.live_object(),
             executor,
             rules,
             new_rules,
@@ -118,7 +118,7 @@ impl Agent {
     /// Returns the agent's pod source, to be shared.
     #[must_use]
     pub fn pods(&self) -> PodCache {
-        self.executor.pods().clone()
+        self.executor.pods.clone()
     }
 
     /// Sends requests to the kubelet through a shared connection from now on.
@@ -134,13 +134,13 @@ impl Agent {
     /// Returns the status of the agent's scans.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<Status> {
-        self.executor.status()
+        self.executor.reporter.status()
     }
 
     /// Returns the status of the agent's writes.
     #[must_use]
     pub fn published(&self) -> watch::Receiver<Published> {
-        self.executor.published()
+        self.executor.publisher.published()
     }
 
     /// Returns a sender that replaces the rules of the settings at any time.
@@ -179,7 +179,7 @@ impl Agent {
             };
         }
         info!("stopping");
-        self.executor.stop().await;
+        self.executor.publisher.stop().await;
     }
 
     /// Runs the loop until the object is written once.
@@ -214,7 +214,7 @@ impl Agent {
         let wait = self.lists.take(Instant::now());
         self.executor.rest(wait).await;
         let (start, used) = (Instant::now(), cpu_time());
-        let depth = self.executor.depth(depth, start);
+        let depth = self.executor.reconciler.depth(depth, start);
         let terminated = self.executor.start_scan();
         let scan = self.executor.run_beside(self.reader.scan(depth, &terminated)).await;
         self.metrics.scan_took(start.elapsed());
@@ -228,7 +228,7 @@ impl Agent {
         };
         let next = self.executor.scanned(scan, start, depth == Depth::Everything);
         if depth == Depth::Usage {
-            self.executor.record_cost(cpu_time().saturating_sub(used));
+            self.executor.reconciler.record_cost(cpu_time().saturating_sub(used));
         }
         (next, result)
     }
@@ -255,7 +255,7 @@ impl Agent {
 
     /// Waits for the end of a burst of triggers.
     async fn triggered(&mut self, reasons: Trigger) -> Depth {
-        self.executor.record_trigger();
+        self.executor.reconciler.record_trigger(Instant::now());
         let reasons = self.executor.run_beside(self.triggers.burst(reasons)).await;
         reasons.names().for_each(|trigger| self.metrics.triggered(trigger));
         if reasons.has(Trigger::EVERYTHING) {

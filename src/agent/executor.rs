@@ -11,10 +11,10 @@ use tracing::{debug, info};
 
 use crate::agent::live_object::LiveObject;
 use crate::agent::metrics::{Metrics, Outcome};
-use crate::agent::observe::{ApiServerCheck, Depth, Scan};
-use crate::agent::publish::{Published, Publisher};
+use crate::agent::observe::{ApiServerCheck, Scan};
+use crate::agent::publish::Publisher;
 use crate::agent::reconcile::{Change, Context, Observation, Plan, Reconciler, Requeue, Scope};
-use crate::agent::report::{EventRecorder, Reporter, Status};
+use crate::agent::report::{EventRecorder, Reporter};
 use crate::agent::settings::Settings;
 use crate::cluster::Cluster;
 use crate::pod::TerminalPods;
@@ -46,15 +46,15 @@ enum Wake {
 /// Publishes and reports what the reconciler plans.
 #[derive(Debug)]
 pub(super) struct Executor {
-    reconciler: Reconciler,
-    pods: PodCache,
+    pub(super) reconciler: Reconciler,
+    pub(super) pods: PodCache,
     /// The pods as of the last scan.
     view: PodView,
     live_object: watch::Receiver<LiveObject>,
     rules: watch::Receiver<Rules>,
     api_server: ApiServerCheck,
-    publisher: Publisher,
-    reporter: Reporter,
+    pub(super) publisher: Publisher,
+    pub(super) reporter: Reporter,
     metrics: Arc<Metrics>,
 }
 
@@ -85,31 +85,6 @@ impl Executor {
         }
     }
 
-    /// Returns the source of the node's pods.
-    pub(super) fn pods(&self) -> &PodCache {
-        &self.pods
-    }
-
-    /// Returns the status of the scans.
-    pub(super) fn status(&self) -> watch::Receiver<Status> {
-        self.reporter.status()
-    }
-
-    /// Returns the status of the writes.
-    pub(super) fn published(&self) -> watch::Receiver<Published> {
-        self.publisher.published()
-    }
-
-    /// Returns the object before this agent's first write.
-    pub(super) fn live_object(&self) -> watch::Receiver<LiveObject> {
-        self.publisher.live_object()
-    }
-
-    /// Gives a write in flight a moment to end.
-    pub(super) async fn stop(self) {
-        self.publisher.stop().await;
-    }
-
     /// Waits, for a limited time, until the pods are synced and it is known which have terminated.
     pub(super) async fn wait_for_pods(&mut self) {
         let has_source = self.reconciler.has_pod_source();
@@ -121,11 +96,6 @@ impl Executor {
         if has_source && timeout(FIRST_LIST, synced).await.is_err() {
             debug!("the node's pods have not been listed yet");
         }
-    }
-
-    /// Returns how deep to scan, at least `depth`.
-    pub(super) fn depth(&self, depth: Depth, now: Instant) -> Depth {
-        self.reconciler.depth(depth, now)
     }
 
     /// Prepares a scan. Returns the terminated pods.
@@ -141,16 +111,6 @@ impl Executor {
             Ok(scan) => Change::Scanned { scan, start, is_full },
             Err(error) => Change::ScanFailed(error),
         })
-    }
-
-    /// Records the CPU time of a List.
-    pub(super) fn record_cost(&mut self, cost: Duration) {
-        self.reconciler.record_cost(cost);
-    }
-
-    /// Records a trigger.
-    pub(super) fn record_trigger(&mut self) {
-        self.reconciler.record_trigger(Instant::now());
     }
 
     /// Checks whether the API server responds if a restarted kubelet is waited for, unless that was checked

@@ -10,7 +10,6 @@ mod drift;
 mod field_manager;
 mod object;
 mod ownership;
-mod published;
 mod retry_timer;
 mod task;
 
@@ -31,7 +30,7 @@ use crate::util::task::Task;
 
 pub use competing_managers::ConflictPolicy;
 pub use object::object;
-pub use published::Published;
+pub use task::Published;
 
 use task::PublishTask;
 

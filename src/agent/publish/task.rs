@@ -10,7 +10,6 @@ use tracing::{debug, info, warn};
 use super::apply::ObjectWriter;
 use super::object::withheld;
 use super::ownership::OwnershipState;
-use super::published::Published;
 use super::retry_timer::{RETRY, RetryTimer};
 use crate::agent::live_object::LiveObject;
 use crate::agent::metrics::{Metrics, WriteReason};
@@ -24,6 +23,21 @@ use crate::util::log_throttle::LastLogged;
 
 /// How long the live object is trusted at startup while the node cannot be read.
 const TRUSTED: Duration = Duration::from_millis(500);
+
+/// What the publisher has done so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Published {
+    /// The number of successful writes.
+    pub writes: u64,
+    /// The object's resource version after the last one.
+    pub resource_version: String,
+    /// How long the last one took.
+    pub took: Duration,
+    /// The last error, until a write succeeds.
+    pub error: Option<String>,
+    /// The field managers that keep rewriting the object.
+    pub competitor: Option<String>,
+}
 
 /// Why the task stopped waiting.
 enum Wake {

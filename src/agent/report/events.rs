@@ -26,7 +26,7 @@ const RATE: f64 = 10.0 / 3600.0;
 /// Maximum number of Events that wait while one is posted.
 const QUEUE: usize = 16;
 
-/// Why an Event is posted.
+/// Why an Event is posted. The name of the variant is the Event's reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     /// Another publisher keeps rewriting the object.
@@ -65,23 +65,6 @@ impl Reason {
         Self::PodsUnknown,
         Self::PodAdmissionTimeout,
     ];
-
-    /// Returns the Event's reason.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::CompetingPublisher => "CompetingPublisher",
-            Self::ObjectTakenOver => "ObjectTakenOver",
-            Self::StaleOwner => "StaleOwner",
-            Self::PublishRejected => "PublishRejected",
-            Self::NodeUnreadable => "NodeUnreadable",
-            Self::KubeletStateIncomplete => "KubeletStateIncomplete",
-            Self::NodesNotPublished => "NodesNotPublished",
-            Self::PoliciesUnknown => "PoliciesUnknown",
-            Self::PodsUnknown => "PodsUnknown",
-            Self::PodAdmissionTimeout => "PodAdmissionTimeout",
-        }
-    }
 
     /// Returns true if the Event is a `Warning`, false if it is `Normal`.
     #[must_use]
@@ -170,11 +153,11 @@ impl EventRecorder {
             let mut limiter = Limiter::new(Instant::now());
             while let Some((reason, note)) = receiver.recv().await {
                 if !limiter.admits(reason, &note, Instant::now()) {
-                    debug!("no event {}: too soon after another", reason.name());
+                    debug!("no event {reason:?}: too soon after another");
                 } else if let Err(error) = post(&node, &cluster, reason, &note).await {
-                    debug!("no event {}: {error}", reason.name());
+                    debug!("no event {reason:?}: {error}");
                 } else {
-                    metrics.event_posted(reason.name());
+                    metrics.event_posted(&format!("{reason:?}"));
                 }
             }
         });
@@ -185,7 +168,7 @@ impl EventRecorder {
     pub(in crate::agent) fn post(&self, reason: Reason, note: String) {
         let is_full = self.0.as_ref().is_some_and(|sender| sender.try_send((reason, note)).is_err());
         if is_full {
-            debug!("no event {}: too many wait", reason.name());
+            debug!("no event {reason:?}: too many wait");
         }
     }
 }
@@ -199,7 +182,7 @@ async fn post(node: &str, cluster: &Cluster, reason: Reason, note: &str) -> Resu
         instance: node,
         action: "Publish",
         warning: reason.is_warning(),
-        reason: reason.name(),
+        reason: &format!("{reason:?}"),
         note,
     };
     cluster.create_event(event).await
@@ -280,7 +263,7 @@ mod tests {
         for reason in Reason::ALL {
             let (when, action) = reason.description();
             let kind = if reason.is_warning() { "Warning" } else { "Normal" };
-            writeln!(table, "| `{}` | {kind} | {when} | {action} |", reason.name()).unwrap();
+            writeln!(table, "| `{reason:?}` | {kind} | {when} | {action} |").unwrap();
         }
         generated::section("docs/events.md", "events", &table);
     }
