@@ -23,8 +23,9 @@ use self::terminal::{Input, Screen};
 use self::updates::Update;
 use self::view::{Event, MAX_EVENTS, View, Zone, render};
 use crate::agent::Agent;
+use crate::config::Config;
 use crate::nrt::NodeResourceTopology;
-use crate::sim::kubelet::{Given, Options, PodSpec, Split};
+use crate::sim::kubelet::{Allocation, Options, PodSpec, Split};
 use crate::sim::node::{NodeError, SimNode};
 use crate::sim::scenario::{Scenario, Step, machine};
 use crate::telemetry::registry::Registry;
@@ -131,7 +132,7 @@ impl Demo {
                 NodeError::Listen(..) => anyhow!("{error}; choose another address with --addr"),
                 error => error.into(),
             })?;
-        let config = node.config();
+        let config = config(&node);
         let cluster = config.cluster().await?;
         let agent = Agent::new(config.agent_settings(), cluster, &mut Registry::default());
         let (sender, updates) = mpsc::channel(64);
@@ -257,7 +258,7 @@ impl Demo {
             }
             Ok(_) => (false, format!("{name} runs in the shared pool, without exclusive resources")),
             Err(rejection) => {
-                self.scenario.refused(&name);
+                self.scenario.rejected(&name);
                 tracing::debug!("{rejection}");
                 (false, format!("{name} was rejected: no zone has {}", view::request(&pod)))
             }
@@ -313,7 +314,16 @@ impl Demo {
     }
 }
 
-fn has_exclusive(allocated: &[Given]) -> bool {
-    let is_empty = |one: &Given| one.cpus.is_empty() && one.memory.is_empty() && one.devices.is_empty();
+/// Returns the configuration of an agent on this node.
+fn config(node: &SimNode) -> Config {
+    let mut config = Config { node_name: node.name().to_owned(), ..Config::default() };
+    config.host.root = node.directory().to_owned();
+    config.kubelet.dir = Some(node.kubelet.root().to_owned());
+    config.kubeconfig = Some(node.kubeconfig());
+    config
+}
+
+fn has_exclusive(allocated: &[Allocation]) -> bool {
+    let is_empty = |one: &Allocation| one.cpus.is_empty() && one.memory.is_empty() && one.devices.is_empty();
     !allocated.iter().all(is_empty)
 }

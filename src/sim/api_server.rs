@@ -14,8 +14,10 @@ mod pages;
 mod protobuf;
 mod schema;
 mod selector;
+mod shape;
 mod status;
 mod store;
+mod watches;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -31,7 +33,7 @@ use tokio::sync::{broadcast, watch};
 
 pub use faults::{Fault, Rule};
 pub use kinds::{CORE_EVENTS, DEVICES, EVENTS, Kind, LEASES, NAMESPACES, NODES, PODS, TOPOLOGIES};
-pub use store::{Change, ChangeKind};
+pub use store::{Change, EventType};
 
 use self::faults::Faults;
 use self::fields::Writer;
@@ -51,9 +53,9 @@ pub struct Writes {
     pub last_change: Option<Instant>,
 }
 
-/// A request for objects, as recorded.
+/// A recorded request for objects.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct RecordedRequest {
     /// The RBAC verb: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
     pub verb: &'static str,
     /// The kind of the objects.
@@ -65,12 +67,12 @@ pub struct Asked {
 }
 
 /// Maximum number of recorded requests.
-const ASKED: usize = 4096;
+const MAX_REQUESTS: usize = 4096;
 
 /// A rejected write of a test or the scenario.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the simulated API server refused: {0}")]
-pub struct Refused(String);
+#[error("the simulated API server rejected the object: {0}")]
+pub struct Rejected(String);
 
 /// An embedded API server. Dropping it stops it.
 #[derive(Debug)]
@@ -100,7 +102,7 @@ struct State {
     /// The kind of each open watch.
     watched: Vec<&'static Kind>,
     /// The latest requests.
-    asked: VecDeque<Asked>,
+    requests: VecDeque<RecordedRequest>,
 }
 
 impl Shared {
@@ -127,11 +129,12 @@ impl State {
         }
     }
 
-    fn note(&mut self, verb: &'static str, kind: &'static Kind, query: &str) {
-        if self.asked.len() == ASKED {
-            self.asked.pop_front();
+    fn record(&mut self, verb: &'static str, kind: &'static Kind, query: &str) {
+        if self.requests.len() == MAX_REQUESTS {
+            self.requests.pop_front();
         }
-        self.asked.push_back(Asked { verb, kind, query: query.to_owned(), at: tokio::time::Instant::now() });
+        let (query, at) = (query.to_owned(), tokio::time::Instant::now());
+        self.requests.push_back(RecordedRequest { verb, kind, query, at });
     }
 
     /// Returns true if the kind is installed.
@@ -170,7 +173,7 @@ impl ApiServer {
             writes: Writes::default(),
             generated: 0,
             watched: Vec::new(),
-            asked: VecDeque::new(),
+            requests: VecDeque::new(),
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), frozen: watch::Sender::new(false) });
         let (serving, address) = serve(&shared, address).await?;
@@ -181,7 +184,7 @@ impl ApiServer {
     ///
     /// # Errors
     /// If no port is free.
-    pub async fn start_anywhere(seed: u64) -> io::Result<Self> {
+    pub async fn start_on_any_port(seed: u64) -> io::Result<Self> {
         Self::start(SocketAddr::from(([127, 0, 0, 1], 0)), seed).await
     }
 
@@ -214,7 +217,7 @@ impl ApiServer {
         kube::Client::try_from(config)
     }
 
-    /// Stops the server: connections break and new ones are refused. Its objects stay.
+    /// Stops the server: connections are closed and new ones are refused. Its objects stay.
     pub fn stop(&self) {
         self.serving.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
@@ -233,7 +236,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Breaks the connections that are open now.
+    /// Closes the connections that are open now.
     pub fn cut_connections(&self) {
         if let Some(serving) = &*self.serving.lock().unwrap_or_else(PoisonError::into_inner) {
             serving.cut_connections();
@@ -282,15 +285,15 @@ impl ApiServer {
     }
 
     /// Compacts the history: a watch from an older version and the next page of a list fail with 410.
-    pub fn forget_history(&self) {
+    pub fn compact_history(&self) {
         let state = &mut *self.shared.lock();
-        state.store.forget_history();
-        state.pages.forget();
+        state.store.compact_history();
+        state.pages.compact();
     }
 
     /// Stops updating the watch cache, or catches up. Requests that accept older data are served from it.
-    pub fn set_behind(&self, behind: bool) {
-        self.shared.lock().store.set_behind(behind);
+    pub fn set_cache_stale(&self, stale: bool) {
+        self.shared.lock().store.set_cache_stale(stale);
     }
 
     /// Restores an old backup: resource versions go back. A watch from a newer version receives nothing until
@@ -298,13 +301,13 @@ impl ApiServer {
     pub fn restore_backup(&self) {
         let state = &mut *self.shared.lock();
         state.store.restore_backup();
-        state.pages.forget();
+        state.pages.compact();
     }
 
     /// The latest requests for objects of a kind, rejected ones included.
     #[must_use]
-    pub fn asked(&self, kind: &'static Kind) -> Vec<Asked> {
-        self.shared.lock().asked.iter().filter(|asked| asked.kind == kind).cloned().collect()
+    pub fn requests(&self, kind: &'static Kind) -> Vec<RecordedRequest> {
+        self.shared.lock().requests.iter().filter(|request| request.kind == kind).cloned().collect()
     }
 
     /// Number of writes of `NodeResourceTopology` objects over HTTP.
@@ -329,11 +332,11 @@ impl ApiServer {
     ///
     /// # Errors
     /// When the object has no name or does not match its schema.
-    pub fn put(&self, kind: &'static Kind, object: Value) -> Result<Arc<Value>, Refused> {
+    pub fn put(&self, kind: &'static Kind, object: Value) -> Result<Arc<Value>, Rejected> {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let (name, namespace) = (text(&object["metadata"]["name"]), text(&object["metadata"]["namespace"]));
         if name.is_empty() {
-            return Err(Refused("the object has no name".into()));
+            return Err(Rejected("the object has no name".into()));
         }
         let key = Key { kind, namespace, name };
         let state = &mut *self.shared.lock();
@@ -348,7 +351,7 @@ impl ApiServer {
         let (api_version, time) = (kind.api_version(kind.versions[0]), now());
         let writer = Writer { manager: "sim", api_version: &api_version, time: &time };
         let written = state.store.write(&key, write, &writer);
-        written.map(|written| written.object).map_err(|failure| Refused(failure.message))
+        written.map(|written| written.object).map_err(|failure| Rejected(failure.message))
     }
 
     /// The current object.
@@ -373,14 +376,14 @@ impl ApiServer {
     /// Removes objects whose owners are all missing, as after a write with the uid of an owner deleted just
     /// before.
     pub fn collect_garbage(&self) {
-        self.shared.lock().store.collect_dangling();
+        self.shared.lock().store.collect_ownerless();
     }
 
     /// Creates a ready Node. Returns its uid.
     ///
     /// # Errors
     /// Never for a non-empty name.
-    pub fn add_node(&self, name: &str) -> Result<String, Refused> {
+    pub fn add_node(&self, name: &str) -> Result<String, Rejected> {
         let object = self.put(
             &NODES,
             json!({

@@ -1,10 +1,8 @@
 //! A simulated kubelet: the podresources API over gRPC on a unix socket, and the kubelet's checkpoints, for a
 //! machine that is described as data.
 //!
-//! It is fast and injects faults on demand ([`Fault`]). Behavior shared with the real kubelet is covered by
-//! the same contract tests. [`model`] contains the managers without any I/O.
+//! It injects faults on demand ([`Fault`]). [`model`] contains the managers without any I/O.
 
-mod answers;
 mod cpu_manager;
 mod device_manager;
 mod faults;
@@ -12,67 +10,67 @@ mod limiter;
 mod memory_manager;
 pub mod model;
 mod oracle;
+mod placement;
 mod pod;
+mod responses;
 mod service;
 mod settings;
-mod state_files;
+mod shared;
+mod sockets;
+mod files;
 mod traffic;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use serde_json::Value;
-use tokio::net::UnixListener;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tonic::service::Routes;
 
-pub use device_manager::HeldDevices;
-pub use faults::{Age, Call, Fault, Told};
-pub use model::{Block, Given, Model, Pod, Refusal, Stage};
+pub use device_manager::AllocatedDevices;
+pub use faults::{Call, Fault, KubeletVersion, RecordedResponse};
+pub use model::{Allocation, Block, Model, Pod, Rejection, Stage};
 pub use oracle::{Amounts, DeviceId, Expected, Split};
-pub use pod::{Claimed, ContainerSpec, PodLevel, PodSpec, Role};
+pub use pod::{ClaimedDevice, ContainerSpec, PodLevel, PodSpec, Role};
 pub use traffic::Traffic;
 
 use self::faults::Faults;
 use self::limiter::Limiter;
+use self::shared::{Shared, State, lock};
 use super::machine::{Device, MachineSpec};
 use super::serve::Serving;
-use crate::kubelet::proto::{v1, v1alpha1};
 
 /// Behavior in which real kubelets differ.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Seed for the order of the items in responses.
     pub seed: u64,
-    /// Time from a pod's removal from the List, or its rejection, until the CPU Manager releases its CPUs; with
-    /// `Duration::MAX` it does so only on [`SimKubelet::reconcile`]. The other managers release at the next
-    /// admission.
+    /// Time from a pod's removal from the List, or its rejection, until the CPU Manager releases its CPUs;
+    /// with `Duration::MAX` it does so only on [`SimKubelet::reconcile`]. The other managers release at the
+    /// next admission.
     pub release_lag: Duration,
     /// Time from a pod's appearance in the List to its admission.
     pub admission_lag: Duration,
     /// Duration of the phases of a restart.
     pub restart: RestartTiming,
-    /// The kubelet release whose podresources API is simulated.
-    pub age: Age,
+    /// The version whose podresources API and checkpoints are simulated.
+    pub version: KubeletVersion,
     /// Whether the rate limiter (100 requests per second, burst of 10) rejects requests.
     pub limited: bool,
 }
 
 impl Default for Options {
-    /// A current kubelet that releases CPUs one second after a pod is gone, as seen on real ones, and admits
-    /// at once.
+    /// A current kubelet that releases CPUs one second after a pod is deleted, as measured on real ones, and
+    /// admits at once.
     fn default() -> Self {
         Self {
             seed: 0,
             release_lag: Duration::from_secs(1),
             admission_lag: Duration::ZERO,
             restart: RestartTiming::default(),
-            age: Age::default(),
+            version: KubeletVersion::default(),
             limited: true,
         }
     }
@@ -112,7 +110,7 @@ pub struct Calls {
     /// `Get`.
     pub get: u64,
     /// Rejected by the rate limiter; not in the counts above.
-    pub refused: u64,
+    pub rejected: u64,
 }
 
 /// A failure to write the simulated kubelet's files or sockets.
@@ -135,104 +133,6 @@ pub struct SimKubelet {
     tasks: Mutex<JoinSet<()>>,
 }
 
-#[derive(Debug)]
-struct Shared {
-    root: PathBuf,
-    options: Options,
-    state: Mutex<State>,
-    /// Cuts the connections of the currently running server.
-    cut: Mutex<Option<Arc<watch::Sender<u64>>>>,
-}
-
-#[derive(Debug)]
-struct State {
-    model: Model,
-    rng: Rng,
-    limiter: Limiter,
-    limited: bool,
-    calls: Calls,
-    faults: Faults,
-    pods_are_known: bool,
-    managers_are_ready: bool,
-    /// Number of temporary files so far, for unique names.
-    files: u64,
-    /// The last content of each state file, to skip writes that change nothing.
-    written: BTreeMap<PathBuf, String>,
-    /// When the last change was complete.
-    changed: Instant,
-    /// The responses so far; `None` until first requested.
-    journal: Option<Vec<Told>>,
-    /// The calls so far; `None` until first requested.
-    traffic: Option<Traffic>,
-}
-
-impl Shared {
-    /// Cuts the connections that are open now.
-    fn cut_connections(&self) {
-        if let Some(cut) = &*lock(&self.cut) {
-            cut.send_modify(|generation| *generation += 1);
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-
-    /// Writes every state file that has changed, the CPU Manager's last.
-    fn write_state(&self, state: &mut State) -> Result<(), SimError> {
-        let files = [
-            ("device-plugins/kubelet_internal_checkpoint", Some(state_files::devices(&state.model))),
-            ("memory_manager_state", state_files::memory_manager(&state.model)),
-            ("cpu_manager_state", Some(state_files::cpu_manager(&state.model))),
-        ];
-        for (name, content) in files {
-            if let Some(content) = content {
-                self.write(state, name, &content)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes a temporary file in the same directory and renames it, like the kubelet, but without its fsync,
-    /// since nothing here needs to survive a machine crash.
-    fn write(&self, state: &mut State, name: &str, content: &Value) -> Result<(), SimError> {
-        let path = self.root.join(name);
-        let text = content.to_string();
-        if state.written.get(&path) == Some(&text) {
-            return Ok(());
-        }
-        state.files += 1;
-        let temporary = path.with_file_name(format!(".{}", state.files));
-        let explain = |source| SimError { path: path.clone(), source };
-        std::fs::write(&temporary, &text).map_err(explain)?;
-        std::fs::rename(&temporary, &path).map_err(explain)?;
-        state.written.insert(path, text);
-        Ok(())
-    }
-
-    /// Runs the CPU Manager's reconciliation, which releases the CPUs of terminated pods.
-    fn reconcile(&self) {
-        let state = &mut *self.lock();
-        if !state.model.reconcile() {
-            return;
-        }
-        let content = state_files::cpu_manager(&state.model);
-        if let Err(error) = self.write(state, "cpu_manager_state", &content) {
-            tracing::warn!("{error}");
-        }
-    }
-
-    fn write_state_or_say(&self, state: &mut State) {
-        if let Err(error) = self.write_state(state) {
-            tracing::warn!("{error}");
-        }
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl SimKubelet {
     /// Starts a kubelet for `spec` with root directory `root`, ready and without pods, on the current tokio
     /// runtime.
@@ -241,18 +141,17 @@ impl SimKubelet {
     /// When a file or a socket below `root` cannot be created.
     pub fn start(spec: &MachineSpec, root: &Path, options: Options) -> Result<Self, SimError> {
         let state = State {
-            model: Model::aged(spec, options.age),
+            model: Model::with_version(spec, options.version),
             rng: Rng::with_seed(options.seed),
             limiter: Limiter::new(Instant::now()),
-            limited: options.limited,
             calls: Calls::default(),
             faults: Faults::default(),
             pods_are_known: true,
             managers_are_ready: true,
-            files: 0,
+            temporary_files: 0,
             written: BTreeMap::new(),
             changed: Instant::now(),
-            journal: None,
+            recorded: None,
             traffic: None,
         };
         let shared =
@@ -269,8 +168,8 @@ impl SimKubelet {
         }
         {
             let state = &mut *kubelet.shared.lock();
-            kubelet.shared.write(state, "config.yaml", &state_files::config(spec))?;
-            kubelet.shared.write_state(state)?;
+            kubelet.shared.write(state, "config.yaml", &files::config(spec))?;
+            kubelet.shared.write_checkpoints(state)?;
         }
         kubelet.open_plugin_sockets()?;
         kubelet.listen()?;
@@ -289,56 +188,56 @@ impl SimKubelet {
         &self.shared.root
     }
 
-    /// Runs a pod: it appears in the List, is admitted, and is then written to the state files.
+    /// Runs a pod: it appears in the List, is admitted, and is then written to the checkpoints.
     ///
     /// # Errors
     /// The kubelet's rejection; the pod is no longer listed.
-    pub async fn start_pod(&self, spec: PodSpec) -> Result<Vec<Given>, Refusal> {
+    pub async fn start_pod(&self, spec: PodSpec) -> Result<Vec<Allocation>, Rejection> {
         let uid = spec.uid.clone();
         let (namespace, name) = (spec.namespace.clone(), spec.name.clone());
-        self.announce_pod(spec)?;
+        self.add_pod(spec)?;
         if !self.shared.options.admission_lag.is_zero() {
             tokio::time::sleep(self.shared.options.admission_lag).await;
         }
-        let given = self.admit_pod(&uid)?;
-        self.end_init(&namespace, &name);
-        Ok(given)
+        let allocations = self.admit_pod(&uid)?;
+        self.terminate_init_containers(&namespace, &name);
+        Ok(allocations)
     }
 
     /// The first half of [`SimKubelet::start_pod`]: the pod appears in the List, without resources.
     ///
     /// # Errors
     /// When the pod exists already.
-    pub fn announce_pod(&self, spec: PodSpec) -> Result<(), Refusal> {
-        self.shared.lock().model.announce(spec)
+    pub fn add_pod(&self, spec: PodSpec) -> Result<(), Rejection> {
+        self.shared.lock().model.add(spec)
     }
 
     /// The second half of [`SimKubelet::start_pod`].
     ///
     /// # Errors
     /// The kubelet's rejection; the pod is no longer listed.
-    pub fn admit_pod(&self, uid: &str) -> Result<Vec<Given>, Refusal> {
+    pub fn admit_pod(&self, uid: &str) -> Result<Vec<Allocation>, Rejection> {
         let outcome = {
             let state = &mut *self.shared.lock();
             let outcome = state.model.admit(uid);
-            self.shared.write_state_or_say(state);
+            self.shared.write_checkpoints_or_warn(state);
             state.changed = Instant::now();
             outcome
         };
         if outcome.is_err() {
-            // The managers that came before the refusing one have allocated already.
-            self.settle_later();
+            // The managers before the one that rejected it have allocated already.
+            self.reconcile_later();
         }
         outcome
     }
 
     /// Marks the plain init containers of an admitted pod as terminated. Returns false if there is no such
     /// pod.
-    pub fn end_init(&self, namespace: &str, name: &str) -> bool {
+    pub fn terminate_init_containers(&self, namespace: &str, name: &str) -> bool {
         let state = &mut *self.shared.lock();
-        let known = state.model.end_init(namespace, name);
-        self.shared.write_state_or_say(state);
-        known
+        let exists = state.model.terminate_init_containers(namespace, name);
+        self.shared.write_checkpoints_or_warn(state);
+        exists
     }
 
     /// Resizes one container in place, to this many millicores and bytes of memory.
@@ -352,10 +251,10 @@ impl SimKubelet {
         container: &str,
         milli_cpu: u64,
         memory: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Rejection> {
         let state = &mut *self.shared.lock();
         let outcome = state.model.resize(namespace, name, container, milli_cpu, memory);
-        self.shared.write_state_or_say(state);
+        self.shared.write_checkpoints_or_warn(state);
         state.changed = Instant::now();
         outcome
     }
@@ -367,10 +266,10 @@ impl SimKubelet {
 
     /// Releases the resources of terminated pods in every manager, which otherwise happens at the next
     /// admission.
-    pub fn settle(&self) {
+    pub fn release_stale(&self) {
         let state = &mut *self.shared.lock();
-        state.model.settle();
-        self.shared.write_state_or_say(state);
+        state.model.release_stale();
+        self.shared.write_checkpoints_or_warn(state);
     }
 
     /// Changes the hardware. The caller writes its sysfs tree. The kubelet does not notice before
@@ -379,26 +278,26 @@ impl SimKubelet {
         self.shared.lock().model.set_hardware(hardware);
     }
 
-    /// Deletes a pod: it leaves the List now and the state files after the release lag. Returns false if
+    /// Deletes a pod: it leaves the List now and the checkpoints after the release lag. Returns false if
     /// there is no such pod.
     pub fn stop_pod(&self, namespace: &str, name: &str) -> bool {
-        let gone = {
+        let existed = {
             let state = &mut *self.shared.lock();
             state.changed = Instant::now();
             state.model.remove(namespace, name).is_some()
         };
-        self.settle_later();
-        gone
+        self.reconcile_later();
+        existed
     }
 
     /// Marks a pod's containers as terminated; the pod object stays. Returns false if there is no such pod.
-    pub fn finish_pod(&self, namespace: &str, name: &str) -> bool {
-        let ended = self.shared.lock().model.finish(namespace, name).is_some();
-        self.settle_later();
-        ended
+    pub fn terminate_pod(&self, namespace: &str, name: &str) -> bool {
+        let existed = self.shared.lock().model.terminate(namespace, name).is_some();
+        self.reconcile_later();
+        existed
     }
 
-    fn settle_later(&self) {
+    fn reconcile_later(&self) {
         let lag = self.shared.options.release_lag;
         if lag.is_zero() {
             return self.shared.reconcile();
@@ -421,9 +320,9 @@ impl SimKubelet {
 
     /// Registers or unregisters a device plugin. Returns false if there is no such plugin.
     pub fn register_plugin(&self, resource: &str, registered: bool) -> bool {
-        let known = self.shared.lock().model.register(resource, registered);
+        let exists = self.shared.lock().model.register(resource, registered);
         self.plugins_changed();
-        known
+        exists
     }
 
     /// Registers a device plugin with these devices, for the first time or again.
@@ -437,15 +336,15 @@ impl SimKubelet {
             tracing::warn!("{error}");
         }
         let state = &mut *self.shared.lock();
-        self.shared.write_state_or_say(state);
+        self.shared.write_checkpoints_or_warn(state);
     }
 
     /// Sets the health of a device, as its plugin does. Returns false if there is no such device.
     pub fn set_device_health(&self, resource: &str, id: &str, healthy: bool) -> bool {
         let state = &mut *self.shared.lock();
-        let known = state.model.set_health(resource, id, healthy);
-        self.shared.write_state_or_say(state);
-        known
+        let exists = state.model.set_health(resource, id, healthy);
+        self.shared.write_checkpoints_or_warn(state);
+        exists
     }
 
     /// Restarts the kubelet and returns when it is ready, with the timing of [`Options::restart`]: the socket
@@ -476,8 +375,8 @@ impl SimKubelet {
         }
     }
 
-    /// Stops the kubelet's process: connections break, the socket file is unlinked, pods keep their
-    /// resources.
+    /// Stops the kubelet's process: connections are closed, the socket file is unlinked, pods keep
+    /// their resources.
     pub fn stop(&self) {
         lock(&self.serving).take();
         lock(&self.plugin_sockets).clear();
@@ -485,19 +384,20 @@ impl SimKubelet {
         let _ = std::fs::remove_file(self.socket());
     }
 
-    /// Ends the kubelet's process like `kill -9`: connections break, socket files stay, nothing listens on
-    /// them.
+    /// Ends the kubelet's process like `kill -9`: connections are closed, socket files stay, nothing listens
+    /// on them.
     pub fn kill(&self) {
         lock(&self.serving).take();
         lock(&self.plugin_sockets).clear();
     }
 
-    /// Breaks the connections that are open now.
+    /// Closes the connections that are open now.
     pub fn cut_connections(&self) {
         self.shared.cut_connections();
     }
 
-    /// Listens on a new socket at the same path and creates its directory if necessary. Connections break.
+    /// Listens on a new socket at the same path and creates its directory if necessary. Connections are
+    /// closed.
     ///
     /// # Errors
     /// When the socket cannot be created.
@@ -506,7 +406,7 @@ impl SimKubelet {
         self.listen()
     }
 
-    /// Writes all state files and opens all plugin sockets again after outside interference, and creates
+    /// Writes all checkpoints and opens all plugin sockets again after outside interference, and creates
     /// their directories if necessary.
     ///
     /// # Errors
@@ -518,12 +418,12 @@ impl SimKubelet {
         self.open_plugin_sockets()?;
         let state = &mut *self.shared.lock();
         state.written.clear();
-        self.shared.write_state(state)
+        self.shared.write_checkpoints(state)
     }
 
     /// Takes the responses since the last call. The first call returns nothing and starts the recording.
-    pub fn take_told(&self) -> Vec<Told> {
-        std::mem::take(self.shared.lock().journal.get_or_insert_default())
+    pub fn take_responses(&self) -> Vec<RecordedResponse> {
+        std::mem::take(self.shared.lock().recorded.get_or_insert_default())
     }
 
     /// The calls so far. The first call of this function starts the recording.
@@ -544,7 +444,7 @@ impl SimKubelet {
             state.limiter = Limiter::new(Instant::now());
             state.model.restart();
             state.written.clear();
-            self.shared.write_state(state)?;
+            self.shared.write_checkpoints(state)?;
         }
         self.open_plugin_sockets()?;
         self.listen()
@@ -574,14 +474,9 @@ impl SimKubelet {
         self.shared.lock().faults.clear();
     }
 
-    /// Changes the simulated kubelet release.
-    pub fn set_age(&self, age: Age) {
-        self.shared.lock().model.age = age;
-    }
-
-    /// Turns the rate limiter on or off.
-    pub fn set_limited(&self, limited: bool) {
-        self.shared.lock().limited = limited;
+    /// Changes the simulated version.
+    pub fn set_version(&self, version: KubeletVersion) {
+        self.shared.lock().model.version = version;
     }
 
     /// Number of calls of each method.
@@ -596,72 +491,15 @@ impl SimKubelet {
         self.shared.lock().model.expected()
     }
 
-    /// When the last admission was complete in both the List and the state files, or the last pod left the
+    /// When the last admission was complete in both the List and the checkpoints, or the last pod left the
     /// List.
     #[must_use]
     pub fn changed_at(&self) -> Instant {
         self.shared.lock().changed
     }
 
-    /// Calls `look` with the managers' state.
-    pub fn with_model<T>(&self, look: impl FnOnce(&Model) -> T) -> T {
-        look(&self.shared.lock().model)
-    }
-
-    /// Binds a temporary name and renames it, so that inotify reports the final name as moved, never as
-    /// created.
-    fn listen(&self) -> Result<(), SimError> {
-        let path = self.socket();
-        if let Some(directory) = path.parent() {
-            let explain = |source| SimError { path: directory.to_owned(), source };
-            std::fs::create_dir_all(directory).map_err(explain)?;
-        }
-        let number = {
-            let state = &mut *self.shared.lock();
-            state.files += 1;
-            state.files
-        };
-        let temporary = path.with_file_name(format!(".{number}"));
-        let explain = |source| SimError { path: path.clone(), source };
-        // An earlier kubelet in this directory may have left one behind.
-        let _ = std::fs::remove_file(&temporary);
-        let listener = UnixListener::bind(&temporary).map_err(explain)?;
-        std::fs::rename(&temporary, &path).map_err(explain)?;
-        let service = service::Service(self.shared.clone());
-        let v1 = v1::pod_resources_lister_server::PodResourcesListerServer::new(service.clone());
-        let v1alpha1 = v1alpha1::pod_resources_lister_server::PodResourcesListerServer::new(service);
-        let routes = Routes::new(v1).add_service(v1alpha1).into_axum_router();
-        let shared = self.shared.clone();
-        let service =
-            tower::service_fn(move |request| service::answer(shared.clone(), routes.clone(), request));
-        let serving = Serving::start(listener, service);
-        *lock(&self.shared.cut) = Some(serving.cut());
-        *lock(&self.serving) = Some(serving);
-        Ok(())
-    }
-
-    /// Opens the kubelet's registration socket and one socket for each registered plugin.
-    fn open_plugin_sockets(&self) -> Result<(), SimError> {
-        let directory = self.shared.root.join("device-plugins");
-        let mut wanted = vec![directory.join("kubelet.sock")];
-        {
-            let state = self.shared.lock();
-            let registered = state.model.devices.plugins.iter().filter(|(_, plugin)| plugin.registered);
-            wanted.extend(
-                registered.map(|(name, _)| directory.join(format!("{}.sock", name.replace('/', "_")))),
-            );
-        }
-        let sockets = &mut *lock(&self.plugin_sockets);
-        sockets.retain(|path, _| wanted.contains(path) || std::fs::remove_file(path).is_err());
-        for path in wanted.into_iter().filter(|path| !sockets.contains_key(path)).collect::<Vec<_>>() {
-            let _ = std::fs::remove_file(&path);
-            let listener = std::os::unix::net::UnixListener::bind(&path)
-                .map_err(|source| SimError { path: path.clone(), source })?;
-            sockets.insert(path, listener);
-        }
-        Ok(())
+    /// Calls `read` with the managers' state.
+    pub fn with_model<T>(&self, read: impl FnOnce(&Model) -> T) -> T {
+        read(&self.shared.lock().model)
     }
 }
-
-#[cfg(test)]
-mod tests;

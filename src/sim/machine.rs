@@ -8,7 +8,7 @@ mod tree;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +22,7 @@ pub struct MachineSpec {
     /// One line about what is special about the machine.
     pub description: String,
     /// Whether the kernel reports NUMA nodes. If not, everything is on one node with the id 0.
-    #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
+    #[serde(default = "enabled", skip_serializing_if = "Clone::clone")]
     pub numa: bool,
     /// The online NUMA nodes.
     pub nodes: Vec<NodeSpec>,
@@ -176,7 +176,7 @@ fn one() -> u16 {
     1
 }
 
-fn yes() -> bool {
+fn enabled() -> bool {
     true
 }
 
@@ -191,16 +191,28 @@ impl MachineSpec {
         Self::from_yaml(&text).map_err(explain)
     }
 
+    /// Reads the machines of a directory, sorted by name.
+    ///
+    /// # Errors
+    /// One sentence, when a file cannot be read or does not describe a valid machine.
+    pub fn read_all(dir: &Path) -> Result<Vec<(String, Self)>, String> {
+        let explain = |error: io::Error| format!("cannot read {}: {error}", dir.display());
+        let entries = std::fs::read_dir(dir).map_err(explain)?;
+        let files: BTreeSet<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        let name = |path: &Path| path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        files.iter().map(|path| Ok((name(path), Self::read(path)?))).collect()
+    }
+
     /// Parses a machine from YAML text.
     ///
     /// # Errors
     /// When the text does not describe a valid machine.
     pub fn from_yaml(text: &str) -> Result<Self, String> {
         let mut machine: Self = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
-        tell_distances(&mut machine.nodes, std::mem::take(&mut machine.distances))?;
+        assign_distances(&mut machine.nodes, std::mem::take(&mut machine.distances))?;
         check::check(&machine)?;
         if let Some(later) = &mut machine.later {
-            tell_distances(&mut later.nodes, std::mem::take(&mut later.distances))?;
+            assign_distances(&mut later.nodes, std::mem::take(&mut later.distances))?;
         }
         if let Some(later) = machine.later() {
             check::check(&later).map_err(|error| format!("later: {error}"))?;
@@ -276,7 +288,7 @@ impl MachineSpec {
 
 /// Sorts the nodes and sets the distances of each from its row, whose columns are the nodes in ascending
 /// order.
-fn tell_distances(nodes: &mut [NodeSpec], rows: Vec<String>) -> Result<(), String> {
+fn assign_distances(nodes: &mut [NodeSpec], rows: Vec<String>) -> Result<(), String> {
     nodes.sort_by_key(|node| node.id);
     if rows.is_empty() {
         return Ok(());
@@ -300,8 +312,8 @@ impl NodeSpec {
     /// The socket of a CPU of this node.
     #[must_use]
     pub fn package_of(&self, cpu: Id) -> Id {
-        let socket = self.packages.iter().find(|(_, cpus)| cpus.contains(cpu));
-        socket.map_or_else(|| self.package.unwrap_or(self.id), |(socket, _)| *socket)
+        let package = self.packages.iter().find(|(_, cpus)| cpus.contains(cpu));
+        package.map_or_else(|| self.package.unwrap_or(self.id), |(package, _)| *package)
     }
 
     /// CPUs that are present, online or offline.
@@ -327,4 +339,4 @@ impl NodeSpec {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

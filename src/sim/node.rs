@@ -10,10 +10,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::json;
 
-use super::api_server::{ApiServer, PODS, Refused};
-use super::kubelet::{Given, Options, PodSpec, Refusal, SimError, SimKubelet};
+use super::api_server::{ApiServer, PODS, Rejected};
+use super::kubelet::{Allocation, Options, PodSpec, Rejection, SimError, SimKubelet};
 use super::machine::MachineSpec;
-use crate::config::Config;
 
 /// The annotation with the NUMA nodes of a pod's exclusive resources.
 pub const ZONES: &str = "sim.numacast/zones";
@@ -22,7 +21,7 @@ pub const ZONES: &str = "sim.numacast/zones";
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// The directory or the hardware's files.
-    #[error("cannot lay out the simulated node in {0}: {1}")]
+    #[error("cannot write the files of the simulated node in {0}: {1}")]
     Directory(PathBuf, io::Error),
     /// The API server's address.
     #[error("cannot listen on {0}: {1}")]
@@ -32,7 +31,7 @@ pub enum NodeError {
     Kubelet(#[from] SimError),
     /// The Node object.
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Rejected(#[from] Rejected),
 }
 
 /// A node with its cluster.
@@ -56,8 +55,8 @@ impl Directory {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         // The paths of unix sockets have a small length limit, so keep the name short.
         let path = std::env::temp_dir().join(format!("numacast-{}-{number}", std::process::id()));
-        let made = std::fs::DirBuilder::new().mode(0o700).create(&path);
-        made.map_err(|error| NodeError::Directory(path.clone(), error))?;
+        let created = std::fs::DirBuilder::new().mode(0o700).create(&path);
+        created.map_err(|error| NodeError::Directory(path.clone(), error))?;
         Ok(Self(path))
     }
 }
@@ -116,20 +115,16 @@ impl SimNode {
     #[must_use]
     pub fn flags(&self) -> [OsString; 6] {
         let of = |flag: &str, path: PathBuf| [flag.into(), path.into_os_string()];
-        let [root, at_root] = of("--host-root", self.directory.0.clone());
-        let [kubelet, at_kubelet] = of("--kubelet-dir", self.kubelet.root().to_owned());
-        let [cluster, at_cluster] = of("--kubeconfig", self.directory.0.join("kubeconfig"));
-        [root, at_root, kubelet, at_kubelet, cluster, at_cluster]
+        let [root, root_path] = of("--host-root", self.directory.0.clone());
+        let [kubelet, kubelet_path] = of("--kubelet-dir", self.kubelet.root().to_owned());
+        let [cluster, cluster_path] = of("--kubeconfig", self.kubeconfig());
+        [root, root_path, kubelet, kubelet_path, cluster, cluster_path]
     }
 
-    /// The configuration of an agent on this node.
+    /// The kubeconfig file of the cluster.
     #[must_use]
-    pub fn config(&self) -> Config {
-        let mut config = Config { node_name: self.name.clone(), ..Config::default() };
-        config.host.root.clone_from(&self.directory.0);
-        config.kubelet.dir = Some(self.kubelet.root().to_owned());
-        config.kubeconfig = Some(self.directory.0.join("kubeconfig"));
-        config
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.directory.0.join("kubeconfig")
     }
 
     /// Binds a pod to the node. Its kubelet runs or rejects it, and the API server has the pod object that a
@@ -137,30 +132,36 @@ impl SimNode {
     ///
     /// # Errors
     /// The kubelet's rejection.
-    pub async fn start_pod(&self, spec: PodSpec) -> Result<Vec<Given>, Refusal> {
-        self.show(&spec, "Pending", None, &[]);
+    pub async fn start_pod(&self, spec: PodSpec) -> Result<Vec<Allocation>, Rejection> {
+        self.put_pod(&spec, "Pending", None, &[]);
         let outcome = self.kubelet.start_pod(spec.clone()).await;
         match &outcome {
-            Ok(given) => self.show(&spec, "Running", None, given),
-            Err(refusal) => self.show(&spec, "Failed", Some(refusal), &[]),
+            Ok(allocations) => self.put_pod(&spec, "Running", None, allocations),
+            Err(rejection) => self.put_pod(&spec, "Failed", Some(rejection), &[]),
         }
         outcome
     }
 
     /// Removes a pod from the kubelet, then from the cluster. Returns false if there is no such pod.
     pub fn stop_pod(&self, namespace: &str, name: &str) -> bool {
-        let ran = self.kubelet.stop_pod(namespace, name);
-        self.server.delete(&PODS, namespace, name) || ran
+        let was_running = self.kubelet.stop_pod(namespace, name);
+        self.server.delete(&PODS, namespace, name) || was_running
     }
 
-    fn show(&self, spec: &PodSpec, phase: &str, refusal: Option<&Refusal>, given: &[Given]) {
+    fn put_pod(
+        &self,
+        spec: &PodSpec,
+        phase: &str,
+        rejection: Option<&Rejection>,
+        allocations: &[Allocation],
+    ) {
         let mut object = spec.object(&self.name, phase);
-        if let Some(refusal) = refusal {
-            object["status"]["reason"] = json!(refusal.reason);
-            object["status"]["message"] = json!(refusal.message);
+        if let Some(rejection) = rejection {
+            object["status"]["reason"] = json!(rejection.reason);
+            object["status"]["message"] = json!(rejection.message);
         }
-        if !given.is_empty() {
-            let zones = self.kubelet.with_model(|model| model.zones_of(given)).to_string();
+        if !allocations.is_empty() {
+            let zones = self.kubelet.with_model(|model| model.zones_of(allocations)).to_string();
             object["metadata"]["annotations"] = json!({ZONES: zones});
         }
         // Cannot fail: the pod has a name, and pods are not validated.
@@ -173,7 +174,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_node_shows_its_pods_and_cleans_up() {
+    async fn pods_are_objects_and_the_directory_is_removed() {
         let spec = "{description: one node, nodes: [{id: 0, cpus: 0-3, memory: 4Gi}], \
                     kubelet: {cpuManagerPolicy: static}}";
         let spec = MachineSpec::from_yaml(spec).unwrap();
@@ -183,9 +184,9 @@ mod tests {
         assert!(directory.join("sys/devices/system/node/node0/cpulist").is_file());
         node.start_pod(PodSpec::guaranteed("db", 2, 1 << 30)).await.unwrap();
         assert!(node.start_pod(PodSpec::guaranteed("big", 9, 1 << 30)).await.is_err());
-        let shown = |name: &str| node.server.get(&PODS, "default", name).unwrap();
-        assert_eq!(shown("db")["metadata"]["annotations"][ZONES], "0");
-        assert_eq!(shown("big")["status"]["phase"], "Failed");
+        let object = |name: &str| node.server.get(&PODS, "default", name).unwrap();
+        assert_eq!(object("db")["metadata"]["annotations"][ZONES], "0");
+        assert_eq!(object("big")["status"]["phase"], "Failed");
         assert!(node.stop_pod("default", "db"));
         assert!(node.server.get(&PODS, "default", "db").is_none());
         drop(node);

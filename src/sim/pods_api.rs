@@ -21,7 +21,7 @@ use crate::kubelet::proto::pods::{
     WatchPodsRequest,
 };
 
-type Told = Result<WatchPodsEvent, Status>;
+type WatchResult = Result<WatchPodsEvent, Status>;
 
 /// A simulated Pods API. Dropping it is like a kubelet crash: the socket stays, but nothing listens on it.
 #[derive(Debug)]
@@ -35,18 +35,20 @@ pub struct SimPodsApi {
 struct State {
     /// By UID, which is the order of `ListPods`.
     pods: BTreeMap<String, Bytes>,
-    watchers: Vec<mpsc::UnboundedSender<Told>>,
-    /// How often WatchPods was called.
-    watches: usize,
-    no_marker: bool,
+    watchers: Vec<mpsc::UnboundedSender<WatchResult>>,
+    /// Number of calls of WatchPods.
+    watch_calls: usize,
+    /// Whether the end of the initial list is not marked.
+    no_sync_marker: bool,
     /// Number of pods after which the initial events of a watch stop.
-    stuck_after: Option<usize>,
-    refusal: Option<Status>,
+    stalls_after: Option<usize>,
+    /// The status of every call.
+    error: Option<Status>,
 }
 
 impl State {
-    fn tell(&mut self, told: &Told) {
-        self.watchers.retain(|watcher| watcher.send(told.clone()).is_ok());
+    fn send(&mut self, result: &WatchResult) {
+        self.watchers.retain(|watcher| watcher.send(result.clone()).is_ok());
     }
 }
 
@@ -73,7 +75,7 @@ impl SimPodsApi {
         Ok(api)
     }
 
-    /// Restarts the kubelet: all connections are cut, and there is a new socket at the path. Pods stay.
+    /// Restarts the kubelet: all connections are closed, and there is a new socket at the path. Pods stay.
     ///
     /// # Errors
     /// When the socket cannot be created.
@@ -101,8 +103,8 @@ impl SimPodsApi {
     /// new pod may be `Modified`.
     pub fn set(&self, pod: &core::Pod) {
         self.set_silently(pod);
-        let told = Ok(event(EventType::Modified, pod.encode_to_vec().into()));
-        lock(&self.shared).tell(&told);
+        let event = event(EventType::Modified, pod.encode_to_vec().into());
+        lock(&self.shared).send(&Ok(event));
     }
 
     /// Like [`SimPodsApi::set`], but without the event.
@@ -115,7 +117,7 @@ impl SimPodsApi {
         let pod = Bytes::from(pod);
         let mut state = lock(&self.shared);
         state.pods.insert(uid.to_owned(), pod.clone());
-        state.tell(&Ok(event(EventType::Modified, pod)));
+        state.send(&Ok(event(EventType::Modified, pod)));
     }
 
     /// Removes a pod and sends an event to all watchers.
@@ -125,7 +127,7 @@ impl SimPodsApi {
         let core::ObjectMeta { name, namespace, uid, .. } = metadata;
         let metadata = core::ObjectMeta { name, namespace, uid, ..core::ObjectMeta::default() };
         let pod = core::Pod { metadata: Some(metadata), ..core::Pod::default() };
-        lock(&self.shared).tell(&Ok(event(EventType::Deleted, pod.encode_to_vec().into())));
+        lock(&self.shared).send(&Ok(event(EventType::Deleted, pod.encode_to_vec().into())));
     }
 
     /// Marks a pod as terminated: kubelets of 1.36 send a `Deleted` event then, but keep the object and send
@@ -141,18 +143,18 @@ impl SimPodsApi {
     }
 
     /// Sends any event to all watchers.
-    pub fn tell(&self, kind: i32, pod: Vec<u8>) {
-        lock(&self.shared).tell(&Ok(WatchPodsEvent { r#type: kind, pod: pod.into() }));
+    pub fn send_event(&self, kind: i32, pod: Vec<u8>) {
+        lock(&self.shared).send(&Ok(WatchPodsEvent { r#type: kind, pod: pod.into() }));
     }
 
     /// Ends all watches with the error for clients that are too slow.
-    pub fn cut_off(&self) {
+    pub fn end_watches(&self) {
         let mut state = lock(&self.shared);
-        state.tell(&Err(Status::resource_exhausted("watch client channel closed")));
+        state.send(&Err(Status::resource_exhausted("watch client channel closed")));
         state.watchers.clear();
     }
 
-    /// Cuts all connections, without any other effect.
+    /// Closes all connections, without any other effect.
     pub fn cut_connections(&self) {
         if let Some(serving) = &self.serving {
             serving.cut_connections();
@@ -160,32 +162,32 @@ impl SimPodsApi {
     }
 
     /// Sets whether watches mark the end of the initial list.
-    pub fn marks(&self, marks: bool) {
-        lock(&self.shared).no_marker = !marks;
+    pub fn set_sync_marker(&self, marks: bool) {
+        lock(&self.shared).no_sync_marker = !marks;
     }
 
-    /// Sets the number of pods after which the initial list of new watches gets stuck.
-    pub fn stuck_after(&self, pods: Option<usize>) {
-        lock(&self.shared).stuck_after = pods;
+    /// Sets the number of pods after which the initial list of new watches stalls.
+    pub fn stall_after(&self, pods: Option<usize>) {
+        lock(&self.shared).stalls_after = pods;
     }
 
     /// Sets a status with which every call fails, or none.
-    pub fn refuse(&self, status: Option<Status>) {
-        lock(&self.shared).refusal = status;
+    pub fn fail_with(&self, status: Option<Status>) {
+        lock(&self.shared).error = status;
     }
 
     /// Number of open watches.
     #[must_use]
-    pub fn watching(&self) -> usize {
+    pub fn open_watches(&self) -> usize {
         let mut state = lock(&self.shared);
         state.watchers.retain(|watcher| !watcher.is_closed());
         state.watchers.len()
     }
 
-    /// How often WatchPods was called.
+    /// Number of calls of WatchPods.
     #[must_use]
-    pub fn watches(&self) -> usize {
-        lock(&self.shared).watches
+    pub fn watch_calls(&self) -> usize {
+        lock(&self.shared).watch_calls
     }
 }
 
@@ -194,20 +196,20 @@ struct Service(Arc<Mutex<State>>);
 
 #[tonic::async_trait]
 impl Pods for Service {
-    type WatchPodsStream = std::pin::Pin<Box<dyn Stream<Item = Told> + Send>>;
+    type WatchPodsStream = std::pin::Pin<Box<dyn Stream<Item = WatchResult> + Send>>;
 
     async fn list_pods(&self, _: Request<ListPodsRequest>) -> Result<Response<ListPodsResponse>, Status> {
         let state = lock(&self.0);
-        match &state.refusal {
-            Some(refusal) => Err(refusal.clone()),
+        match &state.error {
+            Some(error) => Err(error.clone()),
             None => Ok(Response::new(ListPodsResponse { pods: state.pods.values().cloned().collect() })),
         }
     }
 
     async fn get_pod(&self, request: Request<GetPodRequest>) -> Result<Response<GetPodResponse>, Status> {
         let state = lock(&self.0);
-        if let Some(refusal) = &state.refusal {
-            return Err(refusal.clone());
+        if let Some(error) = &state.error {
+            return Err(error.clone());
         }
         let uid = request.into_inner().pod_uid;
         match state.pods.get(&uid) {
@@ -221,21 +223,21 @@ impl Pods for Service {
         _: Request<WatchPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
         let mut state = lock(&self.0);
-        state.watches += 1;
-        if let Some(refusal) = &state.refusal {
-            return Err(refusal.clone());
+        state.watch_calls += 1;
+        if let Some(error) = &state.error {
+            return Err(error.clone());
         }
-        let (news, mut told) = mpsc::unbounded_channel();
-        let most = state.stuck_after.unwrap_or(usize::MAX);
-        for pod in state.pods.values().take(most) {
+        let (sender, mut events) = mpsc::unbounded_channel();
+        let max = state.stalls_after.unwrap_or(usize::MAX);
+        for pod in state.pods.values().take(max) {
             // Cannot fail: the receiver still exists.
-            let _ = news.send(Ok(event(EventType::Added, pod.clone())));
+            let _ = sender.send(Ok(event(EventType::Added, pod.clone())));
         }
-        if state.stuck_after.is_none() && !state.no_marker {
-            let _ = news.send(Ok(event(EventType::InitialSyncComplete, Bytes::new())));
+        if state.stalls_after.is_none() && !state.no_sync_marker {
+            let _ = sender.send(Ok(event(EventType::InitialSyncComplete, Bytes::new())));
         }
-        state.watchers.push(news);
-        let next = futures::stream::poll_fn(move |context| told.poll_recv(context));
+        state.watchers.push(sender);
+        let next = futures::stream::poll_fn(move |context| events.poll_recv(context));
         Ok(Response::new(Box::pin(next)))
     }
 }

@@ -149,7 +149,7 @@ impl Scenario {
     }
 
     /// Removes a pod that the kubelet rejected.
-    pub fn refused(&mut self, name: &str) {
+    pub fn rejected(&mut self, name: &str) {
         self.running.retain(|(running, _)| running != name);
     }
 
@@ -195,7 +195,7 @@ mod tests {
     use crate::sim::kubelet::Model;
 
     #[test]
-    fn machines_of_every_size_can_be() {
+    fn machines_of_every_size_are_valid() {
         for zones in 2..=8 {
             let spec = machine(zones);
             let yaml = serde_json::to_string(&spec).unwrap();
@@ -208,23 +208,23 @@ mod tests {
     }
 
     #[test]
-    fn a_run_fills_and_empties_the_node_and_follows_from_its_seed() {
+    fn a_run_fills_and_empties_the_node_and_depends_on_its_seed_only() {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
         let (mut one, mut other) = (Scenario::new(2, seed), Scenario::new(2, seed));
-        let mut turns = 0;
+        let mut changes = 0;
         let mut filling = true;
         for _ in 0..2000 {
             assert_eq!(one.step(), other.step());
-            turns += usize::from(one.filling != filling);
+            changes += usize::from(one.filling != filling);
             filling = one.filling;
             assert!(one.running() < 40);
         }
-        assert!(turns > 10, "it goes up and down: {turns}");
+        assert!(changes > 10, "{changes}");
     }
 
     #[test]
-    fn names_are_never_used_twice() {
+    fn names_are_unique() {
         let mut scenario = Scenario::new(2, 7);
         let mut names = std::collections::BTreeSet::new();
         for _ in 0..200 {

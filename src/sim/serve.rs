@@ -1,5 +1,5 @@
-//! Serves HTTP connections that can all be cut at once. A process that dies takes its connections with it,
-//! but neither tonic nor axum can close theirs.
+//! Serves HTTP connections that can all be closed at once, as when a process ends. Neither tonic nor axum can
+//! close theirs.
 
 use std::io;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl Listener for TcpListener {
     }
 }
 
-/// The server task. Dropping it closes the socket and cuts every connection.
+/// The server task. Dropping it closes the socket and every connection.
 #[derive(Debug)]
 pub(crate) struct Serving {
     task: JoinHandle<()>,
@@ -61,12 +61,12 @@ impl Serving {
         Self { task, cut }
     }
 
-    /// Cuts the connections that are open now; new ones are accepted.
+    /// Closes the connections that are open now; new ones are accepted.
     pub(crate) fn cut_connections(&self) {
         self.cut.send_modify(|generation| *generation += 1);
     }
 
-    /// The sender that cuts the connections, for use by the service itself.
+    /// The sender that closes the connections, for use by the service itself.
     pub(crate) fn cut(&self) -> Arc<watch::Sender<u64>> {
         Arc::clone(&self.cut)
     }

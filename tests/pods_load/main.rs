@@ -243,7 +243,7 @@ async fn run(options: &Options) -> Result<()> {
         best = *rate;
     }
     let after = node.resident()?;
-    let all = node.api.watches();
+    let all = node.api.watch_calls();
     writeln!(
         out,
         "\nIt serves {best} events per second to {watchers} watchers. {:.1} MiB after that, {:.1} MiB at most. The kubelet was \
@@ -396,7 +396,7 @@ impl Node {
             heard.last.push((0, now));
         }
         self.api.set(&changed);
-        self.upstream = self.upstream.max(self.api.watching());
+        self.upstream = self.upstream.max(self.api.open_watches());
     }
 
     fn resident(&self) -> Result<usize> {

@@ -15,7 +15,7 @@ use crate::support::{Needs, Parts};
 #[tokio::test]
 async fn kubectl_reads_the_embedded_api_server() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
-    let server = ApiServer::start_anywhere(0).await?;
+    let server = ApiServer::start_on_any_port(0).await?;
     server.add_node("worker")?;
     let node = SimNode::start();
     let mut config = Config { node_name: "worker".into(), ..Config::default() };

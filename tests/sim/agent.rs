@@ -135,7 +135,7 @@ impl World {
 
 /// Starts an API server that has the Node.
 pub(crate) async fn server() -> ApiServer {
-    let server = ApiServer::start_anywhere(0).await.unwrap();
+    let server = ApiServer::start_on_any_port(0).await.unwrap();
     server.add_node("worker").unwrap();
     server
 }
@@ -143,7 +143,7 @@ pub(crate) async fn server() -> ApiServer {
 /// Starts an agent with a kubelet that lists terminated pods with what they were allocated, as those before
 /// 1.34 do.
 pub(crate) async fn with_terminated_pods_listed(options: Options) -> World {
-    let server = ApiServer::start_anywhere(0).await.unwrap();
+    let server = ApiServer::start_on_any_port(0).await.unwrap();
     let node =
         json!({"metadata": {"name": "worker"}, "status": {"nodeInfo": {"kubeletVersion": "v1.33.13"}}});
     server.put(&NODES, node).unwrap();
@@ -295,7 +295,7 @@ async fn a_start_reads_the_inventory_once() {
 
 #[tokio::test]
 async fn the_node_owns_the_object() {
-    let server = ApiServer::start_anywhere(0).await.unwrap();
+    let server = ApiServer::start_on_any_port(0).await.unwrap();
     let uid = server.add_node("worker").unwrap();
     let world = World::with(SimNode::with(quick()), server, |_| {});
     world.agrees().await;

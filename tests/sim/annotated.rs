@@ -37,7 +37,7 @@ struct Served {
 
 impl Served {
     async fn with(change: impl FnOnce(&mut Settings)) -> Self {
-        let server = ApiServer::start_anywhere(0).await.unwrap();
+        let server = ApiServer::start_on_any_port(0).await.unwrap();
         server.add_node("worker").unwrap();
         Self::on(server, change)
     }
@@ -142,7 +142,7 @@ async fn silenced(served: &Served) {
 
 #[tokio::test]
 async fn a_scan_fails_while_the_annotated_devices_are_unknown() {
-    let server = ApiServer::start_anywhere(0).await.unwrap();
+    let server = ApiServer::start_on_any_port(0).await.unwrap();
     server.add_node("worker").unwrap();
     let get = Rule { verb: Some("get"), resource: Some("devices"), times: None, fault: Fault::Status(500) };
     server.inject(get);
@@ -210,7 +210,7 @@ async fn a_pod_that_the_watch_has_not_told_of_is_asked_for() {
 
 #[tokio::test]
 async fn one_that_has_ended_is_asked_for_only_if_it_is_being_deleted() {
-    let server = ApiServer::start_anywhere(0).await.unwrap();
+    let server = ApiServer::start_on_any_port(0).await.unwrap();
     server.add_node("worker").unwrap();
     for (name, phase) in [("done", "Succeeded"), ("refused", "Failed"), ("leaving", "Failed")] {
         let mut ended = object(name, Some(&gpu("GPU-1")));
@@ -226,7 +226,7 @@ async fn one_that_has_ended_is_asked_for_only_if_it_is_being_deleted() {
         served.node.kubelet.start_pod(PodSpec::new(name)).await.unwrap();
     }
     assert!(served.list().await.unwrap().is_empty());
-    let asked: Vec<String> = served.server.asked(&PODS).into_iter().map(|asked| asked.query).collect();
+    let asked: Vec<String> = served.server.requests(&PODS).into_iter().map(|asked| asked.query).collect();
     let times = |name: &str| asked.iter().filter(|query| query.contains(&format!("name%3D{name}"))).count();
     assert_eq!(["done", "refused", "leaving"].map(times), [0, 0, 1], "{asked:?}");
     served.end().await;
@@ -303,7 +303,7 @@ async fn what_was_told_last_is_believed_for_a_while_and_then_no_more() {
 #[tokio::test]
 async fn before_anybody_has_told_anything_answers_are_passed_through_or_refused() {
     for fail_closed in [false, true] {
-        let server = ApiServer::start_anywhere(0).await.unwrap();
+        let server = ApiServer::start_on_any_port(0).await.unwrap();
         server.add_node("worker").unwrap();
         server.set_denied("list", "pods", true);
         let served = Served::on(server, |settings| {

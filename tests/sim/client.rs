@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use numacast::kubelet::{Api, ClientError};
-use numacast::sim::kubelet::{Age, Call, Fault, Options, PodSpec};
+use numacast::sim::kubelet::{KubeletVersion, Call, Fault, Options, PodSpec};
 use tonic::Code;
 
 use crate::support::SimNode;
@@ -31,7 +31,7 @@ async fn list_and_allocatable_show_what_is_allocated() {
 
 #[tokio::test]
 async fn v1alpha1_is_used_with_an_old_kubelet() {
-    let node = SimNode::with(Options { age: Age::OnlyV1alpha1, limited: false, ..Options::default() });
+    let node = SimNode::with(Options { age: KubeletVersion::OnlyV1alpha1, limited: false, ..Options::default() });
     node.kubelet.start_pod(PodSpec::new("a").devices("example.com/nic", 1)).await.unwrap();
     let mut client = node.client();
     for _ in 0..2 {
@@ -43,7 +43,7 @@ async fn v1alpha1_is_used_with_an_old_kubelet() {
 
 #[tokio::test]
 async fn a_kubelet_without_get_allocatable_is_unsupported() {
-    for age in [Age::V1_20, Age::OnlyV1alpha1] {
+    for age in [KubeletVersion::V1_20, KubeletVersion::OnlyV1alpha1] {
         let node = SimNode::with(Options { age, limited: false, ..Options::default() });
         let sentence = node.client().allocatable().await.unwrap_err().to_string();
         assert_eq!(
@@ -91,7 +91,7 @@ async fn the_kubelets_rate_limit_is_an_error() {
             Err(error) => panic!("{error}"),
         }
     }
-    assert_eq!(node.kubelet.calls().refused, refused);
+    assert_eq!(node.kubelet.calls().rejected, refused);
     assert!(refused > 0);
 }
 

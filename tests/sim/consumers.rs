@@ -139,7 +139,7 @@ async fn only_the_overreserving_cache_is_told_of_pods() {
         // And no fingerprint is withheld.
         while let Ok(change) = changes.try_recv() {
             let object: &Value = &change.object;
-            assert!(change.of != &TOPOLOGIES || !object.to_string().contains("0000000000000000"), "{object}");
+            assert!(change.kind != &TOPOLOGIES || !object.to_string().contains("0000000000000000"), "{object}");
         }
         world.stop().await;
     }
@@ -266,7 +266,7 @@ async fn what_was_bound_while_the_agent_was_away_is_reserved_with_the_first_writ
         frees(&world, [one - 2, other - 2]).await;
         let mut writes = 0;
         while let Ok(change) = changes.try_recv() {
-            writes += usize::from(change.of == &TOPOLOGIES);
+            writes += usize::from(change.kind == &TOPOLOGIES);
         }
         assert_eq!(writes, 1, "{choice:?}: none without it");
         world.stop().await;

@@ -278,7 +278,7 @@ async fn when_the_watch_is_lost_the_last_set_stays_and_when_it_is_back_it_is_rig
     world.server.set_denied("list", PODS.plural, true);
     world.server.set_denied("watch", PODS.plural, true);
     world.server.cut_connections();
-    world.server.forget_history();
+    world.server.compact_history();
     show(&world, &PodSpec::new("unseen"), "Running");
     world.node.kubelet.start_pod(db("b")).await.unwrap();
     world.agrees().await;
@@ -322,7 +322,7 @@ async fn an_agent_that_starts_again_says_at_once_what_holds() {
     let mut agreed = 0;
     while let Ok(change) = changes.try_recv() {
         let held = change.object.to_string().contains(&Fingerprint::WITHHELD.to_string());
-        agreed += usize::from(change.of == &TOPOLOGIES && !held);
+        agreed += usize::from(change.kind == &TOPOLOGIES && !held);
     }
     assert_eq!(agreed, 0, "one pod is still not accounted");
     world.node.kubelet.start_pod(db("waits")).await.unwrap();

@@ -18,7 +18,7 @@ fn device(ids: &[&str]) -> Value {
 }
 
 async fn cluster() -> (ApiServer, Cluster) {
-    let server = ApiServer::start_anywhere(0).await.unwrap();
+    let server = ApiServer::start_on_any_port(0).await.unwrap();
     let cluster = client(&server, Duration::from_secs(5));
     (server, cluster)
 }

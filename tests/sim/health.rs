@@ -30,7 +30,7 @@ struct World {
 impl World {
     async fn start(api_is_up: bool) -> Self {
         let node = SimNode::start();
-        let api = ApiServer::start_anywhere(0).await.unwrap();
+        let api = ApiServer::start_on_any_port(0).await.unwrap();
         api.add_node("worker").unwrap();
         if !api_is_up {
             api.stop();

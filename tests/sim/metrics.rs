@@ -36,7 +36,7 @@ async fn a_scrape_has_scans_findings_and_the_build() {
     let node = SimNode::start();
     let broken = "sys/devices/system/node/node0/cpulist";
     std::fs::write(node.root().join(broken), "0-7,x\n").unwrap();
-    let server = ApiServer::start_anywhere(0).await.unwrap();
+    let server = ApiServer::start_on_any_port(0).await.unwrap();
     server.add_node("worker").unwrap();
     let mut config = Config { node_name: "worker".into(), ..Config::default() };
     config.host.root = node.root().to_owned();

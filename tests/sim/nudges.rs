@@ -55,7 +55,7 @@ impl Drop for Replica {
 
 /// Starts an API server with two objects.
 async fn server() -> ApiServer {
-    let server = ApiServer::start_anywhere(1).await.unwrap();
+    let server = ApiServer::start_on_any_port(1).await.unwrap();
     for name in ["beta", "alpha"] {
         server.add_node(name).unwrap();
         server.put(&TOPOLOGIES, object(name, 8)).unwrap();
@@ -214,7 +214,7 @@ async fn a_history_that_is_gone_is_made_up_for_by_another_list() {
     for name in ["new", "newer"] {
         server.put(&PODS, pod(name, REJECTED)).unwrap();
     }
-    server.forget_history();
+    server.compact_history();
     server.resume().await.unwrap();
     until("both are known", || replica.sample("numacast_rejected_pods") == 2).await;
     until("they are followed by a nudge", || replica.nudges() > 0).await;

@@ -146,7 +146,7 @@ async fn who_is_cut_off_for_being_slow_hears_everything_anew() {
     kubelet.set(&pod("b"));
     let mut listener = Listener::new(place.socket());
     assert_eq!(listener.next_list().await, "a,b");
-    kubelet.cut_off();
+    kubelet.end_watches();
     kubelet.remove(&pod("a"));
     let error = listener.next_error().await;
     assert!(error.contains("watch client channel closed"), "{error}");
@@ -170,10 +170,10 @@ async fn a_connection_that_breaks_and_another_kubelet_are_survived() {
     listener.until(|now| now.errors.iter().any(|error| error.contains("nobody listens"))).await;
     assert_eq!(listener.names(), "a", "what was known stays");
     kubelet.restart().unwrap();
-    kubelet.refuse(Some(Status::failed_precondition("Kubelet is initializing")));
+    kubelet.fail_with(Some(Status::failed_precondition("Kubelet is initializing")));
     listener.until(|now| now.errors.iter().any(|error| error.contains("Kubelet is initializing"))).await;
     assert_eq!(listener.names(), "a");
-    kubelet.refuse(None);
+    kubelet.fail_with(None);
     assert_eq!(listener.next_list().await, "a,b");
 }
 
@@ -187,18 +187,18 @@ async fn a_lost_event_is_made_good() {
     assert_eq!(listener.next_list().await, "a,b");
     kubelet.set_silently(&pod("c"));
     kubelet.remove_silently(&pod("a"));
-    let (before, watches) = (Instant::now(), kubelet.watches());
+    let (before, watches) = (Instant::now(), kubelet.watch_calls());
     assert_eq!(listener.next_list().await, "b,c");
     let waited = before.elapsed();
     assert!((Duration::from_secs(120)..Duration::from_secs(300)).contains(&waited), "{waited:?}");
-    assert_eq!((listener.errors.len(), kubelet.watches() - watches), (0, 1), "nothing broke");
+    assert_eq!((listener.errors.len(), kubelet.watch_calls() - watches), (0, 1), "nothing broke");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_kubelet_that_never_says_that_its_list_is_complete_is_understood() {
     let place = Place::new();
     let kubelet = SimPodsApi::start(place.socket()).unwrap();
-    kubelet.marks(false);
+    kubelet.set_sync_marker(false);
     kubelet.set(&pod("a"));
     kubelet.set(&pod("b"));
     let mut listener = Listener::new(place.socket());
@@ -208,8 +208,8 @@ async fn a_kubelet_that_never_says_that_its_list_is_complete_is_understood() {
     // Without the marker, the initial list cannot be distinguished from concurrent changes.
     kubelet.cut_connections();
     listener.next_error().await;
-    let watches = kubelet.watches();
-    while kubelet.watches() == watches {
+    let watches = kubelet.watch_calls();
+    while kubelet.watch_calls() == watches {
         let heard = listener.events.next();
         assert!(tokio::time::timeout(Duration::from_millis(10), heard).await.is_err(), "it is listening");
     }
@@ -262,14 +262,14 @@ async fn a_kubelet_that_said_that_it_did_not_know_its_pods_yet_is_believed_at_on
     assert_eq!(listener.next_list().await, "a,b");
     kubelet.stop();
     kubelet.remove_silently(&pod("b"));
-    kubelet.refuse(Some(tonic::Status::failed_precondition("Kubelet is initializing")));
+    kubelet.fail_with(Some(tonic::Status::failed_precondition("Kubelet is initializing")));
     kubelet.restart().unwrap();
     listener.until(|now| now.errors.iter().any(|error| error.contains("initializing"))).await;
     assert_eq!(listener.names(), "a,b");
-    kubelet.refuse(None);
-    let watches = kubelet.watches();
+    kubelet.fail_with(None);
+    let watches = kubelet.watch_calls();
     assert_eq!(listener.next_list().await, "a");
-    assert_eq!(kubelet.watches() - watches, 1, "no second look");
+    assert_eq!(kubelet.watch_calls() - watches, 1, "no second look");
 }
 
 #[tokio::test(start_paused = true)]
@@ -282,11 +282,11 @@ async fn a_list_that_gets_stuck_takes_no_pod_away() {
     let mut listener = Listener::new(place.socket());
     assert_eq!(listener.next_list().await, "a,b,c");
     let lists = listener.lists;
-    kubelet.stuck_after(Some(1));
+    kubelet.stall_after(Some(1));
     kubelet.cut_connections();
     listener.until(|now| now.errors.iter().any(|error| error.contains("did not go on"))).await;
     assert_eq!((listener.names(), listener.lists), ("a,b,c".into(), lists));
-    kubelet.stuck_after(None);
+    kubelet.stall_after(None);
     assert_eq!(listener.next_list().await, "a,b,c");
 }
 
@@ -299,11 +299,11 @@ async fn garbage_costs_nothing_but_itself() {
     assert_eq!(listener.next_list().await, "a");
     let good = prost::Message::encode_to_vec(&pod("x"));
     for kind in [0, 1, 2, 3, 4, 99, -1] {
-        kubelet.tell(kind, vec![0xff; 100]);
-        kubelet.tell(kind, good[..good.len() - 3].to_vec());
-        kubelet.tell(kind, Vec::new());
+        kubelet.send_event(kind, vec![0xff; 100]);
+        kubelet.send_event(kind, good[..good.len() - 3].to_vec());
+        kubelet.send_event(kind, Vec::new());
     }
-    kubelet.tell(99, good);
+    kubelet.send_event(99, good);
     kubelet.set(&pod("b"));
     listener.until(|now| now.pods.contains_key("b")).await;
     assert_eq!((listener.names(), listener.lists, listener.errors.len()), ("a,b".into(), 1, 0));
@@ -326,10 +326,10 @@ async fn every_reason_why_there_is_nothing_is_one_sentence() {
         (Status::internal("error marshalling initial watch event pod"), "Internal: error marshalling"),
         (Status::unknown("disabled"), "Unknown: disabled"),
     ] {
-        kubelet.refuse(Some(status));
+        kubelet.fail_with(Some(status));
         listener.until(|now| now.errors.last().is_some_and(|error| error.contains(words))).await;
     }
-    kubelet.refuse(None);
+    kubelet.fail_with(None);
     assert_eq!(listener.next_list().await, "");
     assert!(listener.errors.iter().all(|error| !error.contains('\n')), "{:?}", listener.errors);
 }

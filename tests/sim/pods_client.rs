@@ -111,21 +111,21 @@ async fn the_first_who_serves_is_asked_and_why_not_the_others_is_told() {
     let own = places.server(0);
     own.set(&pod("a", "own"));
     // A server that cannot respond yet is skipped too.
-    own.refuse(Some(Status::failed_precondition("Kubelet is initializing")));
+    own.fail_with(Some(Status::failed_precondition("Kubelet is initializing")));
     assert_eq!(uids(&mut client).await, ["kubelet"]);
     assert!(client.passed_over()[0].to_string().contains("Kubelet is initializing"));
-    own.refuse(None);
+    own.fail_with(None);
     assert_eq!(uids(&mut client).await, ["own"]);
     assert_eq!((client.socket(), client.passed_over().len()), (Some(&*places.sockets()[0]), 0));
     // A server that responds is not skipped, so that its rate limit is not bypassed.
-    own.refuse(Some(Status::resource_exhausted("rejected by rate limit")));
+    own.fail_with(Some(Status::resource_exhausted("rejected by rate limit")));
     let error = client.list(&Wanted::default()).await.unwrap_err();
     assert!(matches!(error, PodsError::RateLimited { .. }), "{error}");
     // A pod that one server leaves out for its size may be available from another.
     let words = "numacast: the pod default/a is left out, for its 9 bytes do not fit, the largest of which are left out";
-    own.refuse(Some(Status::resource_exhausted(words)));
+    own.fail_with(Some(Status::resource_exhausted(words)));
     assert_eq!(client.get("kubelet", &Wanted::default()).await.unwrap().uid, "kubelet");
-    own.refuse(None);
+    own.fail_with(None);
     let error = client.get("kubelet", &Wanted::default()).await.unwrap_err();
     assert!(matches!(error, PodsError::NoSuchPod { .. }), "{error}");
 }
@@ -262,7 +262,7 @@ async fn who_is_not_told_whether_a_pod_is_gone_does_not_make_it_up() {
     }
     let mut follow = places.client().follow(Wanted::default());
     assert_eq!(next_list(&mut follow).await.len(), 30);
-    server.refuse(Some(Status::resource_exhausted("rejected by rate limit")));
+    server.fail_with(Some(Status::resource_exhausted("rejected by rate limit")));
     // Ten have ended and still exist, the others are gone.
     for number in 0..30 {
         let one = pod(&format!("pod-{number}"), &number.to_string());
@@ -270,7 +270,7 @@ async fn who_is_not_told_whether_a_pod_is_gone_does_not_make_it_up() {
     }
     let quiet = tokio::time::timeout(Duration::from_secs(30), follow.next()).await;
     assert!(quiet.is_err(), "nobody knows: {quiet:?}");
-    server.refuse(None);
+    server.fail_with(None);
     let (mut there, mut gone) = (0, 0);
     let before = Instant::now();
     while there + gone < 30 {
@@ -293,7 +293,7 @@ async fn a_server_that_cuts_us_off_after_each_list_is_asked_ever_more_rarely() {
     let before = Instant::now();
     for _ in 0..8 {
         assert_eq!(next_list(&mut follow).await, ["1"]);
-        server.cut_off();
+        server.end_watches();
         let error = follow.next().await.unwrap_err();
         assert!(matches!(error, PodsError::TooSlow { .. }), "{error}");
     }
@@ -301,7 +301,7 @@ async fn a_server_that_cuts_us_off_after_each_list_is_asked_ever_more_rarely() {
     // After a connection that lasted, the backoff starts over.
     assert_eq!(next_list(&mut follow).await, ["1"]);
     assert!(tokio::time::timeout(Duration::from_secs(20), follow.next()).await.is_err());
-    server.cut_off();
+    server.end_watches();
     follow.next().await.unwrap_err();
     let before = Instant::now();
     assert_eq!(next_list(&mut follow).await, ["1"]);

@@ -274,14 +274,14 @@ async fn a_watch_ends_quietly_when_nobody_reads() {
 async fn a_watch_waits_for_a_kubelet_that_is_just_starting() {
     let node = Node::new();
     node.kubelet.set(&pod("a", "1", "Pending"));
-    node.kubelet.refuse(Some(tonic::Status::failed_precondition("Kubelet is initializing")));
+    node.kubelet.fail_with(Some(tonic::Status::failed_precondition("Kubelet is initializing")));
     let sentence = node.refuses(&["list"]).await;
     assert!(sentence.contains("cannot tell its pods yet: Kubelet is initializing"), "{sentence}");
     // Our own socket does not exist.
     let mut watch = node.watch(&["-o", "name"]);
-    while node.kubelet.watches() == 0 {
+    while node.kubelet.watch_calls() == 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    node.kubelet.refuse(None);
+    node.kubelet.fail_with(None);
     assert_eq!(watch.line().await, "ADDED default/a");
 }

@@ -282,7 +282,7 @@ fn said(status: &Status) -> (Code, &str) {
 
 #[tokio::test(start_paused = true)]
 async fn a_start_an_update_a_deletion_and_the_end() {
-    let api_server = ApiServer::start_anywhere(0).await.unwrap();
+    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
     let served = Served::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let (mut pods, mut infos) = (served.pods().await, served.infos().await);
     let initializing = (Code::FailedPrecondition, "Kubelet is initializing");
@@ -378,7 +378,7 @@ impl Message for Raw {
 
 #[tokio::test(start_paused = true)]
 async fn bad_requests_get_the_documented_codes() {
-    let api_server = ApiServer::start_anywhere(0).await.unwrap();
+    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
     let served = Served::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let kubelet = SimPodsApi::start(served.kubelets()).unwrap();
     kubelet.set(&pod("a", "1", "Running"));
@@ -413,7 +413,7 @@ async fn bad_requests_get_the_documented_codes() {
 
 #[tokio::test(start_paused = true)]
 async fn who_lists_too_often_is_rejected_and_may_watch() {
-    let api_server = ApiServer::start_anywhere(0).await.unwrap();
+    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
     let served = Served::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let kubelet = SimPodsApi::start(served.kubelets()).unwrap();
     kubelet.set(&pod("a", "1", "Running"));
@@ -455,7 +455,7 @@ fn fat(version: usize) -> core::Pod {
 
 #[tokio::test(start_paused = true)]
 async fn a_watcher_that_does_not_read_is_cut_off_alone() {
-    let api_server = ApiServer::start_anywhere(0).await.unwrap();
+    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
     let served = Served::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let kubelet = SimPodsApi::start(served.kubelets()).unwrap();
     kubelet.set(&fat(0));
@@ -491,7 +491,7 @@ async fn a_watcher_that_does_not_read_is_cut_off_alone() {
 
 #[tokio::test(start_paused = true)]
 async fn a_watcher_that_works_on_an_event_for_a_while_is_not_cut_off() {
-    let api_server = ApiServer::start_anywhere(0).await.unwrap();
+    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
     let served = Served::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let kubelet = SimPodsApi::start(served.kubelets()).unwrap();
     kubelet.set(&fat(0));
@@ -510,7 +510,7 @@ async fn a_watcher_that_works_on_an_event_for_a_while_is_not_cut_off() {
 
 #[tokio::test(start_paused = true)]
 async fn a_kubelet_that_was_away_tells_what_differs_once() {
-    let api_server = ApiServer::start_anywhere(0).await.unwrap();
+    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
     let served = Served::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let mut kubelet = SimPodsApi::start(served.kubelets()).unwrap();
     for (name, uid) in [("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"), ("e", "5")] {
@@ -555,7 +555,7 @@ async fn a_kubelet_that_was_away_tells_what_differs_once() {
     // A broken connection causes no event either.
     kubelet.cut_connections();
     watching.hears_nothing().await;
-    kubelet.cut_off();
+    kubelet.end_watches();
     watching.hears_nothing().await;
     assert_eq!(watching.known.len(), 5);
     served.stop().await;
@@ -563,7 +563,7 @@ async fn a_kubelet_that_was_away_tells_what_differs_once() {
 
 #[tokio::test(start_paused = true)]
 async fn the_api_server_takes_over_and_the_kubelet_takes_it_back() {
-    let api_server = ApiServer::start_anywhere(0).await.unwrap();
+    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
     let order = [PodSourceKind::PodsApi, PodSourceKind::ApiServer];
     let served = Served::start(&order, &api_server, None).await;
     // Old kubelets have no Pods API. A static pod appears as its mirror pod in the API server.
@@ -620,7 +620,7 @@ async fn the_api_server_takes_over_and_the_kubelet_takes_it_back() {
 
 #[tokio::test(start_paused = true)]
 async fn where_only_the_kubelets_page_tells_podinfo_is_served_alone() {
-    let api_server = ApiServer::start_anywhere(0).await.unwrap();
+    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
     let page = Page::start().await;
     page.set(vec![object("b", "2", "Running"), object("a", "1", "Running")]);
     let served = Served::start(&[PodSourceKind::Kubelet], &api_server, Some(&page)).await;
@@ -650,7 +650,7 @@ async fn where_only_the_kubelets_page_tells_podinfo_is_served_alone() {
 
 #[tokio::test(start_paused = true)]
 async fn the_kubelets_page_stands_in_for_podinfo_and_never_for_pods() {
-    let api_server = ApiServer::start_anywhere(0).await.unwrap();
+    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
     let page = Page::start().await;
     let order = [PodSourceKind::PodsApi, PodSourceKind::Kubelet];
     let served = Served::start(&order, &api_server, Some(&page)).await;

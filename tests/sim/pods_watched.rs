@@ -33,7 +33,7 @@ struct World {
 
 impl World {
     async fn new(wanted: Wanted) -> Self {
-        let server = ApiServer::start_anywhere(0).await.unwrap();
+        let server = ApiServer::start_on_any_port(0).await.unwrap();
         let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(10));
         let events = Box::pin(cluster.pods_of(NODE, wanted));
         let (listed, pods) = (BTreeMap::new(), BTreeMap::new());
@@ -101,7 +101,7 @@ impl World {
 
     /// Returns the query strings of the requests for pods with this verb.
     fn asked(&self, verb: &str) -> Vec<String> {
-        let asked = self.server.asked(&PODS).into_iter();
+        let asked = self.server.requests(&PODS).into_iter();
         asked.filter(|asked| asked.verb == verb).map(|asked| asked.query).collect()
     }
 
@@ -170,16 +170,16 @@ async fn a_pod_that_is_larger_than_any_is_named() {
 #[tokio::test(start_paused = true)]
 async fn a_list_is_never_older_than_what_was_told() {
     let mut world = World::of("ab").await;
-    world.server.set_behind(true);
+    world.server.set_cache_stale(true);
     world.delete("a");
     assert_eq!(world.up_to("c").await, "-ac");
     let version = world.server.get(&PODS, "default", "c").unwrap()["metadata"]["resourceVersion"].clone();
     world.put_on("other", "d", "Running");
-    world.server.forget_history();
+    world.server.compact_history();
     world.server.cut_connections();
     world.until(|world| world.errors.iter().filter(|error| error.contains("Too large")).count() == 3).await;
     assert_eq!(world.lists, 1, "{:?}", world.story);
-    world.server.set_behind(false);
+    world.server.set_cache_stale(false);
     world.until(|world| world.lists == 2).await;
     world.is_right();
     let asked = world.asked("list").pop().unwrap();
@@ -247,7 +247,7 @@ async fn bookmarks_keep_a_quiet_watch_from_growing_old() {
         world.server.put(&NODES, json!({"metadata": {"name": format!("node-{round}")}})).unwrap();
         let quiet = tokio::time::timeout(Duration::from_secs(61), world.hear()).await;
         assert!(quiet.is_err(), "{:?}", world.story);
-        world.server.forget_history();
+        world.server.compact_history();
     }
     assert_eq!(world.up_to("b").await, "b");
 }
@@ -259,7 +259,7 @@ async fn after_a_watch_that_is_too_old_everything_is_listed_again() {
     world.server.stop();
     world.delete("a");
     world.put("c", "Running");
-    world.server.forget_history();
+    world.server.compact_history();
     while world.errors.is_empty() {
         world.hear().await;
     }
@@ -357,7 +357,7 @@ async fn a_right_that_is_missing_is_named() {
         world.server.cut_connections();
         if verb == "list" {
             world.put("b", "Running");
-            world.server.forget_history();
+            world.server.compact_history();
         }
         let right = "cannot watch the node's pods: RBAC refuses: pods is forbidden: User ";
         let cannot = format!("cannot {verb} resource");
@@ -386,7 +386,7 @@ async fn what_makes_no_sense_ends_a_watch_and_everything_is_listed_again() {
     let json = b"{\"type\":\"ADDED\",\"object\":{\"kind\":\"Pod\"}}\n";
     for says in [&framed(b"nonsense")[..], &framed(b""), &[0xff; 40], json, &framed(&event)] {
         let mut world = World::of("a").await;
-        world.server.fail_next("watch", "pods", 1, Fault::Says(says.to_vec()));
+        world.server.fail_next("watch", "pods", 1, Fault::Body(says.to_vec()));
         world.server.cut_connections();
         world.until(|world| world.lists == 2).await;
         assert_eq!(world.story.concat(), "![a]", "{says:?}: {:?}", world.errors);
@@ -396,7 +396,7 @@ async fn what_makes_no_sense_ends_a_watch_and_everything_is_listed_again() {
     for says in [&b"k8s\0"[..], b"", b"{\"kind\":\"PodList\",\"items\":[]}", &framed(b"")] {
         let mut world = World::new(Wanted::default()).await;
         world.put("a", "Running");
-        world.server.fail_next("list", "pods", 1, Fault::Says(says.to_vec()));
+        world.server.fail_next("list", "pods", 1, Fault::Body(says.to_vec()));
         world.until(|world| world.lists == 1).await;
         assert_eq!(world.story.concat(), "[![a]", "{says:?}: {:?}", world.errors);
     }
@@ -411,7 +411,7 @@ async fn a_pod_that_cannot_be_read_does_not_cost_the_others() {
     let about = [record(1, b"v1"), record(2, b"PodList")].concat();
     let says = [b"k8s\0".to_vec(), record(1, &about), record(2, &list)].concat();
     let mut world = World::new(Wanted::default()).await;
-    world.server.fail_next("list", "pods", 1, Fault::Says(says));
+    world.server.fail_next("list", "pods", 1, Fault::Body(says));
     world.until(|world| world.lists == 1).await;
     assert_eq!(world.story.concat(), "[ab]");
 }
@@ -426,7 +426,7 @@ async fn a_pod_that_can_no_longer_be_read_is_no_longer_told_of() {
     let object = [b"k8s\0".to_vec(), record(1, &about), record(2, &pod)].concat();
     for what in [&b"MODIFIED"[..], b"DELETED"] {
         let event = [record(1, what), record(2, &record(1, &object))].concat();
-        world.server.fail_next("watch", "pods", 1, Fault::Says(framed(&event)));
+        world.server.fail_next("watch", "pods", 1, Fault::Body(framed(&event)));
         world.server.cut_connections();
         let lists = world.lists;
         world.until(|world| world.lists > lists).await;
@@ -469,7 +469,7 @@ async fn a_link_that_breaks_all_the_time_is_told_of() {
 #[tokio::test(start_paused = true)]
 async fn watches_that_end_at_once_are_asked_for_more_and_more_slowly() {
     let mut world = World::of("a").await;
-    world.server.fail_next("watch", "pods", 20, Fault::Says(Vec::new()));
+    world.server.fail_next("watch", "pods", 20, Fault::Body(Vec::new()));
     world.server.cut_connections();
     let before = Instant::now();
     world.until(|world| world.errors.len() == 20).await;
@@ -493,7 +493,7 @@ async fn a_connection_that_breaks_alone_is_back_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_fleet_does_not_return_at_once() {
     const AGENTS: usize = 60;
-    let server = ApiServer::start_anywhere(0).await.unwrap();
+    let server = ApiServer::start_on_any_port(0).await.unwrap();
     let lists = Arc::new(AtomicUsize::new(0));
     let agents: Vec<_> = (0..AGENTS)
         .map(|_| {
@@ -513,12 +513,12 @@ async fn a_fleet_does_not_return_at_once() {
     server.stop();
     tokio::time::sleep(Duration::from_secs(5)).await;
     server.put(&NODES, json!({"metadata": {"name": "another"}})).unwrap();
-    server.forget_history();
-    let before = server.asked(&PODS).len();
+    server.compact_history();
+    let before = server.requests(&PODS).len();
     server.resume().await.unwrap();
     tokio::time::sleep(Duration::from_secs(120)).await;
     assert_eq!(lists.load(Ordering::Relaxed), AGENTS);
-    let asked = &server.asked(&PODS)[before..];
+    let asked = &server.requests(&PODS)[before..];
     // A rejected watch, a list and the watch after it.
     assert!(asked.len() <= 3 * AGENTS, "{}", asked.len());
     let mut seconds = BTreeMap::<u64, usize>::new();
@@ -546,7 +546,7 @@ async fn whatever_goes_wrong_the_truth_is_known_in_the_end() {
             6..8 => {
                 world.server.delete(&PODS, "default", &format!("pod-{}", rng.u32(0..60)));
             }
-            8 => world.server.forget_history(),
+            8 => world.server.compact_history(),
             9 => world.server.cut_connections(),
             10 if !away => {
                 world.server.stop();
@@ -561,7 +561,7 @@ async fn whatever_goes_wrong_the_truth_is_known_in_the_end() {
                     0 => Fault::Status([410, 429, 500, 503, 504][rng.usize(0..5)]),
                     1 => Fault::CutWithin(rng.usize(0..2000)),
                     2 => Fault::StuckWithin(rng.usize(0..2000)),
-                    3 => Fault::Says((0..rng.usize(0..40)).map(|_| rng.u8(..)).collect()),
+                    3 => Fault::Body((0..rng.usize(0..40)).map(|_| rng.u8(..)).collect()),
                     4 => Fault::Cut,
                     _ => Fault::Delay(Duration::from_secs(rng.u64(0..100))),
                 };

@@ -247,7 +247,7 @@ fn foreign_writes(world: &World) -> u64 {
 fn writers(changes: &mut Receiver<Arc<Change>>) -> Vec<String> {
     let mut found = Vec::new();
     while let Ok(change) = changes.try_recv() {
-        if change.of == &TOPOLOGIES {
+        if change.kind == &TOPOLOGIES {
             found.push(change.manager.clone());
         }
     }
@@ -434,13 +434,13 @@ async fn a_watch_that_breaks_misses_nothing() {
     // The history is gone, so the watch cannot resume, and the edit happens while it is disconnected.
     world.server.cut_connections();
     edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
-    world.server.forget_history();
+    world.server.compact_history();
     world.agrees().await;
     world.until(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
     // A new watch reports no event for a missing object.
     world.server.cut_connections();
     world.server.delete(&TOPOLOGIES, "", "worker");
-    world.server.forget_history();
+    world.server.compact_history();
     world.agrees().await;
     world.until(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
     world.server.stop();
@@ -457,7 +457,7 @@ async fn an_object_that_is_older_than_the_history_is_watched() {
     // As after a restart of the API server: the object's resource version is too old.
     world.server.add_node("another").unwrap();
     world.server.cut_connections();
-    world.server.forget_history();
+    world.server.compact_history();
     world.until(|| (world.server.watchers(&TOPOLOGIES) == 0).then_some(())).await;
     world.until(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
     edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
@@ -637,7 +637,7 @@ async fn every_call_says_how_long_the_server_wants_to_be_left_alone() {
     asked("list and watch", pods.next().await.unwrap());
     server.clear_faults();
     pods.next().await.unwrap().unwrap();
-    let lists: Vec<_> = server.asked(&PODS).into_iter().map(|asked| asked.at).collect();
+    let lists: Vec<_> = server.requests(&PODS).into_iter().map(|asked| asked.at).collect();
     let waited = lists[1] - lists[0];
     assert!(waited >= Duration::from_secs(3), "{waited:?}");
 }
@@ -647,7 +647,7 @@ async fn an_agent_that_is_throttled_waits_as_long_as_it_is_told() {
     let world = World::start(quick()).await;
     world.agrees().await;
     let patches = || {
-        let all = world.server.asked(&TOPOLOGIES).into_iter().filter(|asked| asked.verb == "patch");
+        let all = world.server.requests(&TOPOLOGIES).into_iter().filter(|asked| asked.verb == "patch");
         all.map(|asked| asked.at).collect::<Vec<_>>()
     };
     let before = patches().len();

@@ -68,7 +68,7 @@ async fn a_release_shows_although_the_watch_was_cut_while_it_happened() {
     world.server.stop();
     assert!(world.node.kubelet.stop_pod("default", "db"));
     assert!(world.server.delete(&PODS, "default", "db"));
-    world.server.forget_history();
+    world.server.compact_history();
     world.server.resume().await.unwrap();
     world.agrees().await;
     world.stop().await;
@@ -149,7 +149,7 @@ async fn a_name_that_comes_back_while_nobody_tells_is_another_pod() {
     world.node.kubelet.start_pod(db()).await.unwrap();
     show("Running");
     world.agrees().await;
-    assert!(world.node.kubelet.finish_pod("default", "db"));
+    assert!(world.node.kubelet.terminate_pod("default", "db"));
     show("Succeeded");
     world.agrees().await;
     assert_eq!(world.available(0, "example.com/nic"), 2);
@@ -160,7 +160,7 @@ async fn a_name_that_comes_back_while_nobody_tells_is_another_pod() {
     world.agrees().await;
     assert_eq!(world.available(0, "example.com/nic"), 1);
     // The new pod terminates as well, before the API server can report it as running.
-    assert!(world.node.kubelet.finish_pod("default", "db"));
+    assert!(world.node.kubelet.terminate_pod("default", "db"));
     let again = PodSpec { uid: "again".into(), ..db() };
     assert!(world.server.delete(&PODS, "default", "db"));
     world.server.put(&PODS, again.object("worker", "Succeeded")).unwrap();

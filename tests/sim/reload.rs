@@ -35,7 +35,7 @@ impl World {
     /// Starts the agent. Its log has to be read, since the agent blocks when the pipe is full.
     async fn spawn(config: &str, flags: &[&str]) -> Self {
         let node = SimNode::start();
-        let api = ApiServer::start_anywhere(0).await.unwrap();
+        let api = ApiServer::start_on_any_port(0).await.unwrap();
         api.add_node("worker").unwrap();
         let kubeconfig = serde_json::json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "a",

@@ -69,7 +69,7 @@ struct Running {
 
 impl World {
     async fn start() -> Self {
-        let server = ApiServer::start_anywhere(0).await.unwrap();
+        let server = ApiServer::start_on_any_port(0).await.unwrap();
         server.add_node("worker").unwrap();
         let node = SimNode::start();
         let mut config = Config { node_name: "worker".into(), ..Config::default() };

@@ -303,7 +303,7 @@ async fn abandoned_requests_leave_nothing_behind() {
     assert!(timeout(Duration::from_secs(1), fixture.request(Request::List)).await.is_err());
     fixture.run(&["b"]).await;
     assert_eq!(names(&fixture.request(Request::List).await.unwrap()), ["a", "b"]);
-    assert_eq!(fixture.node.kubelet.traffic().at_once["/v1.PodResourcesLister/List"], 1);
+    assert_eq!(fixture.node.kubelet.traffic().max_concurrent["/v1.PodResourcesLister/List"], 1);
 }
 
 #[tokio::test(start_paused = true)]

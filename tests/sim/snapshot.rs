@@ -2,7 +2,7 @@
 
 use assert_cmd::Command;
 use numacast::nrt::NodeResourceTopology;
-use numacast::sim::kubelet::{Age, Options, PodSpec, Split};
+use numacast::sim::kubelet::{KubeletVersion, Options, PodSpec, Split};
 
 use crate::support::SimNode;
 
@@ -170,7 +170,7 @@ async fn without_a_numa_directory_there_is_one_zone() {
 
 #[tokio::test]
 async fn a_kubelet_without_get_allocatable_is_refused_in_one_sentence() {
-    let node = SimNode::with(Options { age: Age::V1_20, limited: false, ..Options::default() });
+    let node = SimNode::with(Options { age: KubeletVersion::V1_20, limited: false, ..Options::default() });
     let (code, stdout, stderr) = snapshot(&node, &[]).await;
     assert_eq!((code, stdout.as_str()), (Some(1), ""));
     assert!(

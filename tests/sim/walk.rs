@@ -322,7 +322,7 @@ impl Walk {
             Err(refusal) => {
                 self.outcome.refused += 1;
                 if !REFUSED_PODS_LEAVE_ENTRIES {
-                    self.kubelet.settle();
+                    self.kubelet.release_stale();
                 }
                 format!("refusing {name}: {refusal}")
             }

@@ -37,7 +37,7 @@ pub(crate) async fn run(binary: &Path) -> Result<bool> {
         }
         settle().await;
         // The history of the missed changes is gone, which forces a relist.
-        agent.node.server.forget_history();
+        agent.node.server.compact_history();
         agent.node.server.cut_connections();
         settle().await;
     }

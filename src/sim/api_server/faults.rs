@@ -23,16 +23,16 @@ pub enum Fault {
     Delay(Duration),
     /// No response ever; the connection stays open.
     Hang,
-    /// The connection breaks before the request is executed.
+    /// The connection is closed before the request is executed.
     Cut,
-    /// The connection breaks after the request is executed: the client cannot know.
+    /// The connection is closed after the request is executed: the client cannot know.
     CutAfterwards,
-    /// The correct response up to this many bytes; then the connection breaks.
+    /// The correct response up to this many bytes; then the connection is closed.
     CutWithin(usize),
     /// The correct response up to this many bytes; then nothing more, and the connection stays open.
     StuckWithin(usize),
     /// A successful response with this body.
-    Says(Vec<u8>),
+    Body(Vec<u8>),
 }
 
 /// The requests that fail, and how.
@@ -62,11 +62,11 @@ impl Faults {
 
     /// Takes the fault of the first matching rule.
     pub(super) fn take(&mut self, verb: &str, resource: &str) -> Option<Fault> {
-        let fits = |rule: &Rule| {
+        let matches = |rule: &Rule| {
             rule.verb.is_none_or(|wanted| wanted == verb)
                 && rule.resource.is_none_or(|wanted| wanted == resource)
         };
-        let at = self.0.iter().position(fits)?;
+        let at = self.0.iter().position(matches)?;
         let rule = &mut self.0[at];
         let fault = rule.fault.clone();
         if let Some(left) = &mut rule.times {

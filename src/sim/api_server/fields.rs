@@ -89,8 +89,8 @@ pub(super) fn apply(
 /// `new` with its changes from `live` recorded as owned by the updating manager.
 pub(super) fn update(live: Option<&Value>, mut new: Value, writer: &Writer<'_>) -> Value {
     // The writer may replace the entries, by others that own anything.
-    let given = Some(entries(&new)).filter(|entries| !entries.is_empty());
-    let mut entries = given.or_else(|| live.map(entries)).unwrap_or_default();
+    let replaced = Some(entries(&new)).filter(|entries| !entries.is_empty());
+    let mut entries = replaced.or_else(|| live.map(entries)).unwrap_or_default();
     let (after, before) = (leaves(&new), live.map(leaves).unwrap_or_default());
     let changed: BTreeSet<Path> = after
         .iter()
@@ -121,13 +121,13 @@ fn conflicts(
 ) -> Vec<(String, String)> {
     let of = |entry: &Entry| -> Vec<(String, String)> {
         let fields = entry.fields.iter().filter(|path| changed.contains(path));
-        fields.map(|path| (entry.words(), spell(path))).collect()
+        fields.map(|path| (entry.description(), format_path(path))).collect()
     };
     entries.iter().filter(|entry| !mine(entry)).flat_map(of).collect()
 }
 
 impl Entry {
-    fn words(&self) -> String {
+    fn description(&self) -> String {
         if self.apply {
             format!("\"{}\"", self.manager)
         } else {
@@ -137,7 +137,7 @@ impl Entry {
 }
 
 /// Formats a path: `.zones`, `.metadata.labels.x`, `.metadata.ownerReferences[uid="u"]`.
-fn spell(path: &[String]) -> String {
+fn format_path(path: &[String]) -> String {
     let segment = |segment: &String| match segment.strip_prefix("k:") {
         Some(key) => {
             let key: Value = serde_json::from_str(key).unwrap_or_default();
@@ -265,8 +265,8 @@ fn write_entry(entry: &Entry) -> Value {
     for path in &entry.fields {
         let mut place = &mut tree;
         for name in path {
-            let named = name.starts_with("k:") || name.starts_with("v:");
-            let key = if named { name.clone() } else { format!("f:{name}") };
+            let is_item = name.starts_with("k:") || name.starts_with("v:");
+            let key = if is_item { name.clone() } else { format!("f:{name}") };
             if !place[&key].is_object() {
                 place[&key] = json!({});
             }

@@ -1,7 +1,6 @@
-//! HTTP: paths, verbs, content types, faults and watches.
+//! HTTP: paths, verbs, content types and faults.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,42 +11,31 @@ use axum::http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use futures::future::ready;
 use futures::{Stream, StreamExt, stream};
 use serde_json::{Value, json};
-use tokio::sync::broadcast;
-use tokio::time::Instant;
 
 use super::faults::Fault;
 use super::fields::Writer;
-use super::kinds::{KINDS, Kind, PODS, TOPOLOGIES, discovery};
-use super::protobuf;
+use super::kinds::{KINDS, Kind, TOPOLOGIES, discovery};
 use super::selector::Selector;
+use super::shape::{Shape, failure, plain, reply, too_many_requests};
 use super::status::{self, Failure};
-use super::store::{Change, ChangeKind, Key, Write, Written};
+use super::store::{Key, Write, Written};
+use super::watches::watch;
 use super::{Shared, now, schema};
 
 /// Maximum size of a body, as on a real server.
 const BODY_LIMIT: usize = 3 << 20;
-/// Duration of a watch without a timeout; on real servers it is half an hour to an hour.
-const WATCH_LIMIT: Duration = Duration::from_secs(1800);
 /// How long a list waits for the watch cache to catch up.
-const FRESH: Duration = Duration::from_secs(3);
-/// Interval of bookmarks for watches that request them; they get another one at the end.
-const BEAT: Duration = Duration::from_secs(60);
+const CACHE_TIMEOUT: Duration = Duration::from_secs(3);
 
-type Parameters = HashMap<String, String>;
+/// The query parameters.
+pub(super) type Parameters = HashMap<String, String>;
 
 /// The object or collection that a request addresses.
-struct Target {
-    kind: &'static Kind,
-    version: String,
-    namespace: String,
-    name: String,
-}
-
-/// The form of objects that the client accepts.
-#[derive(Clone, Copy)]
-struct Shape {
-    metadata_only: bool,
-    protobuf: bool,
+pub(super) struct Target {
+    pub(super) kind: &'static Kind,
+    pub(super) version: String,
+    pub(super) namespace: String,
+    pub(super) name: String,
 }
 
 /// Handles one request. An error closes the connection without a response.
@@ -62,43 +50,43 @@ pub(super) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> io::R
     let verb = verb(request.method(), target.as_ref(), &parameters);
     let shape = Shape::of(request.headers(), target.as_ref());
     if let Some(target) = &target {
-        shared.lock().note(verb, target.kind, request.uri().query().unwrap_or_default());
+        shared.lock().record(verb, target.kind, request.uri().query().unwrap_or_default());
     }
     let fault = shared.lock().faults.take(verb, target.as_ref().map_or("", |target| target.kind.plural));
     match &fault {
         Some(Fault::Cut) => return Err(cut()),
         Some(Fault::Hang) => std::future::pending().await,
         Some(Fault::Delay(delay)) => tokio::time::sleep(*delay).await,
-        Some(Fault::Status(code)) => return Ok(failure(&status::trouble(*code), shape)),
+        Some(Fault::Status(code)) => return Ok(failure(&status::error(*code), shape)),
         Some(Fault::RetryAfter { code, seconds }) => {
-            return Ok(failure(&status::later(*code, *seconds), shape));
+            return Ok(failure(&status::retry_after(*code, *seconds), shape));
         }
         Some(Fault::TooManyRequests { retry_after }) => return Ok(too_many_requests(*retry_after)),
-        Some(Fault::Says(bytes)) => return Ok(shape.streaming(Body::from(bytes.clone()))),
+        Some(Fault::Body(bytes)) => return Ok(shape.streaming(Body::from(bytes.clone()))),
         Some(Fault::CutAfterwards | Fault::CutWithin(_) | Fault::StuckWithin(_)) | None => {}
     }
-    let answer = match target {
+    let response = match target {
         Some(target) => respond(&shared, target, verb, &parameters, request).await,
-        None => Ok(elsewhere(&shared, &segments)),
+        None => Ok(other_path(&shared, &segments)),
     };
     if fault == Some(Fault::CutAfterwards) {
         return Err(cut());
     }
     shared.thawed().await;
-    let answer = answer.unwrap_or_else(|problem| failure(&problem, shape));
+    let response = response.unwrap_or_else(|error| failure(&error, shape));
     Ok(match fault {
-        Some(Fault::CutWithin(most)) => answer.map(|body| up_to(body, most, stream::iter([Err(cut())]))),
-        Some(Fault::StuckWithin(most)) => answer.map(|body| up_to(body, most, stream::pending())),
-        _ => answer,
+        Some(Fault::CutWithin(max)) => response.map(|body| up_to(body, max, stream::iter([Err(cut())]))),
+        Some(Fault::StuckWithin(max)) => response.map(|body| up_to(body, max, stream::pending())),
+        _ => response,
     })
 }
 
 /// Truncates a body to a number of bytes, followed by another stream.
-fn up_to(body: Body, mut most: usize, then: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Body {
+fn up_to(body: Body, mut max: usize, then: impl Stream<Item = io::Result<Bytes>> + Send + 'static) -> Body {
     let pieces = body.into_data_stream().map(move |piece| {
         let mut piece = piece.map_err(io::Error::other)?;
-        piece.truncate(most);
-        most -= piece.len();
+        piece.truncate(max);
+        max -= piece.len();
         Ok(piece)
     });
     Body::from_stream(
@@ -107,7 +95,7 @@ fn up_to(body: Body, mut most: usize, then: impl Stream<Item = io::Result<Bytes>
 }
 
 /// Serves discovery, health checks, and 404 for everything else.
-fn elsewhere(shared: &Shared, segments: &[&str]) -> Response<Body> {
+fn other_path(shared: &Shared, segments: &[&str]) -> Response<Body> {
     if matches!(segments, ["healthz" | "readyz" | "livez", ..]) {
         return plain(StatusCode::OK, "ok");
     }
@@ -139,8 +127,8 @@ fn target(segments: &[&str]) -> Option<Target> {
         .iter()
         .find(|kind| kind.group == group && kind.plural == plural && kind.versions.contains(&version))?;
     let fits = namespace.is_empty() || kind.namespaced;
-    let whole = name.is_empty() || !namespace.is_empty() || !kind.namespaced;
-    (fits && whole).then(|| Target {
+    let is_complete = name.is_empty() || !namespace.is_empty() || !kind.namespaced;
+    (fits && is_complete).then(|| Target {
         kind,
         version: version.to_owned(),
         namespace: namespace.to_owned(),
@@ -240,7 +228,7 @@ async fn list(
     if let Some(next) = page.next {
         metadata["continue"] = json!(next);
         // A real server does not count the rest of a filtered list either.
-        if selector.takes_all() {
+        if selector.is_empty() {
             metadata["remainingItemCount"] = json!(page.rest);
         }
     }
@@ -253,7 +241,7 @@ async fn list(
 async fn cached(shared: &Shared, target: &Target, wanted: u64) -> Result<(Vec<Arc<Value>>, u64), Failure> {
     let now = || shared.lock().store.cached(target.kind, &target.namespace);
     if now().1 < wanted {
-        tokio::time::sleep(FRESH).await;
+        tokio::time::sleep(CACHE_TIMEOUT).await;
     }
     let (objects, version) = now();
     match version < wanted {
@@ -263,7 +251,7 @@ async fn cached(shared: &Shared, target: &Target, wanted: u64) -> Result<(Vec<Ar
 }
 
 /// The selectors. A watch on the path of one object is a watch with a field selector.
-fn selector(target: &Target, parameters: &Parameters) -> Result<Selector, Failure> {
+pub(super) fn selector(target: &Target, parameters: &Parameters) -> Result<Selector, Failure> {
     let text = |name: &str| parameters.get(name).cloned().unwrap_or_default();
     let mut fields = text("fieldSelector");
     if !target.name.is_empty() {
@@ -282,13 +270,13 @@ fn write(
 ) -> Result<Written, Failure> {
     let mut object = parse(body)?;
     let patch = Patch::of(verb, target.kind, headers)?;
-    let whole = patch != Some(Patch::Merge);
-    if whole {
+    let is_object = patch != Some(Patch::Merge);
+    if is_object {
         name_of(target, &object)?;
     }
     check_fields(target, &mut object, patch, parameters)?;
     let manager = manager(parameters, headers, patch)?;
-    if whole {
+    if is_object {
         object["apiVersion"] = json!(target.kind.api_version(target.kind.versions[0]));
         object["kind"] = json!(target.kind.kind);
     }
@@ -392,17 +380,17 @@ fn check_fields(
     if patch == Some(Patch::Apply) {
         let untyped = schema::untyped(schema, object);
         let first = unknown.first().map(|path| format!(".{path}: field not declared in schema")).or(untyped);
-        let problem = |what: String| status::untyped_patch(target.kind, &target.version, &target.name, &what);
-        return first.map_or(Ok(()), |what| Err(problem(what)));
+        let error = |what: String| status::untyped_patch(target.kind, &target.version, &target.name, &what);
+        return first.map_or(Ok(()), |what| Err(error(what)));
     }
     let strict = parameters.get("fieldValidation").is_some_and(|value| value == "Strict");
     if strict && !unknown.is_empty() {
         let Kind { kind, .. } = target.kind;
-        let told: Vec<String> = unknown.iter().map(|path| format!("unknown field \"{path}\"")).collect();
+        let fields: Vec<String> = unknown.iter().map(|path| format!("unknown field \"{path}\"")).collect();
         return Err(status::bad_request(format!(
             "{kind} in version \"{}\" cannot be handled as a {kind}: strict decoding error: {}",
             target.version,
-            told.join(", ")
+            fields.join(", ")
         )));
     }
     schema::prune(schema, object);
@@ -435,9 +423,9 @@ async fn delete(
     let options = if body.is_empty() { Value::Null } else { parse(&body)? };
     let uid = options["preconditions"]["uid"].as_str();
     let manager = manager(parameters, headers, None)?;
-    let gone = shared.lock().store.delete(&target.key(), uid, &manager)?;
+    let deleted = shared.lock().store.delete(&target.key(), uid, &manager)?;
     let mut details =
-        json!({"name": target.name, "kind": target.kind.plural, "uid": gone["metadata"]["uid"]});
+        json!({"name": target.name, "kind": target.kind.plural, "uid": deleted["metadata"]["uid"]});
     if !target.kind.group.is_empty() {
         details["group"] = json!(target.kind.group);
     }
@@ -453,248 +441,8 @@ async fn delete(
     ))
 }
 
-/// The state of a watch.
-struct Watch {
-    shared: Arc<Shared>,
-    target: Target,
-    selector: Selector,
-    shape: Shape,
-    pending: std::vec::IntoIter<Bytes>,
-    changes: broadcast::Receiver<Arc<Change>>,
-    /// Changes up to this version were processed or are in `pending`.
-    seen: u64,
-    /// When the next bookmark is due, if requested.
-    beat: Option<Instant>,
-    until: Instant,
-    /// Whether the timeout has passed and the last event was sent.
-    ended: bool,
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        let mut state = self.shared.lock();
-        let at = state.watched.iter().position(|kind| *kind == self.target.kind);
-        at.map(|at| state.watched.swap_remove(at));
-    }
-}
-
-fn watch(
-    shared: &Arc<Shared>,
-    target: Target,
-    parameters: &Parameters,
-    shape: Shape,
-) -> Result<Response<Body>, Failure> {
-    let selector = selector(&target, parameters)?;
-    let text = |name: &str| parameters.get(name).map_or("", String::as_str);
-    let limit = text("timeoutSeconds").parse().map_or(WATCH_LIMIT, Duration::from_secs);
-    let from: u64 = text("resourceVersion").parse().unwrap_or(0);
-    let streamed = text("sendInitialEvents") == "true";
-    let mut state = shared.lock();
-    let version = state.store.version();
-    // Changes up to the requested version are skipped, even if that version is in the future.
-    let seen = version.max(from);
-    let mut lines = Vec::new();
-    if from == 0 || streamed {
-        for object in state.store.list(target.kind, &target.namespace) {
-            if selector.matches(&object) {
-                lines.push(shape.event("ADDED", &shape.object(&target, &object)));
-            }
-        }
-        if streamed {
-            lines.push(shape.event("BOOKMARK", &shape.bookmark(&target, version, true)));
-        }
-    } else {
-        match state.store.since(from) {
-            Ok(changes) => {
-                lines.extend(changes.iter().filter_map(|change| told(change, &target, &selector, shape)))
-            }
-            // Inside the stream, as on a real server.
-            Err(problem) => {
-                let line = shape.event("ERROR", &problem.to_object());
-                return Ok(shape.streaming(Body::from(line)));
-            }
-        }
-    }
-    let changes = state.store.subscribe();
-    state.watched.push(target.kind);
-    drop(state);
-    let watch = Watch {
-        shared: shared.clone(),
-        target,
-        selector,
-        shape,
-        pending: lines.into_iter(),
-        changes,
-        seen,
-        beat: (text("allowWatchBookmarks") == "true").then(|| Instant::now() + BEAT),
-        until: Instant::now() + limit,
-        ended: false,
-    };
-    let lines = stream::unfold(watch, |mut watch| async {
-        let line = watch.next().await?;
-        Some((Ok::<Bytes, Infallible>(line), watch))
-    });
-    Ok(shape.streaming(Body::from_stream(lines)))
-}
-
-impl Watch {
-    async fn next(&mut self) -> Option<Bytes> {
-        loop {
-            if let Some(line) = self.pending.next() {
-                return Some(line);
-            }
-            let wait = self.beat.map_or(self.until, |beat| beat.min(self.until));
-            let Ok(change) = tokio::time::timeout_at(wait, self.changes.recv()).await else {
-                return self.beat().await;
-            };
-            // A client that is too far behind must start over.
-            let change = change.ok()?;
-            self.shared.thawed().await;
-            if change.resource_version <= self.seen {
-                continue;
-            }
-            self.seen = change.resource_version;
-            if let Some(line) = told(&change, &self.target, &self.selector, self.shape) {
-                return Some(line);
-            }
-        }
-    }
-}
-
-impl Watch {
-    /// Sends a bookmark; ends the stream after the last one.
-    async fn beat(&mut self) -> Option<Bytes> {
-        self.shared.thawed().await;
-        if self.ended {
-            return None;
-        }
-        self.ended = Instant::now() >= self.until;
-        self.beat = Some(self.beat? + BEAT);
-        if self.seen > self.shared.lock().store.version() {
-            // The watch started at a version that the store has not reached, so it cannot confirm any.
-            return Some(Bytes::new());
-        }
-        Some(self.shape.event("BOOKMARK", &self.shape.bookmark(&self.target, self.seen, false)))
-    }
-}
-
-/// The event that a watch sends for a change, if the change concerns it.
-fn told(change: &Change, target: &Target, selector: &Selector, shape: Shape) -> Option<Bytes> {
-    let namespace = change.object["metadata"]["namespace"].as_str().unwrap_or_default();
-    if change.of != target.kind || !(target.namespace.is_empty() || target.namespace == namespace) {
-        return None;
-    }
-    let was = change.before.as_ref().is_some_and(|before| selector.matches(before));
-    let is = change.what != ChangeKind::Deleted && selector.matches(&change.object);
-    let event = match (was, is) {
-        (false, true) => "ADDED",
-        (true, true) => "MODIFIED",
-        (true, false) => "DELETED",
-        (false, false) => return None,
-    };
-    Some(shape.event(event, &shape.object(target, &change.object)))
-}
-
-fn line(event: &str, object: &Value) -> Bytes {
-    // In the order of a real server: kube buffers an object that comes before its type.
-    Bytes::from(format!("{{\"type\":{},\"object\":{object}}}\n", json!(event)))
-}
-
 impl Target {
-    fn key(&self) -> Key {
+    pub(super) fn key(&self) -> Key {
         Key { kind: self.kind, namespace: self.namespace.clone(), name: self.name.clone() }
     }
-}
-
-impl Shape {
-    fn of(headers: &HeaderMap, target: Option<&Target>) -> Self {
-        let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let pods = target.is_some_and(|target| target.kind == &PODS);
-        let metadata_only = accept.contains("as=PartialObjectMetadata");
-        let protobuf = pods && !metadata_only && accept.starts_with(protobuf::CONTENT);
-        Self { metadata_only, protobuf }
-    }
-
-    /// A response. Anything but pods is JSON, whatever the client accepts.
-    fn reply(self, code: StatusCode, object: &Value) -> Response<Body> {
-        let bytes = if self.protobuf { protobuf::enveloped(object) } else { None };
-        match bytes {
-            Some(bytes) => respond_with(code, protobuf::CONTENT, Body::from(bytes)),
-            None => reply(code, object),
-        }
-    }
-
-    /// A watch event.
-    fn event(self, event: &str, object: &Value) -> Bytes {
-        let frame = if self.protobuf { protobuf::frame(event, object) } else { None };
-        frame.map_or_else(|| line(event, object), Bytes::from)
-    }
-
-    fn streaming(self, body: Body) -> Response<Body> {
-        let content = if self.protobuf {
-            "application/vnd.kubernetes.protobuf;stream=watch"
-        } else {
-            "application/json"
-        };
-        respond_with(StatusCode::OK, content, body)
-    }
-
-    /// The object in the version and form that the client requested.
-    fn object(self, target: &Target, object: &Value) -> Value {
-        if self.metadata_only {
-            return json!({
-                "apiVersion": "meta.k8s.io/v1",
-                "kind": "PartialObjectMetadata",
-                "metadata": object["metadata"],
-            });
-        }
-        let mut object = object.clone();
-        if target.version != target.kind.versions[0] {
-            // There is no conversion: change the version's name and prune unknown fields.
-            object["apiVersion"] = json!(target.kind.api_version(&target.version));
-            schema::prune(schema::of_version(&target.version), &mut object);
-        }
-        object
-    }
-
-    fn bookmark(self, target: &Target, version: u64, ends_list: bool) -> Value {
-        let mut metadata = json!({"resourceVersion": version.to_string()});
-        if ends_list {
-            metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
-        }
-        let object = json!({
-            "apiVersion": target.kind.api_version(&target.version),
-            "kind": target.kind.kind,
-            "metadata": metadata,
-        });
-        if self.metadata_only { self.object(target, &object) } else { object }
-    }
-}
-
-fn respond_with(code: StatusCode, content_type: &'static str, body: Body) -> Response<Body> {
-    let mut response = Response::new(body);
-    *response.status_mut() = code;
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content_type));
-    response
-}
-
-fn reply(code: StatusCode, object: &Value) -> Response<Body> {
-    respond_with(code, "application/json", Body::from(object.to_string()))
-}
-
-fn plain(code: StatusCode, text: &'static str) -> Response<Body> {
-    respond_with(code, "text/plain; charset=utf-8", Body::from(text))
-}
-
-fn failure(failure: &Failure, shape: Shape) -> Response<Body> {
-    let code = StatusCode::from_u16(failure.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    shape.reply(code, &failure.to_object())
-}
-
-/// API priority and fairness responds in plain text.
-fn too_many_requests(retry_after: u32) -> Response<Body> {
-    let text = "Too many requests, please try again later.\n";
-    let mut response = plain(StatusCode::TOO_MANY_REQUESTS, text);
-    response.headers_mut().insert(header::RETRY_AFTER, retry_after.into());
-    response
 }

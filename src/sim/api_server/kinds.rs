@@ -165,8 +165,8 @@ fn resources<'a>(kinds: impl Iterator<Item = &'a Kind>, group_version: &str) -> 
             })
         })
         .collect();
-    let known = !resources.is_empty();
-    known.then(|| {
+    let is_served = !resources.is_empty();
+    is_served.then(|| {
         json!({
             "kind": "APIResourceList",
             "apiVersion": "v1",

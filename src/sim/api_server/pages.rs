@@ -14,7 +14,8 @@ const LISTS: usize = 16;
 #[derive(Debug, Default)]
 pub(super) struct Pages {
     lists: VecDeque<(String, Rest)>,
-    begun: u64,
+    /// Number of tokens so far.
+    tokens: u64,
 }
 
 #[derive(Debug)]
@@ -39,29 +40,29 @@ impl Pages {
     pub(super) fn first(&mut self, mut objects: Vec<Arc<Value>>, version: u64, limit: usize) -> Page {
         let left = objects.split_off(limit.min(objects.len()));
         let rest = left.len();
-        let next = (rest > 0).then(|| self.remember(Rest { objects: left, version }));
+        let next = (rest > 0).then(|| self.retain(Rest { objects: left, version }));
         Page { objects, version, next, rest }
     }
 
     /// The page of a continue token, which can be used more than once.
     pub(super) fn next(&mut self, next: &str, limit: usize) -> Result<Page, Failure> {
-        let found = self.lists.iter().find(|(name, _)| name == next);
+        let found = self.lists.iter().find(|(token, _)| token == next);
         let (_, Rest { objects, version }) = found.ok_or_else(status::too_old_to_continue)?;
         Ok(self.first(objects.clone(), *version, limit))
     }
 
     /// Compacts the history: no list can be continued.
-    pub(super) fn forget(&mut self) {
+    pub(super) fn compact(&mut self) {
         self.lists.clear();
     }
 
-    fn remember(&mut self, rest: Rest) -> String {
-        self.begun += 1;
-        let name = format!("page-{}", self.begun);
-        self.lists.push_back((name.clone(), rest));
+    fn retain(&mut self, rest: Rest) -> String {
+        self.tokens += 1;
+        let token = format!("page-{}", self.tokens);
+        self.lists.push_back((token.clone(), rest));
         if self.lists.len() > LISTS {
             self.lists.pop_front();
         }
-        name
+        token
     }
 }

@@ -178,11 +178,11 @@ pub(super) fn enveloped(object: &Value) -> Option<Vec<u8>> {
         "Status" => STATUS,
         _ => return None,
     };
-    let mut about = Vec::new();
-    put_bytes(&mut about, 1, b"v1");
-    put_bytes(&mut about, 2, kind.as_bytes());
+    let mut type_meta = Vec::new();
+    put_bytes(&mut type_meta, 1, b"v1");
+    put_bytes(&mut type_meta, 2, kind.as_bytes());
     let mut out = b"k8s\0".to_vec();
-    put_bytes(&mut out, 1, &about);
+    put_bytes(&mut out, 1, &type_meta);
     put_bytes(&mut out, 2, &message(object, fields));
     put_bytes(&mut out, 3, b"");
     put_bytes(&mut out, 4, b"");
@@ -194,11 +194,11 @@ pub(super) fn frame(event: &str, object: &Value) -> Option<Vec<u8>> {
     let object = enveloped(object)?;
     let mut raw = Vec::new();
     put_bytes(&mut raw, 1, &object);
-    let mut told = Vec::new();
-    put_bytes(&mut told, 1, event.as_bytes());
-    put_bytes(&mut told, 2, &raw);
-    let mut out = u32::try_from(told.len()).ok()?.to_be_bytes().to_vec();
-    out.extend(told);
+    let mut message = Vec::new();
+    put_bytes(&mut message, 1, event.as_bytes());
+    put_bytes(&mut message, 2, &raw);
+    let mut out = u32::try_from(message.len()).ok()?.to_be_bytes().to_vec();
+    out.extend(message);
     Some(out)
 }
 

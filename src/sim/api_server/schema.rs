@@ -25,8 +25,8 @@ pub(super) fn unknown_fields(schema: &Value, object: &Value) -> Vec<String> {
         let (Some(known), Some(fields)) = (schema["properties"].as_object(), value.as_object()) else {
             return;
         };
-        let strange = fields.keys().filter(|name| !known.contains_key(*name));
-        found.extend(strange.map(|name| join(path, name)));
+        let unknown = fields.keys().filter(|name| !known.contains_key(*name));
+        found.extend(unknown.map(|name| join(path, name)));
     });
     found
 }
@@ -116,7 +116,7 @@ fn wrong_type<'a>(schema: &'a Value, value: &Value) -> Option<&'a str> {
         return (!value.is_string() && !value.is_i64()).then_some("integer,string");
     }
     let expected = schema["type"].as_str()?;
-    let fits = match expected {
+    let matches = match expected {
         "object" => value.is_object(),
         "array" => value.is_array(),
         "string" => value.is_string(),
@@ -124,7 +124,7 @@ fn wrong_type<'a>(schema: &'a Value, value: &Value) -> Option<&'a str> {
         "boolean" => value.is_boolean(),
         _ => true,
     };
-    (!fits).then_some(expected)
+    (!matches).then_some(expected)
 }
 
 fn type_name(value: &Value) -> &'static str {

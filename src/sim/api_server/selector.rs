@@ -26,7 +26,7 @@ impl Selector {
         Ok(Self { fields: terms(fields)?, labels: terms(labels)? })
     }
 
-    pub(super) fn takes_all(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.fields.is_empty() && self.labels.is_empty()
     }
 
@@ -37,13 +37,13 @@ impl Selector {
             Some(found.and_then(Value::as_str).unwrap_or_default().to_owned())
         };
         let label = |key: &str| object["metadata"]["labels"][key].as_str().map(str::to_owned);
-        self.fields.iter().all(|term| term.holds(field(&term.key)))
-            && self.labels.iter().all(|term| term.holds(label(&term.key)))
+        self.fields.iter().all(|term| term.matches(field(&term.key)))
+            && self.labels.iter().all(|term| term.matches(label(&term.key)))
     }
 }
 
 impl Term {
-    fn holds(&self, found: Option<String>) -> bool {
+    fn matches(&self, found: Option<String>) -> bool {
         let equal = match &self.value {
             Some(value) => found.as_ref() == Some(value),
             None => found.is_some(),
@@ -95,11 +95,11 @@ mod tests {
         assert!(matches("metadata.name==p", "app!=y"));
         assert!(!matches("spec.nodeName=b", ""));
         assert!(!matches("", "canary"));
-        assert!(matches("status.phase=", ""), "a field that is not set is empty");
+        assert!(matches("status.phase=", ""), "an unset field is empty");
     }
 
     #[test]
-    fn set_expressions_are_refused() {
+    fn set_based_expressions_are_rejected() {
         assert!(Selector::new("", "app in (x,y)").is_err());
     }
 }

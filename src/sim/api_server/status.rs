@@ -171,8 +171,8 @@ pub(super) fn needs_manager() -> Failure {
 }
 
 fn sentence(subject: &str, causes: &[Cause]) -> String {
-    let told: Vec<String> = causes.iter().map(|(_, message, field)| format!("{field}: {message}")).collect();
-    match told.as_slice() {
+    let causes = causes.iter().map(|(_, message, field)| format!("{field}: {message}"));
+    match causes.collect::<Vec<_>>().as_slice() {
         [one] => format!("{subject} is invalid: {one}"),
         many => format!("{subject} is invalid: [{}]", many.join(", ")),
     }
@@ -238,12 +238,12 @@ pub(super) fn method_not_allowed() -> Failure {
 }
 
 /// A failure with a time to retry after.
-pub(super) fn later(code: u16, seconds: u32) -> Failure {
-    Failure { details: json!({"retryAfterSeconds": seconds}), ..trouble(code) }
+pub(super) fn retry_after(code: u16, seconds: u32) -> Failure {
+    Failure { details: json!({"retryAfterSeconds": seconds}), ..error(code) }
 }
 
 /// A failure of the server itself.
-pub(super) fn trouble(code: u16) -> Failure {
+pub(super) fn error(code: u16) -> Failure {
     let (reason, message) = match code {
         401 => ("Unauthorized", "Unauthorized"),
         409 => ("Conflict", "Operation cannot be fulfilled: the object has been modified"),
@@ -255,7 +255,7 @@ pub(super) fn trouble(code: u16) -> Failure {
         500 => ("InternalError", "Internal error occurred: etcdserver: request timed out"),
         503 => ("ServiceUnavailable", "apiserver is shutting down"),
         504 => ("Timeout", "request did not complete within the allotted timeout"),
-        _ => ("", "the server is in trouble"),
+        _ => ("", "the server failed"),
     };
     Failure::new(code, reason, message.to_owned())
 }

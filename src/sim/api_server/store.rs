@@ -17,7 +17,7 @@ const HISTORY: usize = 1024;
 
 /// The type of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChangeKind {
+pub enum EventType {
     /// The object was created.
     Added,
     /// The object was modified.
@@ -30,9 +30,9 @@ pub enum ChangeKind {
 #[derive(Clone, Debug)]
 pub struct Change {
     /// The object's kind.
-    pub of: &'static Kind,
-    /// The type.
-    pub what: ChangeKind,
+    pub kind: &'static Kind,
+    /// The type of the change.
+    pub event: EventType,
     /// The object after it.
     pub object: Arc<Value>,
     /// The object before it.
@@ -79,7 +79,7 @@ pub(super) struct Store {
     version: u64,
     history: VecDeque<Arc<Change>>,
     /// The newest version that was dropped from the history.
-    forgotten: u64,
+    compacted: u64,
     changes: broadcast::Sender<Arc<Change>>,
     /// The content of the watch cache and its version, while it is not updated.
     cache: Option<(BTreeMap<Key, Arc<Value>>, u64)>,
@@ -92,7 +92,7 @@ impl Store {
             objects: BTreeMap::new(),
             version: 1,
             history: VecDeque::new(),
-            forgotten: 1,
+            compacted: 1,
             changes: broadcast::Sender::new(HISTORY),
             cache: None,
             rng: Rng::with_seed(seed),
@@ -126,44 +126,44 @@ impl Store {
     }
 
     /// Stops updating the watch cache, or catches up.
-    pub(super) fn set_behind(&mut self, behind: bool) {
-        self.cache = behind.then(|| (self.objects.clone(), self.version));
+    pub(super) fn set_cache_stale(&mut self, stale: bool) {
+        self.cache = stale.then(|| (self.objects.clone(), self.version));
     }
 
     /// Restores an old backup: later writes get resource versions that were used before.
     pub(super) fn restore_backup(&mut self) {
         self.version /= 2;
-        self.forget_history();
+        self.compact_history();
     }
 
     /// The changes after a version, or the failure that makes a client relist.
     pub(super) fn since(&self, version: u64) -> Result<Vec<Arc<Change>>, Failure> {
-        if version < self.forgotten {
-            return Err(status::expired(version, self.forgotten));
+        if version < self.compacted {
+            return Err(status::expired(version, self.compacted));
         }
         Ok(self.history.iter().filter(|change| change.resource_version > version).cloned().collect())
     }
 
-    /// Drops the history, like a compaction: watches from an old version must start over.
-    pub(super) fn forget_history(&mut self) {
+    /// Drops the history: watches from an old version must start over.
+    pub(super) fn compact_history(&mut self) {
         self.history.clear();
-        self.forgotten = self.version;
+        self.compacted = self.version;
     }
 
     pub(super) fn write(&mut self, key: &Key, write: Write, writer: &Writer<'_>) -> Result<Written, Failure> {
         let live = self.objects.get(key).cloned();
         let new = Self::changed(key, live.as_deref(), write, writer)?;
         check(key, writer.api_version, &new)?;
-        let what = if live.is_some() { ChangeKind::Modified } else { ChangeKind::Added };
-        let Some(object) = self.stamped(key, live.as_deref(), new, writer.time) else {
+        let event = if live.is_some() { EventType::Modified } else { EventType::Added };
+        let Some(object) = self.with_server_fields(key, live.as_deref(), new, writer.time) else {
             // Like a real server, return the unchanged object with its version.
             let object = live.ok_or_else(|| status::not_found(key.kind, &key.name))?;
             return Ok(Written { object, created: false, changed: false });
         };
         let object = Arc::new(object);
         self.objects.insert(key.clone(), object.clone());
-        self.record(key.kind, what, object.clone(), live, writer.manager);
-        Ok(Written { object, created: what == ChangeKind::Added, changed: true })
+        self.record(key.kind, event, object.clone(), live, writer.manager);
+        Ok(Written { object, created: event == EventType::Added, changed: true })
     }
 
     /// The object as the writer wants it, with the resulting managed fields.
@@ -191,8 +191,14 @@ impl Store {
         Ok(fields::update(live, new, writer))
     }
 
-    /// Sets the metadata that only the server decides; `None` if nothing changed.
-    fn stamped(&mut self, key: &Key, live: Option<&Value>, mut new: Value, time: &str) -> Option<Value> {
+    /// Sets the metadata that only the server sets; `None` if nothing changed.
+    fn with_server_fields(
+        &mut self,
+        key: &Key,
+        live: Option<&Value>,
+        mut new: Value,
+        time: &str,
+    ) -> Option<Value> {
         let mut metadata = match new["metadata"].take() {
             Value::Object(metadata) => metadata,
             _ => Map::new(),
@@ -204,19 +210,19 @@ impl Store {
         let own = live.map(|live| &live["metadata"]);
         for field in ["uid", "creationTimestamp", "resourceVersion", "generation"] {
             let kept = own.map(|own| own[field].clone()).filter(|value| !value.is_null());
-            let made = match field {
+            let generated = match field {
                 // Keep the caller's uid, so that a simulated pod has the uid that its kubelet has.
                 "uid" => metadata.remove("uid").filter(Value::is_string).or_else(|| Some(json!(self.uid()))),
                 "creationTimestamp" => Some(json!(time)),
                 _ => None,
             };
             metadata.remove(field);
-            if let Some(value) = kept.or(made) {
+            if let Some(value) = kept.or(generated) {
                 metadata.insert(field.into(), value);
             }
         }
         new["metadata"] = Value::Object(metadata);
-        if live.is_some_and(|live| timeless(live) == timeless(&new)) {
+        if live.is_some_and(|live| without_times(live) == without_times(&new)) {
             return None;
         }
         let generation = live.map_or(0, |live| live["metadata"]["generation"].as_u64().unwrap_or(0));
@@ -239,19 +245,19 @@ impl Store {
             return Err(status::precondition(key.kind, &key.name, wanted, found));
         }
         self.objects.remove(key);
-        self.record(key.kind, ChangeKind::Deleted, live.clone(), Some(live.clone()), manager);
+        self.record(key.kind, EventType::Deleted, live.clone(), Some(live.clone()), manager);
         self.collect_garbage(found);
         Ok(live)
     }
 
     /// Deletes the objects that only the object with this uid owned.
     fn collect_garbage(&mut self, owner: &str) {
-        let orphaned = |object: &Value| {
+        let is_orphan = |object: &Value| {
             let owners = object["metadata"]["ownerReferences"].as_array();
             owners.is_some_and(|owners| !owners.is_empty() && owners.iter().all(|one| one["uid"] == owner))
         };
         let orphans: Vec<Key> =
-            self.objects.iter().filter(|(_, object)| orphaned(object)).map(|(key, _)| key.clone()).collect();
+            self.objects.iter().filter(|(_, object)| is_orphan(object)).map(|(key, _)| key.clone()).collect();
         for key in orphans {
             // The object existed a moment ago.
             let _ = self.delete(&key, None, "garbage-collector");
@@ -259,19 +265,19 @@ impl Store {
     }
 
     /// Removes objects whose owners are all missing, as a real garbage collector does now and then.
-    pub(super) fn collect_dangling(&mut self) {
+    pub(super) fn collect_ownerless(&mut self) {
         let uids: BTreeSet<String> = self
             .objects
             .values()
             .filter_map(|object| Some(object["metadata"]["uid"].as_str()?.to_owned()))
             .collect();
-        let dangling = |object: &Value| {
+        let is_ownerless = |object: &Value| {
             let owners = object["metadata"]["ownerReferences"].as_array();
-            let gone = |owner: &Value| !uids.contains(owner["uid"].as_str().unwrap_or_default());
-            owners.is_some_and(|owners| !owners.is_empty() && owners.iter().all(gone))
+            let is_missing = |owner: &Value| !uids.contains(owner["uid"].as_str().unwrap_or_default());
+            owners.is_some_and(|owners| !owners.is_empty() && owners.iter().all(is_missing))
         };
-        let keys: Vec<Key> =
-            self.objects.iter().filter(|(_, object)| dangling(object)).map(|(key, _)| key.clone()).collect();
+        let keys = self.objects.iter().filter(|(_, object)| is_ownerless(object));
+        let keys: Vec<Key> = keys.map(|(key, _)| key.clone()).collect();
         for key in keys {
             // The object existed a moment ago.
             let _ = self.delete(&key, None, "garbage-collector");
@@ -280,15 +286,15 @@ impl Store {
 
     fn record(
         &mut self,
-        of: &'static Kind,
-        what: ChangeKind,
+        kind: &'static Kind,
+        event: EventType,
         object: Arc<Value>,
         before: Option<Arc<Value>>,
         manager: &str,
     ) {
         self.version += 1;
-        let object = match what {
-            ChangeKind::Deleted => {
+        let object = match event {
+            EventType::Deleted => {
                 let mut object = (*object).clone();
                 object["metadata"]["resourceVersion"] = json!(self.version.to_string());
                 Arc::new(object)
@@ -296,8 +302,8 @@ impl Store {
             _ => object,
         };
         let change = Arc::new(Change {
-            of,
-            what,
+            kind,
+            event,
             object,
             before,
             resource_version: self.version,
@@ -308,7 +314,7 @@ impl Store {
         if self.history.len() > HISTORY
             && let Some(oldest) = self.history.pop_front()
         {
-            self.forgotten = oldest.resource_version;
+            self.compacted = oldest.resource_version;
         }
         // There may be no watch.
         let _ = self.changes.send(change);
@@ -322,8 +328,8 @@ impl Store {
 }
 
 fn of_kind(objects: &BTreeMap<Key, Arc<Value>>, kind: &'static Kind, namespace: &str) -> Vec<Arc<Value>> {
-    let fits = |key: &Key| key.kind == kind && (namespace.is_empty() || key.namespace == namespace);
-    objects.iter().filter(|(key, _)| fits(key)).map(|(_, object)| object.clone()).collect()
+    let matches = |key: &Key| key.kind == kind && (namespace.is_empty() || key.namespace == namespace);
+    objects.iter().filter(|(key, _)| matches(key)).map(|(_, object)| object.clone()).collect()
 }
 
 /// Validates a custom resource against its schema; built-in kinds are not validated.
@@ -378,7 +384,7 @@ fn merge(target: &mut Value, patch: &Value) {
 }
 
 /// The object without the times of its managed fields, which do not count as a change.
-fn timeless(object: &Value) -> Value {
+fn without_times(object: &Value) -> Value {
     let mut object = object.clone();
     let managers = object["metadata"]["managedFields"].as_array_mut();
     for entry in managers.into_iter().flatten() {

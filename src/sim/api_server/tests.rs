@@ -18,7 +18,7 @@ struct Cluster {
 
 impl Cluster {
     async fn new() -> Self {
-        let server = ApiServer::start_anywhere(0).await.unwrap();
+        let server = ApiServer::start_on_any_port(0).await.unwrap();
         let client = server.client().unwrap();
         Self { server, client }
     }
@@ -30,7 +30,7 @@ impl Cluster {
     async fn apply(&self, manager: &str, force: bool, body: Value) -> Result<NodeResourceTopology, String> {
         let mut params = PatchParams::apply(manager).validation_strict();
         params.force = force;
-        self.topologies().patch("w", &params, &Patch::Apply(body)).await.map_err(words)
+        self.topologies().patch("w", &params, &Patch::Apply(body)).await.map_err(message)
     }
 
     async fn raw(&self, method: &str, path: &str, content: &str, body: &str) -> Result<String, String> {
@@ -40,12 +40,12 @@ impl Cluster {
             .header("content-type", content)
             .body(body.as_bytes().to_vec())
             .unwrap();
-        self.client.request_text(request).await.map_err(words)
+        self.client.request_text(request).await.map_err(message)
     }
 }
 
 /// Code and message of an error.
-fn words(error: kube::Error) -> String {
+fn message(error: kube::Error) -> String {
     match error {
         kube::Error::Api(status) => format!("{} {}", status.code, status.message),
         other => format!("{other:?}"),
@@ -69,34 +69,34 @@ const NRTS: &str = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies";
 const APPLY: &str = "application/apply-patch+yaml";
 
 #[tokio::test]
-async fn an_apply_makes_an_object_and_the_same_again_changes_nothing() {
+async fn an_apply_creates_the_object_and_a_repeated_one_changes_nothing() {
     let cluster = Cluster::new().await;
-    let made = cluster.apply("numacast", true, topology(&one_zone())).await.unwrap();
-    assert_eq!(made.metadata.generation, Some(1));
-    assert!(made.metadata.uid.is_some() && made.metadata.creation_timestamp.is_some());
-    let manager = &made.metadata.managed_fields.as_ref().unwrap()[0];
+    let created = cluster.apply("numacast", true, topology(&one_zone())).await.unwrap();
+    assert_eq!(created.metadata.generation, Some(1));
+    assert!(created.metadata.uid.is_some() && created.metadata.creation_timestamp.is_some());
+    let manager = &created.metadata.managed_fields.as_ref().unwrap()[0];
     assert_eq!(manager.manager.as_deref(), Some("numacast"));
     assert_eq!(manager.operation.as_deref(), Some("Apply"));
     assert_eq!(manager.fields_v1.as_ref().unwrap().0, json!({"f:zones": {}}));
     let again = cluster.apply("numacast", true, topology(&one_zone())).await.unwrap();
-    assert_eq!(again.metadata.resource_version, made.metadata.resource_version);
+    assert_eq!(again.metadata.resource_version, created.metadata.resource_version);
     let writes = cluster.server.writes();
     assert_eq!((writes.requests, writes.changes), (2, 1));
     let other = cluster.apply("numacast", true, topology(&json!([]))).await.unwrap();
     assert_eq!(other.metadata.generation, Some(2));
-    assert_ne!(other.metadata.resource_version, made.metadata.resource_version);
-    assert_eq!(other.metadata.uid, made.metadata.uid);
+    assert_ne!(other.metadata.resource_version, created.metadata.resource_version);
+    assert_eq!(other.metadata.uid, created.metadata.uid);
 }
 
 #[tokio::test]
-async fn another_managers_field_is_a_conflict_until_forced() {
+async fn a_field_of_another_manager_is_a_conflict_until_forced() {
     let cluster = Cluster::new().await;
     cluster.apply("numacast", true, topology(&one_zone())).await.unwrap();
     let conflict = cluster.apply("other", false, topology(&json!([]))).await.unwrap_err();
     assert_eq!(conflict, "409 Apply failed with 1 conflict: conflict with \"numacast\": .zones");
     cluster.apply("other", false, topology(&one_zone())).await.unwrap();
     let taken = cluster.apply("other", true, topology(&json!([]))).await.unwrap();
-    assert_eq!(taken.metadata.managed_fields.unwrap().len(), 1, "who owns nothing any more is dropped");
+    assert_eq!(taken.metadata.managed_fields.unwrap().len(), 1, "managers without fields are dropped");
 
     let edit = PatchParams { field_manager: Some("kubectl-edit".into()), ..PatchParams::default() };
     let merge = Patch::Merge(json!({"zones": one_zone(), "metadata": {"labels": {"x": "y"}}}));
@@ -119,7 +119,7 @@ async fn another_managers_field_is_a_conflict_until_forced() {
 }
 
 #[tokio::test]
-async fn what_a_manager_no_longer_applies_goes_unless_another_wants_it() {
+async fn a_field_that_is_no_longer_applied_is_removed_unless_another_manager_owns_it() {
     let cluster = Cluster::new().await;
     let owner = |uid: &str| json!({"apiVersion": "v1", "kind": "Node", "name": "w", "uid": uid});
     let mut first = topology(&one_zone());
@@ -130,14 +130,14 @@ async fn what_a_manager_no_longer_applies_goes_unless_another_wants_it() {
     second["metadata"]["annotations"] = json!({"d/e": "f"});
     second["metadata"]["ownerReferences"] = json!([owner("v")]);
     let both = cluster.apply("other", false, second).await.unwrap();
-    assert_eq!(both.metadata.owner_references.as_ref().unwrap().len(), 2, "a list by uid");
+    assert_eq!(both.metadata.owner_references.as_ref().unwrap().len(), 2, "the list is merged by uid");
     let left = cluster.apply("numacast", true, topology(&one_zone())).await.unwrap();
     assert_eq!(left.metadata.annotations.unwrap(), [("d/e".to_owned(), "f".to_owned())].into());
     assert_eq!(left.metadata.owner_references.unwrap()[0].uid, "v");
 }
 
 #[tokio::test]
-async fn what_does_not_fit_the_schema_is_refused_in_the_servers_words() {
+async fn violations_of_the_schema_are_rejected_with_the_servers_messages() {
     let cluster = Cluster::new().await;
     let zone = |more: Value| {
         let mut zone = json!({"name": "node-0", "type": "Node"});
@@ -189,7 +189,7 @@ async fn what_does_not_fit_the_schema_is_refused_in_the_servers_words() {
 }
 
 #[tokio::test]
-async fn requests_that_make_no_sense_are_told_so() {
+async fn invalid_requests_are_rejected() {
     let cluster = Cluster::new().await;
     let body = topology(&one_zone()).to_string();
     let path = format!("{NRTS}/w");
@@ -232,20 +232,20 @@ async fn yaml_is_applied_like_json() {
 }
 
 #[tokio::test]
-async fn an_update_needs_the_version_it_read() {
+async fn an_update_needs_the_current_resource_version() {
     let cluster = Cluster::new().await;
     let api = cluster.topologies();
     cluster.apply("numacast", true, topology(&one_zone())).await.unwrap();
     let mut read = api.get("w").await.unwrap();
     cluster.apply("numacast", true, topology(&json!([]))).await.unwrap();
-    let stale = api.replace("w", &PostParams::default(), &read).await.map_err(words).unwrap_err();
+    let stale = api.replace("w", &PostParams::default(), &read).await.map_err(message).unwrap_err();
     assert_eq!(
         stale,
         "409 Operation cannot be fulfilled on noderesourcetopologies.topology.node.k8s.io \"w\": the object \
          has been modified; please apply your changes to the latest version and try again"
     );
     read.metadata.resource_version = None;
-    let blind = api.replace("w", &PostParams::default(), &read).await.map_err(words).unwrap_err();
+    let blind = api.replace("w", &PostParams::default(), &read).await.map_err(message).unwrap_err();
     assert_eq!(
         blind,
         "422 noderesourcetopologies.topology.node.k8s.io \"w\" is invalid: metadata.resourceVersion: Invalid \
@@ -255,12 +255,12 @@ async fn an_update_needs_the_version_it_read() {
     fresh.spec.topology_policies = Some(vec![]);
     let updated = api.replace("w", &PostParams::default(), &fresh).await.unwrap();
     assert_eq!(updated.metadata.managed_fields.unwrap().len(), 2);
-    let twice = api.create(&PostParams::default(), &fresh).await.map_err(words).unwrap_err();
+    let twice = api.create(&PostParams::default(), &fresh).await.map_err(message).unwrap_err();
     assert_eq!(twice, "409 noderesourcetopologies.topology.node.k8s.io \"w\" already exists");
 }
 
 #[tokio::test]
-async fn a_delete_minds_the_uid_and_takes_what_the_object_owned() {
+async fn a_delete_checks_the_uid_and_deletes_dependents() {
     let cluster = Cluster::new().await;
     let uid = cluster.server.add_node("w").unwrap();
     let mut body = topology(&one_zone());
@@ -270,19 +270,19 @@ async fn a_delete_minds_the_uid_and_takes_what_the_object_owned() {
     let nodes = Api::<Node>::all(cluster.client.clone());
     let other = Preconditions { uid: Some("other".into()), resource_version: None };
     let params = DeleteParams { preconditions: Some(other), ..DeleteParams::default() };
-    let refused = nodes.delete("w", &params).await.map_err(words).unwrap_err();
+    let rejected = nodes.delete("w", &params).await.map_err(message).unwrap_err();
     assert!(
-        refused.contains("Precondition failed: UID in precondition: other, UID in object meta"),
-        "{refused}"
+        rejected.contains("Precondition failed: UID in precondition: other, UID in object meta"),
+        "{rejected}"
     );
     nodes.delete("w", &DeleteParams::default()).await.unwrap();
     assert_eq!(cluster.server.topology("w"), None);
-    let missing = cluster.topologies().get("w").await.map_err(words).unwrap_err();
+    let missing = cluster.topologies().get("w").await.map_err(message).unwrap_err();
     assert_eq!(missing, "404 noderesourcetopologies.topology.node.k8s.io \"w\" not found");
 }
 
 #[tokio::test]
-async fn lists_select_and_show_metadata_only_on_request() {
+async fn lists_support_selectors_and_metadata_only() {
     let cluster = Cluster::new().await;
     for (name, node) in [("a", "w"), ("b", "v")] {
         cluster.server.put(&PODS, PodSpec::new(name).object(node, "Running")).unwrap();
@@ -290,14 +290,14 @@ async fn lists_select_and_show_metadata_only_on_request() {
     let params = ListParams::default().fields("spec.nodeName=w");
     let pods = Api::<Pod>::all(cluster.client.clone()).list(&params).await.unwrap();
     assert_eq!(pods.items.len(), 1);
-    assert_eq!(pods.items[0].metadata.uid.as_deref(), Some("uid-a"), "the uid that its kubelet knows");
+    assert_eq!(pods.items[0].metadata.uid.as_deref(), Some("uid-a"), "the uid in its kubelet");
     let api = Api::<PartialObjectMeta<Pod>>::all(cluster.client.clone());
     let metadata = api.list_metadata(&params).await.unwrap();
     assert_eq!(metadata.items[0].metadata.name.as_deref(), Some("a"));
 }
 
 #[tokio::test]
-async fn a_watch_tells_every_change_from_a_version_on() {
+async fn a_watch_sends_every_change_since_its_version() {
     let cluster = Cluster::new().await;
     let pods = Api::<Pod>::namespaced(cluster.client.clone(), "default");
     let version = pods.list(&ListParams::default()).await.unwrap().metadata.resource_version.unwrap();
@@ -319,15 +319,15 @@ async fn a_watch_tells_every_change_from_a_version_on() {
     assert!(cluster.server.delete(&PODS, "default", "a"));
     assert_eq!(next().await, "deleted a");
     cluster.server.put(&PODS, PodSpec::new("b").object("v", "Running")).unwrap();
-    assert_eq!(next().await, "deleted b", "it does not match any more");
-    cluster.server.forget_history();
+    assert_eq!(next().await, "deleted b", "it no longer matches");
+    cluster.server.compact_history();
     let mut late = pods.watch(&params, &version).await.unwrap().boxed();
     let Some(WatchEvent::Error(error)) = late.try_next().await.unwrap() else { panic!("no error") };
     assert_eq!((error.code, error.reason.as_str()), (410, "Expired"));
 }
 
 #[tokio::test]
-async fn a_streamed_list_ends_with_its_bookmark() {
+async fn a_streamed_list_ends_with_a_bookmark() {
     let cluster = Cluster::new().await;
     cluster.apply("numacast", true, topology(&one_zone())).await.unwrap();
     let path = format!("{NRTS}?watch=1&sendInitialEvents=true&allowWatchBookmarks=true");
@@ -341,7 +341,7 @@ async fn a_streamed_list_ends_with_its_bookmark() {
 }
 
 #[tokio::test]
-async fn discovery_tells_what_is_installed() {
+async fn discovery_lists_the_installed_kinds() {
     let cluster = Cluster::new().await;
     let groups = cluster.client.list_api_groups().await.unwrap();
     let group = groups.groups.iter().find(|group| group.name == "topology.node.k8s.io").unwrap();
@@ -354,7 +354,7 @@ async fn discovery_tells_what_is_installed() {
     cluster.server.set_installed(false);
     let groups = cluster.client.list_api_groups().await.unwrap();
     assert!(!groups.groups.iter().any(|group| group.name == "topology.node.k8s.io"));
-    let missing = cluster.topologies().get("w").await.map_err(words).unwrap_err();
+    let missing = cluster.topologies().get("w").await.map_err(message).unwrap_err();
     assert!(missing.contains("404 page not found"), "{missing}");
 }
 
@@ -372,7 +372,7 @@ async fn the_old_version_is_the_same_object_without_attributes() {
 }
 
 #[tokio::test]
-async fn denied_verbs_and_missing_objects_have_the_servers_words() {
+async fn denied_verbs_and_missing_objects_have_the_servers_messages() {
     let cluster = Cluster::new().await;
     cluster.server.set_denied("patch", "noderesourcetopologies", true);
     cluster.server.set_denied("list", "pods", true);
@@ -386,19 +386,19 @@ async fn denied_verbs_and_missing_objects_have_the_servers_words() {
     );
     let pods = Api::<Pod>::namespaced(cluster.client.clone(), "d").list(&ListParams::default()).await;
     assert_eq!(
-        pods.map_err(words).unwrap_err(),
+        pods.map_err(message).unwrap_err(),
         format!(
             "403 pods is forbidden: {user} cannot list resource \"pods\" in API group \"\" in the namespace \"d\""
         )
     );
-    let node = Api::<Node>::all(cluster.client.clone()).get("w").await.map_err(words).unwrap_err();
+    let node = Api::<Node>::all(cluster.client.clone()).get("w").await.map_err(message).unwrap_err();
     assert_eq!(node, "404 nodes \"w\" not found");
     cluster.server.set_denied("patch", "noderesourcetopologies", false);
     cluster.apply("numacast", true, topology(&one_zone())).await.unwrap();
 }
 
 #[tokio::test]
-async fn faults_hit_what_they_are_meant_for() {
+async fn faults_affect_matching_requests() {
     let cluster = Cluster::new().await;
     // kube retries some codes by itself; raw requests show every response.
     let path = format!("{NRTS}/w?fieldManager=a");
@@ -407,24 +407,24 @@ async fn faults_hit_what_they_are_meant_for() {
     assert!(apply().await.unwrap_err().starts_with("500 Internal error occurred"));
     cluster.server.fail_next("patch", "noderesourcetopologies", 1, Fault::Cut);
     assert!(apply().await.is_err());
-    assert_eq!(cluster.server.topology("w"), None, "nothing was done");
+    assert_eq!(cluster.server.topology("w"), None, "it was not executed");
     cluster.server.fail_next("patch", "noderesourcetopologies", 1, Fault::CutAfterwards);
     assert!(apply().await.is_err());
-    assert!(cluster.server.topology("w").is_some(), "it was done all the same");
+    assert!(cluster.server.topology("w").is_some(), "it was executed");
     cluster.server.fail_next("get", "nodes", 1, Fault::Status(503));
     apply().await.unwrap();
     cluster.server.clear_faults();
-    let node = Api::<Node>::all(cluster.client.clone()).get("w").await.map_err(words).unwrap_err();
+    let node = Api::<Node>::all(cluster.client.clone()).get("w").await.map_err(message).unwrap_err();
     assert!(node.starts_with("404"), "{node}");
 }
 
 #[tokio::test]
-async fn a_frozen_server_answers_nothing_until_it_thaws() {
+async fn a_frozen_server_responds_once_it_is_thawed() {
     let cluster = Cluster::new().await;
     cluster.server.add_node("w").unwrap();
     cluster.server.set_frozen(true);
     let api = Api::<Node>::all(cluster.client.clone());
-    let request = tokio::spawn(async move { api.get("w").await.map(|_| ()).map_err(words) });
+    let request = tokio::spawn(async move { api.get("w").await.map(|_| ()).map_err(message) });
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
@@ -434,7 +434,7 @@ async fn a_frozen_server_answers_nothing_until_it_thaws() {
 }
 
 #[tokio::test]
-async fn a_server_that_was_away_has_its_objects_still() {
+async fn objects_survive_a_stop_of_the_server() {
     let cluster = Cluster::new().await;
     cluster.server.add_node("w").unwrap();
     let nodes = Api::<Node>::all(cluster.client.clone());
@@ -448,12 +448,12 @@ async fn a_server_that_was_away_has_its_objects_still() {
 }
 
 #[tokio::test]
-async fn events_get_a_name() {
+async fn generated_names_of_events_are_validated() {
     let cluster = Cluster::new().await;
     let event = |prefix: &str| {
         json!({
             "apiVersion": "v1", "kind": "Event", "metadata": {"generateName": prefix, "namespace": "default"},
-            "reason": "Held", "involvedObject": {},
+            "reason": "Started", "involvedObject": {},
         })
         .to_string()
     };
@@ -461,21 +461,21 @@ async fn events_get_a_name() {
     cluster.raw("POST", path, "application/json", &event("w-")).await.unwrap();
     let events = cluster.server.list(&CORE_EVENTS, "default");
     assert!(events[0]["metadata"]["name"].as_str().unwrap().starts_with("w-"));
-    let refused = cluster.raw("POST", path, "application/json", &event("w.")).await.unwrap_err();
+    let rejected = cluster.raw("POST", path, "application/json", &event("w.")).await.unwrap_err();
     assert!(
-        refused.starts_with("422 Event \"\" is invalid: metadata.generateName: Invalid value"),
-        "{refused}"
+        rejected.starts_with("422 Event \"\" is invalid: metadata.generateName: Invalid value"),
+        "{rejected}"
     );
 }
 
 #[tokio::test]
-async fn changes_are_told_to_whoever_listens() {
+async fn changes_are_sent_to_subscribers() {
     let cluster = Cluster::new().await;
     let mut changes = cluster.server.changes();
     cluster.apply("numacast", true, topology(&one_zone())).await.unwrap();
     cluster.apply("numacast", true, topology(&one_zone())).await.unwrap();
     cluster.server.delete(&TOPOLOGIES, "", "w");
     let first = changes.recv().await.unwrap();
-    assert_eq!((first.what, first.manager.as_str()), (ChangeKind::Added, "numacast"));
-    assert_eq!(changes.recv().await.unwrap().what, ChangeKind::Deleted, "a write of the same is no change");
+    assert_eq!((first.event, first.manager.as_str()), (EventType::Added, "numacast"));
+    assert_eq!(changes.recv().await.unwrap().event, EventType::Deleted, "an equal write is no change");
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::model::{Refusal, unexpected};
+use super::model::{Rejection, unexpected};
 use super::settings::Settings;
 use crate::machine::{Id, IdSet};
 use crate::sim::machine::MachineSpec;
@@ -63,28 +63,28 @@ impl CpuManager {
     }
 
     /// The CPUs allocated to a pod, its plain init containers included.
-    pub(super) fn held_by(&self, uid: &str) -> IdSet {
-        let mut held = self.pod_entries.get(uid).cloned().unwrap_or_default();
-        self.entries.get(uid).into_iter().flatten().for_each(|(_, cpus)| held.union_with(cpus));
-        held
+    pub(super) fn allocated_to(&self, uid: &str) -> IdSet {
+        let mut allocated = self.pod_entries.get(uid).cloned().unwrap_or_default();
+        self.entries.get(uid).into_iter().flatten().for_each(|(_, cpus)| allocated.union_with(cpus));
+        allocated
     }
 
-    fn held(&self) -> IdSet {
-        let mut held = IdSet::new();
+    fn allocated(&self) -> IdSet {
+        let mut allocated = IdSet::new();
         let containers = self.entries.values().flatten().map(|(_, cpus)| cpus);
-        containers.chain(self.pod_entries.values()).for_each(|cpus| held.union_with(cpus));
-        held
+        containers.chain(self.pod_entries.values()).for_each(|cpus| allocated.union_with(cpus));
+        allocated
     }
 
     /// The CPUs that can be allocated to a container now.
     pub(super) fn free(&self) -> IdSet {
-        self.allocatable().difference(&self.held())
+        self.allocatable().difference(&self.allocated())
     }
 
     /// The `defaultCpuSet`: the CPUs for all containers without exclusive CPUs.
     pub(super) fn shared(&self) -> IdSet {
         let base = if self.strict_reservation { self.allocatable() } else { self.all.clone() };
-        base.difference(&self.held())
+        base.difference(&self.allocated())
     }
 
     /// Threads per core; with `full-pcpus-only`, requests must be multiples of it.
@@ -92,7 +92,7 @@ impl CpuManager {
         self.cores.iter().map(|(_, threads)| threads.len()).max().unwrap_or(1) as u64
     }
 
-    pub(super) fn give(&mut self, uid: &str, container: &str, cpus: IdSet) {
+    pub(super) fn allocate(&mut self, uid: &str, container: &str, cpus: IdSet) {
         if !cpus.is_empty() {
             self.entries.entry(uid.to_owned()).or_default().insert(container.to_owned(), cpus);
         }
@@ -111,7 +111,7 @@ impl CpuManager {
         count: u64,
         affinity: Option<&BTreeSet<Id>>,
         strict: bool,
-    ) -> Result<IdSet, Refusal> {
+    ) -> Result<IdSet, Rejection> {
         let near = |node: Id| affinity.is_none_or(|nodes| nodes.contains(&node));
         let mut order = if count == 0 { Vec::new() } else { self.order(pool, near) };
         if (order.len() as u64) < count && !(strict && affinity.is_some()) {

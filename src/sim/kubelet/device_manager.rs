@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::model::{Refusal, unexpected};
+use super::model::{Rejection, unexpected};
 use crate::machine::{Id, IdSet};
 use crate::sim::machine::{Device as DeviceSpec, MachineSpec};
 
@@ -22,18 +22,18 @@ pub(super) struct Plugin {
 
 /// Device id to the NUMA nodes that its plugin reported when the device was allocated, which is what the
 /// kubelet stores.
-pub type HeldDevices = BTreeMap<String, IdSet>;
+pub type AllocatedDevices = BTreeMap<String, IdSet>;
 
 /// The device manager's state.
 #[derive(Clone, Debug, Default)]
 pub(super) struct DeviceManager {
     pub(super) plugins: BTreeMap<String, Plugin>,
     /// Pod uid to container to resource to devices.
-    pub(super) entries: BTreeMap<String, BTreeMap<String, BTreeMap<String, HeldDevices>>>,
+    pub(super) entries: BTreeMap<String, BTreeMap<String, BTreeMap<String, AllocatedDevices>>>,
 }
 
 /// Devices of the pod's plain init containers: resource to devices.
-pub(super) type Reusable = BTreeMap<String, HeldDevices>;
+pub(super) type Reusable = BTreeMap<String, AllocatedDevices>;
 
 impl DeviceManager {
     pub(super) fn new(spec: &MachineSpec) -> Self {
@@ -57,9 +57,9 @@ impl DeviceManager {
             return Vec::new();
         };
         let containers = self.entries.values().flat_map(BTreeMap::values);
-        let held: BTreeSet<&String> =
+        let allocated: BTreeSet<&String> =
             containers.filter_map(|of| of.get(resource)).flat_map(BTreeMap::keys).collect();
-        let free = plugin.devices.iter().filter(|(id, device)| device.healthy && !held.contains(id));
+        let free = plugin.devices.iter().filter(|(id, device)| device.healthy && !allocated.contains(id));
         free.map(|(id, device)| (id, &device.nodes)).collect()
     }
 
@@ -92,7 +92,7 @@ impl DeviceManager {
         affinity: Option<&BTreeSet<Id>>,
         strict: bool,
         reusable: &Reusable,
-    ) -> Result<BTreeMap<String, HeldDevices>, Refusal> {
+    ) -> Result<BTreeMap<String, AllocatedDevices>, Rejection> {
         let near =
             |nodes: &IdSet| affinity.is_none_or(|wanted| wanted.iter().any(|node| nodes.contains(*node)));
         let mut chosen = BTreeMap::new();
@@ -105,7 +105,7 @@ impl DeviceManager {
             let count = usize::try_from(*count).unwrap_or(usize::MAX);
             let again = reusable.get(resource).into_iter().flatten();
             let available = free.len();
-            let devices: HeldDevices =
+            let devices: AllocatedDevices =
                 again.chain(free).take(count).map(|(id, nodes)| (id.clone(), nodes.clone())).collect();
             if devices.len() < count {
                 return Err(unexpected(format!(
@@ -118,7 +118,12 @@ impl DeviceManager {
         Ok(chosen)
     }
 
-    pub(super) fn give(&mut self, uid: &str, container: &str, devices: BTreeMap<String, HeldDevices>) {
+    pub(super) fn allocate(
+        &mut self,
+        uid: &str,
+        container: &str,
+        devices: BTreeMap<String, AllocatedDevices>,
+    ) {
         if !devices.is_empty() {
             self.entries.entry(uid.to_owned()).or_default().insert(container.to_owned(), devices);
         }

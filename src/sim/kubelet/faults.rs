@@ -39,7 +39,7 @@ pub enum Fault {
     Bytes(Vec<u8>),
     /// A successful response whose message is these bytes.
     Message(Vec<u8>),
-    /// Half of the correct response; then all connections break.
+    /// Half of the correct response; then all connections are closed.
     CutShort,
 }
 
@@ -50,9 +50,9 @@ impl Fault {
     }
 }
 
-/// A response of the kubelet, correct or not, for the journal. Calls without a response are not recorded.
+/// A recorded response of the kubelet, correct or not. Calls without a response are not recorded.
 #[derive(Clone, Debug)]
-pub struct Told {
+pub struct RecordedResponse {
     /// The method: `List` (v1) or `GetAllocatableResources`.
     pub call: Call,
     /// When the kubelet read its state.
@@ -67,10 +67,10 @@ pub struct Told {
     pub model: Model,
 }
 
-/// The release of the kubelet. Each variant covers the releases up to the next variant, and its documentation
+/// The version of the kubelet. Each variant covers the versions up to the next variant, and its documentation
 /// lists what is new in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Age {
+pub enum KubeletVersion {
     /// Only v1alpha1 (before 1.20).
     OnlyV1alpha1,
     /// v1 with `List`, which reports devices and exclusive CPUs.
@@ -89,9 +89,9 @@ pub enum Age {
     V1_34,
     /// Shared devices in `dynamic_resources`.
     V1_35,
-    /// Pod-level entries in the state files.
+    /// Pod-level entries in the checkpoints.
     V1_36,
-    /// Pod-level CPUs and memory in the List; pod-level entries in the state files only in `data`, as JSON
+    /// Pod-level CPUs and memory in the List; pod-level entries in the checkpoints only in `data`, as JSON
     /// text.
     V1_37,
 }
@@ -111,8 +111,8 @@ impl Faults {
 
     /// Takes the next fault of a method if it is a raw one, which the gRPC service cannot produce.
     pub(super) fn take_raw(&mut self, call: Call) -> Option<Fault> {
-        let waiting = self.0.get_mut(&call)?;
-        waiting.front()?.is_raw().then(|| waiting.pop_front())?
+        let queue = self.0.get_mut(&call)?;
+        queue.front()?.is_raw().then(|| queue.pop_front())?
     }
 
     pub(super) fn clear(&mut self) {

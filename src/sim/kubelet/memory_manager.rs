@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::model::{Block, MEMORY, Refusal, unexpected};
+use super::model::{Block, MEMORY, Rejection, unexpected};
 use super::settings::Settings;
 use crate::machine::Id;
 use crate::quantity::hugepages_name;
@@ -94,8 +94,8 @@ impl MemoryManager {
     /// Returns true if a block on `set` can include `node`. A node with blocks cannot change its group.
     fn may_join(&self, node: Id, set: &BTreeSet<Id>) -> bool {
         self.nodes.get(&node).is_some_and(|node| {
-            let alone = node.cells.len() == 1;
-            if set.len() == 1 { alone } else { node.assignments == 0 || node.cells == *set }
+            let is_ungrouped = node.cells.len() == 1;
+            if set.len() == 1 { is_ungrouped } else { node.assignments == 0 || node.cells == *set }
         })
     }
 
@@ -135,7 +135,7 @@ impl MemoryManager {
         affinity: Option<&BTreeSet<Id>>,
         strict: bool,
         reusable: &Reusable,
-    ) -> Result<BTreeSet<Id>, Refusal> {
+    ) -> Result<BTreeSet<Id>, Rejection> {
         let set = match affinity {
             Some(nodes) if self.fits(nodes, request, reusable) => Some(nodes.clone()),
             Some(_) if strict => None,
@@ -186,7 +186,7 @@ impl MemoryManager {
     }
 
     /// Allocates a container's memory on `set`, reusing what earlier init containers of its pod had there.
-    pub(super) fn give(
+    pub(super) fn allocate(
         &mut self,
         uid: &str,
         container: &str,
@@ -249,7 +249,7 @@ impl MemoryManager {
     }
 
     /// Uids of the pods with allocated memory.
-    pub(super) fn holders(&self) -> BTreeSet<String> {
+    pub(super) fn uids(&self) -> BTreeSet<String> {
         self.entries.keys().chain(self.pod_entries.keys()).cloned().collect()
     }
 }

@@ -39,7 +39,7 @@ pub type DeviceId<'a> = (&'a str, &'a str);
 /// How available memory is compared within a group of nodes joined by a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// Node by node: the observer reads the kubelet's checkpoint.
+    /// Node by node: for an agent that reads the kubelet's checkpoint.
     PerNode,
     /// Only the group's sum: the List does not report how a block is split.
     PerGroup,
@@ -91,17 +91,17 @@ impl Model {
     /// what a plain init container leaves unused is not available to other pods.
     #[must_use]
     pub fn expected(&self) -> Expected {
-        let settled = self.settled_memory();
+        let memory = self.memory_after_release();
         let mut used = IdSet::new();
-        self.active().for_each(|uid| used.union_with(&self.cpus.held_by(uid)));
+        self.active().for_each(|uid| used.union_with(&self.cpus.allocated_to(uid)));
         let mut zones: BTreeMap<Id, BTreeMap<String, Amounts>> = BTreeMap::new();
         let mut names: BTreeSet<String> = [MEMORY.to_owned()].into();
         names.extend(self.hardware.page_sizes().into_iter().map(hugepages_name));
-        names.extend(settled.nodes.values().flat_map(|node| node.pools.keys().cloned()));
+        names.extend(memory.nodes.values().flat_map(|node| node.pools.keys().cloned()));
         for node in self.hardware.nodes.iter().filter(|node| node.id <= HIGHEST) {
             let mut amounts: BTreeMap<String, Amounts> = BTreeMap::new();
             for name in &names {
-                amounts.insert(name.clone(), self.memory_amounts(&settled, node.id, name));
+                amounts.insert(name.clone(), self.memory_amounts(&memory, node.id, name));
             }
             amounts.insert("cpu".to_owned(), self.cpu_amounts(node.id, &used));
             zones.insert(node.id, amounts);
@@ -112,18 +112,18 @@ impl Model {
                 amounts.insert(resource.clone(), of);
             }
         }
-        let groups = settled.nodes.into_values().map(|node| node.cells).filter(|cells| cells.len() > 1);
+        let groups = memory.nodes.into_values().map(|node| node.cells).filter(|cells| cells.len() > 1);
         Expected { zones, groups: groups.collect() }
     }
 
     /// The devices that are allocated to active pods.
     #[must_use]
-    pub fn held_devices(&self) -> BTreeSet<DeviceId<'_>> {
-        self.held().into_keys().collect()
+    pub fn allocated_devices(&self) -> BTreeSet<DeviceId<'_>> {
+        self.allocated().into_keys().collect()
     }
 
     /// The devices that are allocated to active pods, with the NUMA nodes that their plugin reported then.
-    fn held(&self) -> BTreeMap<DeviceId<'_>, &IdSet> {
+    fn allocated(&self) -> BTreeMap<DeviceId<'_>, &IdSet> {
         let entries = self.active().filter_map(|uid| self.devices.entries.get(uid));
         let of_containers = entries.flat_map(BTreeMap::values).flatten();
         of_containers
@@ -140,7 +140,7 @@ impl Model {
     }
 
     /// The Memory Manager's state after releasing the memory of pods that are not active.
-    fn settled_memory(&self) -> MemoryManager {
+    fn memory_after_release(&self) -> MemoryManager {
         let mut memory = self.memory.clone();
         for uid in memory.holders().iter().filter(|uid| !self.is_active(uid)) {
             memory.remove(uid);
@@ -178,8 +178,8 @@ impl Model {
         let Some(pool) = memory.pool(node, resource) else {
             return Amounts { capacity: total, ..Amounts::default() };
         };
-        let most = hardware.total(node, MEMORY);
-        debug_assert!(pool.allocatable <= most + most / DRIFT, "more than a drift");
+        let installed = hardware.total(node, MEMORY);
+        debug_assert!(pool.allocatable <= installed + installed / DRIFT, "more than a drift");
         let capacity = total.max(pool.allocatable);
         Amounts { capacity, allocatable: pool.allocatable, available: pool.free() }
     }
@@ -188,14 +188,14 @@ impl Model {
     /// Allocated devices that are no longer offered, or now on other nodes, count as capacity on the nodes of
     /// their allocation.
     fn device_amounts(&self) -> BTreeMap<String, BTreeMap<Id, Amounts>> {
-        let held = self.held();
+        let allocated = self.allocated();
         let plugins = self.devices.plugins.keys().map(String::as_str);
-        let names = plugins.chain(held.keys().map(|(resource, _)| *resource));
+        let names = plugins.chain(allocated.keys().map(|(resource, _)| *resource));
         let mut all: BTreeMap<String, BTreeMap<Id, Amounts>> =
             names.map(|name| (name.to_owned(), BTreeMap::new())).collect();
         let mut counted: BTreeSet<(&str, &str, Id)> = BTreeSet::new();
         for (resource, id, nodes) in self.devices.offered() {
-            let free = !held.contains_key(&(&**resource, &**id));
+            let free = !allocated.contains_key(&(&**resource, &**id));
             for node in nodes.iter() {
                 counted.insert((&**resource, &**id, node));
                 let amounts = all.entry(resource.to_owned()).or_default().entry(node).or_default();
@@ -204,7 +204,7 @@ impl Model {
                 amounts.available += u64::from(free);
             }
         }
-        for ((resource, id), nodes) in held {
+        for ((resource, id), nodes) in allocated {
             for node in nodes.iter().filter(|node| !counted.contains(&(resource, id, *node))) {
                 all.entry(resource.to_owned()).or_default().entry(node).or_default().capacity += 1;
             }
@@ -219,35 +219,42 @@ impl Expected {
     /// The object may omit a resource that no zone has, and may have additional empty zones (fillers).
     #[must_use]
     pub fn differences(&self, object: &NodeResourceTopology, split: Split) -> Vec<String> {
-        let said = said(object);
+        let published = published(object);
         let mut differences = Vec::new();
-        let zones: BTreeSet<Id> = self.zones.keys().chain(said.keys()).copied().collect();
+        let zones: BTreeSet<Id> = self.zones.keys().chain(published.keys()).copied().collect();
         for zone in zones {
             let nothing = BTreeMap::new();
-            let truth = self.zones.get(&zone).unwrap_or(&nothing);
-            let claim = said.get(&zone).unwrap_or(&nothing);
-            if !said.contains_key(&zone) {
+            let expected = self.zones.get(&zone).unwrap_or(&nothing);
+            let found = published.get(&zone).unwrap_or(&nothing);
+            if !published.contains_key(&zone) {
                 differences.push(format!("node-{zone} is missing"));
                 continue;
             }
-            let names: BTreeSet<&String> = truth.keys().chain(claim.keys()).collect();
+            let names: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
             for name in names {
-                let expected = truth.get(name).copied().unwrap_or_default();
-                let found = claim.get(name).copied();
-                if !self.agrees(zone, name, expected, found, split) {
+                let expected = expected.get(name).copied().unwrap_or_default();
+                let found = found.get(name).copied();
+                if !self.is_equal(zone, name, expected, found, split) {
                     let found = found.map_or_else(|| "nothing".to_owned(), |found| found.to_string());
                     differences.push(format!("node-{zone} {name}: {found} instead of {expected}"));
                 }
             }
         }
         if split == Split::PerGroup {
-            differences.extend(self.group_differences(&said));
+            differences.extend(self.group_differences(&published));
         }
         differences
     }
 
-    fn agrees(&self, zone: Id, name: &str, expected: Amounts, found: Option<Amounts>, split: Split) -> bool {
-        let Some(found) = found else { return self.nobody_has(name) };
+    fn is_equal(
+        &self,
+        zone: Id,
+        name: &str,
+        expected: Amounts,
+        found: Option<Amounts>,
+        split: Split,
+    ) -> bool {
+        let Some(found) = found else { return self.is_absent(name) };
         let summed = split == Split::PerGroup && self.is_joined(zone) && is_memory(name);
         if summed {
             (found.capacity, found.allocatable) == (expected.capacity, expected.allocatable)
@@ -256,7 +263,8 @@ impl Expected {
         }
     }
 
-    fn nobody_has(&self, name: &str) -> bool {
+    /// Returns true if no zone has the resource.
+    fn is_absent(&self, name: &str) -> bool {
         self.zones.values().all(|zone| zone.get(name).is_none_or(|amounts| amounts.capacity == 0))
     }
 
@@ -264,7 +272,7 @@ impl Expected {
         self.groups.iter().any(|group| group.contains(&zone))
     }
 
-    fn group_differences(&self, said: &BTreeMap<Id, BTreeMap<String, Amounts>>) -> Vec<String> {
+    fn group_differences(&self, published: &BTreeMap<Id, BTreeMap<String, Amounts>>) -> Vec<String> {
         let sum = |zones: &BTreeMap<Id, BTreeMap<String, Amounts>>, group: &BTreeSet<Id>, name: &str| {
             let of = |node: &Id| zones.get(node).and_then(|zone| zone.get(name));
             group.iter().filter_map(of).map(|amounts| amounts.available).sum::<u64>()
@@ -274,7 +282,7 @@ impl Expected {
         let mut differences = Vec::new();
         for group in &self.groups {
             for name in &names {
-                let (expected, found) = (sum(&self.zones, group, name), sum(said, group, name));
+                let (expected, found) = (sum(&self.zones, group, name), sum(published, group, name));
                 if expected != found {
                     differences.push(format!(
                         "nodes {group:?} together {name}: {found} available instead of {expected}"
@@ -290,7 +298,8 @@ fn is_memory(name: &str) -> bool {
     name == MEMORY || name.starts_with("hugepages-")
 }
 
-fn said(object: &NodeResourceTopology) -> BTreeMap<Id, BTreeMap<String, Amounts>> {
+/// The zones of an object by id.
+fn published(object: &NodeResourceTopology) -> BTreeMap<Id, BTreeMap<String, Amounts>> {
     let id = |name: &str| name.strip_prefix("node-").and_then(|id| id.parse::<Id>().ok());
     let mut zones = BTreeMap::new();
     for zone in &object.spec.zones {

@@ -51,7 +51,7 @@ pub enum Role {
 
 /// A device allocated to a container by a resource claim (dynamic resource allocation).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Claimed {
+pub struct ClaimedDevice {
     /// The claim's name; its namespace is the pod's.
     pub claim: String,
     /// The driver: `gpu.example.com`.
@@ -80,7 +80,7 @@ pub struct ContainerSpec {
     /// Extended resource to the number of devices.
     pub devices: BTreeMap<String, u64>,
     /// Devices allocated by resource claims.
-    pub claims: Vec<Claimed>,
+    pub claims: Vec<ClaimedDevice>,
 }
 
 impl PodSpec {
@@ -140,8 +140,8 @@ impl PodSpec {
     #[must_use]
     pub fn object(&self, node: &str, phase: &str) -> Value {
         let of_kind = |init: bool| -> Vec<Value> {
-            let chosen = self.containers.iter().filter(|container| (container.role != Role::App) == init);
-            chosen.map(|container| self.container_object(container)).collect()
+            let containers = self.containers.iter().filter(|container| (container.role != Role::App) == init);
+            containers.map(|container| self.container_object(container)).collect()
         };
         let mut object = json!({
             "apiVersion": "v1",
@@ -150,8 +150,8 @@ impl PodSpec {
             "spec": {"nodeName": node, "initContainers": of_kind(true), "containers": of_kind(false)},
             "status": {"phase": phase, "qosClass": self.qos_class()},
         });
-        if let Some(whole) = &self.pod_level {
-            let requests = requests(whole.milli_cpu, whole.memory, &whole.hugepages);
+        if let Some(of_pod) = &self.pod_level {
+            let requests = requests(of_pod.milli_cpu, of_pod.memory, &of_pod.hugepages);
             let limits = if self.guaranteed { requests.clone() } else { serde_json::Map::new() };
             object["spec"]["resources"] = json!({"requests": requests, "limits": limits});
         }
@@ -159,10 +159,10 @@ impl PodSpec {
     }
 
     fn qos_class(&self) -> &'static str {
-        let asks = |container: &ContainerSpec| container.milli_cpu > 0 || container.memory > 0;
+        let has_requests = |container: &ContainerSpec| container.milli_cpu > 0 || container.memory > 0;
         match self.guaranteed {
             true => "Guaranteed",
-            false if self.containers.iter().any(asks) => "Burstable",
+            false if self.containers.iter().any(has_requests) => "Burstable",
             false => "BestEffort",
         }
     }

@@ -14,11 +14,10 @@ use prost::bytes::Bytes;
 use tonic::{Code, Request, Response, Status};
 use tower::Service as _;
 
-use super::answers;
-use super::faults::{Age, Call, Fault, Told};
+use super::faults::{Call, Fault, KubeletVersion, RecordedResponse};
 use super::model::Model;
-use super::traffic::Passing;
-use super::{Shared, State};
+use super::traffic::RunningCall;
+use super::{Shared, State, responses};
 use crate::kubelet::proto::{v1, v1alpha1};
 
 /// Both API versions of the service.
@@ -27,11 +26,11 @@ pub(super) struct Service(pub(super) Arc<Shared>);
 
 impl Service {
     /// Applies the rate limiter, counts the call and takes the fault queued for it.
-    fn enter(&self, call: Call) -> Result<Option<Fault>, Status> {
+    fn begin(&self, call: Call) -> Result<Option<Fault>, Status> {
         let mut state = self.0.lock();
-        let limited = state.limited && state.model.age >= Age::V1_27;
+        let limited = self.0.options.limited && state.model.version >= KubeletVersion::V1_27;
         if !state.limiter.admit(Instant::now()) && limited {
-            state.calls.refused += 1;
+            state.calls.rejected += 1;
             return Err(Status::resource_exhausted("rejected by rate limit"));
         }
         match call {
@@ -42,22 +41,22 @@ impl Service {
         Ok(state.faults.take(call))
     }
 
-    fn v1_is_served(&self) -> Result<(), Status> {
-        match self.0.lock().model.age {
-            Age::OnlyV1alpha1 => Err(Status::unimplemented("unknown service v1.PodResourcesLister")),
-            _ => Ok(()),
+    fn check_v1(&self) -> Result<(), Status> {
+        match self.0.lock().model.version == KubeletVersion::OnlyV1alpha1 {
+            true => Err(Status::unimplemented("unknown service v1.PodResourcesLister")),
+            false => Ok(()),
         }
     }
 
-    /// Answers `List` of one API version: `tell` creates its pods, `pad` a padding pod of a given size.
-    async fn answer_list<T>(
+    /// The pods of a `List` of one API version: `list` creates them, `pad` a padding pod of a given size.
+    async fn list_pods<T>(
         &self,
-        tell: fn(&mut State, Option<&Fault>) -> Vec<T>,
+        list: fn(&mut State, Option<&Fault>) -> Vec<T>,
         pad: fn(usize) -> T,
     ) -> Result<Vec<T>, Status> {
-        let fault = self.enter(Call::List)?;
+        let fault = self.begin(Call::List)?;
         wait(fault.as_ref()).await?;
-        let mut pods = tell(&mut self.0.lock(), fault.as_ref());
+        let mut pods = list(&mut self.0.lock(), fault.as_ref());
         match fault {
             Some(Fault::Oversize(bytes)) => pods.push(pad(bytes)),
             Some(Fault::Late(delay)) => tokio::time::sleep(delay).await,
@@ -89,7 +88,7 @@ fn padding_alpha(bytes: usize) -> v1alpha1::PodResources {
 }
 
 /// The maximum number of pods in the List.
-fn most(fault: Option<&Fault>) -> usize {
+fn max_pods(fault: Option<&Fault>) -> usize {
     match fault {
         Some(Fault::Empty) => 0,
         Some(Fault::Partial(count)) => *count,
@@ -100,12 +99,12 @@ fn most(fault: Option<&Fault>) -> usize {
 impl State {
     fn list(&mut self, fault: Option<&Fault>) -> Vec<v1::PodResources> {
         let pods = match self.pods_are_known {
-            true => answers::list(&mut self.model, most(fault), &mut self.rng).pod_resources,
+            true => responses::list(&mut self.model, max_pods(fault), &mut self.rng).pod_resources,
             false => Vec::new(),
         };
-        if self.journal.is_some() {
-            let told = pods.iter().map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
-            self.note(Call::List, fault, self.model.restricted_to(&told));
+        if self.recorded.is_some() {
+            let listed = pods.iter().map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
+            self.record(Call::List, fault, self.model.restricted_to(&listed));
         }
         pods
     }
@@ -114,34 +113,38 @@ impl State {
         if !self.pods_are_known {
             return Vec::new();
         }
-        answers::list_alpha(&mut self.model, most(fault), &mut self.rng).pod_resources
+        responses::list_alpha(&mut self.model, max_pods(fault), &mut self.rng).pod_resources
     }
 
     fn allocatable(&mut self, fault: Option<&Fault>) -> v1::AllocatableResourcesResponse {
-        if self.journal.is_some() {
-            self.note(Call::Allocatable, fault, self.model.clone());
+        if self.recorded.is_some() {
+            self.record(Call::Allocatable, fault, self.model.clone());
         }
         match fault {
             Some(Fault::Empty) => v1::AllocatableResourcesResponse::default(),
-            _ => answers::allocatable(&self.model, self.managers_are_ready, &mut self.rng),
+            _ => responses::allocatable(&self.model, self.managers_are_ready, &mut self.rng),
         }
     }
 
-    fn note(&mut self, call: Call, fault: Option<&Fault>, model: Model) {
-        let (pods_known, managers_ready) = (self.pods_are_known, self.managers_are_ready);
-        let fault = fault.cloned();
-        let told = Told { call, at: Instant::now(), pods_known, managers_ready, fault, model };
-        self.journal.get_or_insert_default().push(told);
+    fn record(&mut self, call: Call, fault: Option<&Fault>, model: Model) {
+        self.recorded.get_or_insert_default().push(RecordedResponse {
+            call,
+            at: Instant::now(),
+            pods_known: self.pods_are_known,
+            managers_ready: self.managers_are_ready,
+            fault: fault.cloned(),
+            model,
+        });
     }
 }
 
-/// Answers a request with a queued raw fault if there is one, otherwise with `routes`.
-pub(super) async fn answer(
+/// Responds to a request with a queued raw fault if there is one, otherwise with `routes`.
+pub(super) async fn respond(
     shared: Arc<Shared>,
     mut routes: Router,
     request: http::Request<Body>,
 ) -> Result<http::Response<Body>, Infallible> {
-    let _passing = Passing::begin(Arc::clone(&shared), request.uri().path());
+    let _running = RunningCall::begin(Arc::clone(&shared), request.uri().path());
     let Some((call, fault)) = shared.take_raw(request.uri().path()) else {
         return routes.call(request).await;
     };
@@ -206,9 +209,9 @@ impl State {
     fn encoded(&mut self, call: Call) -> Vec<u8> {
         match call {
             Call::Allocatable => {
-                answers::allocatable(&self.model, self.managers_are_ready, &mut self.rng).encode_to_vec()
+                responses::allocatable(&self.model, self.managers_are_ready, &mut self.rng).encode_to_vec()
             }
-            _ => answers::list(&mut self.model, usize::MAX, &mut self.rng).encode_to_vec(),
+            _ => responses::list(&mut self.model, usize::MAX, &mut self.rng).encode_to_vec(),
         }
     }
 }
@@ -219,8 +222,8 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Service {
         &self,
         _: Request<v1::ListPodResourcesRequest>,
     ) -> Result<Response<v1::ListPodResourcesResponse>, Status> {
-        self.v1_is_served()?;
-        let pod_resources = self.answer_list(State::list, padding).await?;
+        self.check_v1()?;
+        let pod_resources = self.list_pods(State::list, padding).await?;
         Ok(Response::new(v1::ListPodResourcesResponse { pod_resources }))
     }
 
@@ -228,39 +231,39 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Service {
         &self,
         _: Request<v1::AllocatableResourcesRequest>,
     ) -> Result<Response<v1::AllocatableResourcesResponse>, Status> {
-        self.v1_is_served()?;
-        if self.0.lock().model.age < Age::V1_21 {
+        self.check_v1()?;
+        if self.0.lock().model.version < KubeletVersion::V1_21 {
             return Err(Status::unimplemented(
                 "unknown method GetAllocatableResources for service v1.PodResourcesLister",
             ));
         }
-        let fault = self.enter(Call::Allocatable)?;
+        let fault = self.begin(Call::Allocatable)?;
         wait(fault.as_ref()).await?;
-        let mut answer = self.0.lock().allocatable(fault.as_ref());
+        let mut response = self.0.lock().allocatable(fault.as_ref());
         match fault {
             Some(Fault::Oversize(bytes)) => {
                 let padding = v1::ContainerDevices { resource_name: "x".repeat(bytes), ..Default::default() };
-                answer.devices.push(padding);
+                response.devices.push(padding);
             }
             Some(Fault::Late(delay)) => tokio::time::sleep(delay).await,
             _ => {}
         }
-        Ok(Response::new(answer))
+        Ok(Response::new(response))
     }
 
     async fn get(
         &self,
         request: Request<v1::GetPodResourcesRequest>,
     ) -> Result<Response<v1::GetPodResourcesResponse>, Status> {
-        self.v1_is_served()?;
-        let age = self.0.lock().model.age;
-        if age < Age::V1_27 {
+        self.check_v1()?;
+        let version = self.0.lock().model.version;
+        if version < KubeletVersion::V1_27 {
             return Err(Status::unimplemented("unknown method Get for service v1.PodResourcesLister"));
         }
-        if age < Age::V1_34 {
+        if version < KubeletVersion::V1_34 {
             return Err(Status::new(Code::Unknown, "PodResources API Get method disabled"));
         }
-        let fault = self.enter(Call::Get)?;
+        let fault = self.begin(Call::Get)?;
         wait(fault.as_ref()).await?;
         let request = request.into_inner();
         let state = &mut *self.0.lock();
@@ -270,7 +273,7 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Service {
                 format!("pod {} in namespace {} not found", request.pod_name, request.pod_namespace);
             return Err(Status::new(Code::Unknown, message));
         };
-        let pod_resources = Some(answers::pod(&state.model, pod, &mut state.rng));
+        let pod_resources = Some(responses::pod(&state.model, pod, &mut state.rng));
         Ok(Response::new(v1::GetPodResourcesResponse { pod_resources }))
     }
 }
@@ -281,7 +284,7 @@ impl v1alpha1::pod_resources_lister_server::PodResourcesLister for Service {
         &self,
         _: Request<v1alpha1::ListPodResourcesRequest>,
     ) -> Result<Response<v1alpha1::ListPodResourcesResponse>, Status> {
-        let pod_resources = self.answer_list(State::list_alpha, padding_alpha).await?;
+        let pod_resources = self.list_pods(State::list_alpha, padding_alpha).await?;
         Ok(Response::new(v1alpha1::ListPodResourcesResponse { pod_resources }))
     }
 }

@@ -7,15 +7,15 @@ use tokio::time::Instant;
 
 use super::Shared;
 
-/// The calls since the recording started.
+/// The calls since recording started.
 #[derive(Clone, Debug, Default)]
 pub struct Traffic {
     /// The path (`/v1.PodResourcesLister/List`) and the arrival time of each call.
     pub calls: Vec<(String, Instant)>,
     /// Maximum number of concurrent calls by path.
-    pub at_once: BTreeMap<String, usize>,
+    pub max_concurrent: BTreeMap<String, usize>,
     /// Maximum number of concurrent calls of all paths.
-    pub all_at_once: usize,
+    pub max_concurrent_total: usize,
     running: BTreeMap<String, usize>,
 }
 
@@ -24,9 +24,9 @@ impl Traffic {
         self.calls.push((path.to_owned(), Instant::now()));
         let running = self.running.entry(path.to_owned()).or_default();
         *running += 1;
-        let most = self.at_once.entry(path.to_owned()).or_default();
-        *most = (*most).max(*running);
-        self.all_at_once = self.all_at_once.max(self.running.values().sum());
+        let max = self.max_concurrent.entry(path.to_owned()).or_default();
+        *max = (*max).max(*running);
+        self.max_concurrent_total = self.max_concurrent_total.max(self.running.values().sum());
     }
 
     fn end(&mut self, path: &str) {
@@ -37,12 +37,12 @@ impl Traffic {
 }
 
 /// A call in progress.
-pub(super) struct Passing {
+pub(super) struct RunningCall {
     shared: Arc<Shared>,
     path: String,
 }
 
-impl Passing {
+impl RunningCall {
     pub(super) fn begin(shared: Arc<Shared>, path: &str) -> Self {
         if let Some(traffic) = &mut shared.lock().traffic {
             traffic.begin(path);
@@ -51,7 +51,7 @@ impl Passing {
     }
 }
 
-impl Drop for Passing {
+impl Drop for RunningCall {
     fn drop(&mut self) {
         if let Some(traffic) = &mut self.shared.lock().traffic {
             traffic.end(&self.path);

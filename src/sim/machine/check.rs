@@ -19,10 +19,10 @@ pub(super) fn check(machine: &MachineSpec) -> Result<(), String> {
     for node in &machine.nodes {
         let id = node.id;
         if !ids.insert(id) {
-            return Err(format!("node {id} is there twice"));
+            return Err(format!("node {id} exists twice"));
         }
         if let Some(cpu) = node.present_cpus().iter().find(|cpu| cpus.contains(*cpu)) {
-            return Err(format!("CPU {cpu} of node {id} is on another node too"));
+            return Err(format!("CPU {cpu} of node {id} is also on another node"));
         }
         if let Some(cpu) = node.cpus.intersection(&node.offline_cpus).iter().next() {
             return Err(format!("CPU {cpu} of node {id} is both online and offline"));
@@ -50,7 +50,7 @@ fn quantities(machine: &MachineSpec) -> Result<(), String> {
     let limits = keys.get("reservedMemory").and_then(Value::as_array).into_iter().flatten();
     let maps = sections.chain(limits.filter_map(|entry| entry.get("limits"))).filter_map(Value::as_object);
     match maps.flat_map(|map| map.values()).find(|amount| Quantity::deserialize(*amount).is_err()) {
-        Some(amount) => Err(format!("its kubelet reserves {amount}, which is no quantity")),
+        Some(amount) => Err(format!("its kubelet reserves {amount}, which is not a quantity")),
         None => Ok(()),
     }
 }
@@ -59,7 +59,7 @@ fn memory(node: &NodeSpec) -> Result<(), String> {
     let id = node.id;
     for (size, pages) in node.pages() {
         if size < 1024 || size.checked_mul(pages).is_none() {
-            return Err(format!("node {id} has huge pages of a size that is none"));
+            return Err(format!("node {id} has huge pages of an invalid size"));
         }
     }
     if node.hugepage_bytes() > node.memory.ceil() {
@@ -71,14 +71,16 @@ fn memory(node: &NodeSpec) -> Result<(), String> {
 /// The kernel reports every part that a node has.
 fn missing(node: &NodeSpec) -> Result<(), String> {
     let id = node.id;
-    let shown = |what: &str| Err(format!("node {id} has {what} and does not show it"));
-    let told = node.memory.ceil() > 0;
+    let hidden = |what: &str| Err(format!("node {id} has {what} and does not report it"));
+    let has_memory = node.memory.ceil() > 0;
     for part in &node.missing {
         match part {
-            Missing::Directory if !node.present_cpus().is_empty() => return shown("CPUs"),
-            Missing::Directory if !node.distances.is_empty() => return shown("distances"),
-            Missing::Directory | Missing::Meminfo | Missing::MemTotal if told => return shown("memory"),
-            Missing::Hugepages if node.hugepage_bytes() > 0 => return shown("huge pages"),
+            Missing::Directory if !node.present_cpus().is_empty() => return hidden("CPUs"),
+            Missing::Directory if !node.distances.is_empty() => return hidden("distances"),
+            Missing::Directory | Missing::Meminfo | Missing::MemTotal if has_memory => {
+                return hidden("memory");
+            }
+            Missing::Hugepages if node.hugepage_bytes() > 0 => return hidden("huge pages"),
             _ => {}
         }
     }
@@ -101,8 +103,8 @@ fn packages(machine: &MachineSpec, node: &NodeSpec) -> Result<(), String> {
     if all != node.present_cpus() || node.package.is_some() {
         return Err(format!("the sockets of node {id} are not those of its CPUs"));
     }
-    let torn = |core: &Vec<Id>| core.iter().any(|cpu| node.package_of(*cpu) != node.package_of(core[0]));
-    match machine.cores(node).into_iter().find(torn) {
+    let is_split = |core: &Vec<Id>| core.iter().any(|cpu| node.package_of(*cpu) != node.package_of(core[0]));
+    match machine.cores(node).into_iter().find(is_split) {
         Some(core) => Err(format!("the core of CPU {} of node {id} is in two sockets", core[0])),
         None => Ok(()),
     }
@@ -115,7 +117,7 @@ fn numa(machine: &MachineSpec) -> Result<(), String> {
     }
     match machine.nodes.as_slice() {
         [node] if node.id == 0 && node.distances.is_empty() && node.missing.is_empty() => {}
-        _ => return Err("a machine without NUMA has one node, with the id 0 and nothing else told".into()),
+        _ => return Err("a machine without NUMA has one node, with the id 0, and no distances".into()),
     }
     if machine.possible.is_empty() {
         Ok(())
@@ -137,19 +139,19 @@ fn possible(machine: &MachineSpec, ids: &BTreeSet<Id>, cpus: &IdSet) -> Result<(
 }
 
 fn core_types(machine: &MachineSpec, cpus: &IdSet) -> Result<(), String> {
-    let mut typed = IdSet::new();
+    let mut with_type = IdSet::new();
     for (name, kind) in &machine.core_types {
-        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-        if name.is_empty() || !name.bytes().all(plain) || kind.threads_per_core == 0 {
-            return Err(format!("`{name}` is no kind of core"));
+        let is_valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        if name.is_empty() || !name.bytes().all(is_valid) || kind.threads_per_core == 0 {
+            return Err(format!("`{name}` is not a valid core type"));
         }
         if let Some(cpu) = kind.cpus.difference(cpus).iter().next() {
             return Err(format!("CPU {cpu} of the {name} cores is on no node"));
         }
-        if let Some(cpu) = kind.cpus.intersection(&typed).iter().next() {
-            return Err(format!("CPU {cpu} is of two kinds"));
+        if let Some(cpu) = kind.cpus.intersection(&with_type).iter().next() {
+            return Err(format!("CPU {cpu} has two core types"));
         }
-        typed.union_with(&kind.cpus);
+        with_type.union_with(&kind.cpus);
     }
     Ok(())
 }
@@ -165,10 +167,10 @@ fn references(machine: &MachineSpec, ids: &BTreeSet<Id>) -> Result<(), String> {
         let mut seen = BTreeSet::new();
         for Device { id, numa, .. } in devices {
             if !seen.insert(id) {
-                return Err(format!("device {id} of {resource} is there twice"));
+                return Err(format!("device {id} of {resource} exists twice"));
             }
             if !numa.iter().all(|node| ids.contains(node)) {
-                return Err(format!("device {id} of {resource} is near a node that is not there"));
+                return Err(format!("device {id} of {resource} is on a node that does not exist"));
             }
         }
     }

@@ -1,21 +1,16 @@
 //! Every machine in the repository is possible, matches its tree and could run a kubelet.
 
-use std::path::PathBuf;
-
 use serde_json::Value;
 
 use super::*;
 use crate::machine::{HostRoots, Machine, NumaNode, read};
 
 /// The machines in `tests/machines/`, by name.
-pub(crate) fn described() -> Vec<(String, MachineSpec)> {
+fn described() -> Vec<(String, MachineSpec)> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines");
-    let mut files: Vec<PathBuf> =
-        std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    assert!(files.len() > 20, "{files:?}");
-    let name = |file: &Path| file.file_stem().unwrap().to_str().unwrap().to_owned();
-    files.iter().map(|file| (name(file), MachineSpec::read(file).unwrap())).collect()
+    let machines = MachineSpec::read_all(&dir).unwrap();
+    assert!(machines.len() > 20, "{machines:?}");
+    machines
 }
 
 /// Every machine, and those with a hardware change also after it.
@@ -28,15 +23,15 @@ fn states() -> Vec<(String, MachineSpec)> {
     all
 }
 
-fn seen_at(root: &Path) -> Machine {
+fn read_from(root: &Path) -> Machine {
     read(&HostRoots { sys: root.join("sys"), proc: root.join("proc") }).unwrap()
 }
 
 /// The described nodes as [`Machine`] represents them.
-fn said(spec: &MachineSpec) -> Vec<NumaNode> {
+fn expected_nodes(spec: &MachineSpec) -> Vec<NumaNode> {
     let node = |node: &NodeSpec| {
-        let shown = node.memory.ceil() > 0 && !node.missing.contains(&Missing::Hugepages);
-        let sizes = spec.page_sizes().into_iter().filter(|_| shown);
+        let has_pages = node.memory.ceil() > 0 && !node.missing.contains(&Missing::Hugepages);
+        let sizes = spec.page_sizes().into_iter().filter(|_| has_pages);
         NumaNode {
             id: node.id,
             cpus: node.cpus.clone(),
@@ -50,15 +45,15 @@ fn said(spec: &MachineSpec) -> Vec<NumaNode> {
 }
 
 #[test]
-fn described_machines_read_back_from_their_trees() {
+fn described_machines_are_read_back_from_their_trees() {
     for (name, spec) in states() {
         let machine = read(&spec.files()).unwrap();
-        assert_eq!(machine.nodes, said(&spec), "{name}");
+        assert_eq!(machine.nodes, expected_nodes(&spec), "{name}");
         assert_eq!(machine.numa, spec.numa, "{name}");
         let types = spec.core_types.iter().map(|(kind, of)| (kind.clone(), of.cpus.clone()));
         assert_eq!(machine.core_types, types.collect(), "{name}");
         let repeated = spec.nodes.iter().filter(|node| !node.repeated_cpus.is_empty());
-        let told: Vec<String> = machine.errors.iter().map(ToString::to_string).collect();
+        let errors: Vec<String> = machine.errors.iter().map(ToString::to_string).collect();
         let expected: Vec<String> = repeated
             .map(|node| {
                 let (id, cpus) = (node.id, &node.repeated_cpus);
@@ -66,13 +61,13 @@ fn described_machines_read_back_from_their_trees() {
                 format!("{file}: CPUs {cpus} are on a lower node too; counted there only")
             })
             .collect();
-        assert_eq!(told, expected, "{name}");
+        assert_eq!(errors, expected, "{name}");
     }
 }
 
 /// Writes several machines to disk, each into the tree of the one before.
 #[test]
-fn a_tree_turns_into_another_machine_without_a_trace_of_the_first() {
+fn writing_another_machine_replaces_all_files() {
     let root = tempfile::tempdir().unwrap();
     for name in ["fake-numa", "power9-gpus", "no-numa", "late-gpu-memory", "empty-nodes", "hybrid", "hotplug"]
     {
@@ -80,12 +75,12 @@ fn a_tree_turns_into_another_machine_without_a_trace_of_the_first() {
         for spec in [Some(spec.clone()), spec.later()].into_iter().flatten() {
             spec.write_tree(root.path()).unwrap();
             // `files` has no topology of single CPUs.
-            let seen = Machine { threads_per_core: 2, ..seen_at(root.path()) };
-            assert_eq!(seen, read(&spec.files()).unwrap(), "{name}");
-            let (here, links) = below(root.path());
+            let machine = Machine { threads_per_core: 2, ..read_from(root.path()) };
+            assert_eq!(machine, read(&spec.files()).unwrap(), "{name}");
+            let (files, links) = contents(root.path());
             // All files that are not about a single CPU are in `files`.
-            let single = |path: &str| path.contains("/cpu/cpu");
-            let texts = here.into_iter().filter(|(path, _)| !single(path)).collect::<BTreeMap<_, _>>();
+            let is_single = |path: &str| path.contains("/cpu/cpu");
+            let texts = files.into_iter().filter(|(path, _)| !is_single(path)).collect::<BTreeMap<_, _>>();
             assert_eq!(texts, spec.files().read, "{name}");
             let present = spec.nodes.iter().map(|node| node.present_cpus().len()).sum::<u64>();
             let listed = root.path().join("sys/devices/system/cpu");
@@ -94,10 +89,10 @@ fn a_tree_turns_into_another_machine_without_a_trace_of_the_first() {
                 cpus.filter(|name| name.to_str().unwrap().trim_start_matches("cpu").parse::<Id>().is_ok());
             assert_eq!(cpus.count() as u64, present, "{name}");
             // The real kubelet reads these links.
-            let shown =
+            let reported =
                 spec.nodes.iter().filter(|node| spec.numa && !node.missing.contains(&Missing::Directory));
             let bus: BTreeSet<String> =
-                shown.map(|node| format!("sys/bus/node/devices/node{}", node.id)).collect();
+                reported.map(|node| format!("sys/bus/node/devices/node{}", node.id)).collect();
             let links: BTreeSet<String> =
                 links.into_iter().filter(|link| link.starts_with("sys/bus")).collect();
             assert_eq!(links, bus, "{name}");
@@ -106,7 +101,7 @@ fn a_tree_turns_into_another_machine_without_a_trace_of_the_first() {
 }
 
 /// The content of every file and the path of every link below a directory.
-fn below(root: &Path) -> (BTreeMap<String, String>, BTreeSet<String>) {
+fn contents(root: &Path) -> (BTreeMap<String, String>, BTreeSet<String>) {
     let (mut texts, mut links) = (BTreeMap::new(), BTreeSet::new());
     let mut left = vec![root.to_owned()];
     while let Some(dir) = left.pop() {
@@ -144,12 +139,12 @@ fn described_kubelets_would_start() {
             assert_eq!(sum, system + (100 << 20), "{name}");
         }
         let aligned = !matches!(text("topologyManagerPolicy"), "" | "none");
-        let most = spec
+        let max = spec
             .kubelet
             .get("topologyManagerPolicyOptions")
             .map(|options| &options["max-allowable-numa-nodes"]);
-        let most = most.and_then(Value::as_str).map_or(8, |most| most.parse::<usize>().unwrap());
-        assert!(!aligned || spec.nodes.len() <= most, "{name}: more nodes than its kubelet aligns");
+        let max = max.and_then(Value::as_str).map_or(8, |max| max.parse::<usize>().unwrap());
+        assert!(!aligned || spec.nodes.len() <= max, "{name}: more nodes than its kubelet aligns");
     }
 }
 
@@ -169,7 +164,7 @@ fn siblings(root: &tempfile::TempDir, cpu: Id) -> String {
 }
 
 #[test]
-fn siblings_are_numbered_as_linux_does_it() {
+fn siblings_are_numbered_as_in_linux() {
     let (root, _) =
         one("{description: x, threadsPerCore: 2, nodes: [{id: 0, cpus: '0-1,4-5', memory: 1Gi}]}");
     assert_eq!([0, 5].map(|cpu| siblings(&root, cpu)), ["0,4", "1,5"]);
@@ -183,7 +178,7 @@ fn siblings_are_numbered_as_linux_does_it() {
 }
 
 #[test]
-fn threads_that_are_off_are_in_no_core_and_in_no_list_but_possible() {
+fn offline_threads_are_present_but_not_siblings() {
     let (root, _) = one("{description: x, threadsPerCore: 2, possibleCpus: 0-7, possible: 0-1,
           nodes: [{id: 0, cpus: 0-1, offlineCpus: 2-3, memory: 1Gi}]}");
     assert_eq!(siblings(&root, 1), "1");
@@ -195,7 +190,7 @@ fn threads_that_are_off_are_in_no_core_and_in_no_list_but_possible() {
 }
 
 #[test]
-fn one_node_may_span_sockets() {
+fn a_node_can_span_sockets() {
     let (root, _) = one("{description: x, threadsPerCore: 2,
           nodes: [{id: 0, cpus: 0-7, packages: {0: '0-1,4-5', 1: '2-3,6-7'}}]}");
     let of = |cpu: Id, file: &str| text(&root, &format!("sys/devices/system/cpu/cpu{cpu}/topology/{file}"));
@@ -205,23 +200,23 @@ fn one_node_may_span_sockets() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn impossible_machines_are_rejected() {
     for (rest, why) in [
         ("nodes: []", "no node"),
-        ("nodes: [{id: 0}, {id: 0}]", "node 0 is there twice"),
+        ("nodes: [{id: 0}, {id: 0}]", "node 0 exists twice"),
         ("nodes: [{id: 0, cpus: 0-3}, {id: 1, cpus: '3'}]", "CPU 3 of node 1"),
         ("nodes: [{id: 0, cpus: 0-3, offlineCpus: 3-4}]", "both online and offline"),
         ("nodes: [{id: 0, memory: 1Gi, hugepages: {1Gi: 2}}]", "more than its memory"),
-        ("nodes: [{id: 0, memory: 1Gi, hugepages: {big: 2}}]", "a size that is none"),
+        ("nodes: [{id: 0, memory: 1Gi, hugepages: {big: 2}}]", "an invalid size"),
         ("nodes: [{id: 0, distances: {1: 20}}]", "not one for each node"),
         ("nodes: [{id: 0}, {id: 1}], distances: ['10 20']", "1 rows of distances for 2 nodes"),
         ("nodes: [{id: 0}, {id: 1}], distances: ['10 20', '20']", "not one for each node"),
         ("nodes: [{id: 0}], distances: ['near']", "the row of distances `near`"),
         ("nodes: [{id: 0, distances: {0: 10}}], distances: ['10']", "not one for each node"),
         ("nodes: [{id: 0, repeatedCpus: 0-1}]", "repeats CPU 0"),
-        ("nodes: [{id: 0, memory: 1Gi, missing: [meminfo]}]", "has memory and does not show it"),
-        ("nodes: [{id: 0, memory: 1Gi, missing: [memTotal]}]", "has memory and does not show it"),
-        ("nodes: [{id: 0, cpus: '0', missing: [directory]}]", "has CPUs and does not show"),
+        ("nodes: [{id: 0, memory: 1Gi, missing: [meminfo]}]", "has memory and does not report it"),
+        ("nodes: [{id: 0, memory: 1Gi, missing: [memTotal]}]", "has memory and does not report it"),
+        ("nodes: [{id: 0, cpus: '0', missing: [directory]}]", "has CPUs and does not report"),
         ("nodes: [{id: 0, distances: {0: 10}, missing: [directory]}]", "has distances and does not"),
         ("nodes: [{id: 0, memory: 1Gi, hugepages: {2Mi: 1}, missing: [hugepages]}]", "has huge pages"),
         ("nodes: [{id: 0, missing: [cpulist]}]", "unknown variant"),
@@ -235,13 +230,13 @@ fn what_cannot_be_is_refused() {
         ("possible: 0-1, nodes: [{id: 2}]", "node 2 is online and not possible"),
         ("possibleCpus: 0-1, nodes: [{id: 0, cpus: 1-2}]", "CPU 2 is present and not possible"),
         ("nodes: [{id: 0, cpus: '0'}], coreTypes: {atom: {cpus: '1'}}", "CPU 1 of the atom cores"),
-        ("nodes: [{id: 0, cpus: '0'}], coreTypes: {a: {cpus: '0'}, b: {cpus: '0'}}", "of two kinds"),
-        ("nodes: [{id: 0, cpus: '0'}], coreTypes: {../a: {cpus: '0'}}", "no kind of core"),
-        ("nodes: [{id: 0}], devices: [{resource: a, devices: [{id: b, numa: [1]}]}]", "not there"),
-        ("nodes: [{id: 0}], devices: [{resource: a, devices: [{id: b}, {id: b}]}]", "is there twice"),
+        ("nodes: [{id: 0, cpus: '0'}], coreTypes: {a: {cpus: '0'}, b: {cpus: '0'}}", "has two core types"),
+        ("nodes: [{id: 0, cpus: '0'}], coreTypes: {../a: {cpus: '0'}}", "not a valid core type"),
+        ("nodes: [{id: 0}], devices: [{resource: a, devices: [{id: b, numa: [1]}]}]", "does not exist"),
+        ("nodes: [{id: 0}], devices: [{resource: a, devices: [{id: b}, {id: b}]}]", "exists twice"),
         (
             "nodes: [{id: 0}], kubelet: {systemReserved: {cpu: much}}",
-            "reserves \"much\", which is no quantity",
+            "reserves \"much\", which is not a quantity",
         ),
         ("nodes: [{id: 0}], kubelet: {reservedMemory: [{limits: {memory: [1]}}]}", "reserves [1], which is"),
         ("nodes: [{id: 0}], later: {description: y, nodes: []}", "later: it has no node"),
@@ -277,7 +272,7 @@ fn damages(file: &str) -> Vec<(Option<&'static str>, bool)> {
 
 /// One bad file loses its own information and nothing else: not the other nodes, not the rest of its node.
 #[test]
-fn a_file_that_is_missing_empty_or_malformed_takes_nothing_else_with_it() {
+fn a_missing_empty_or_malformed_file_loses_only_its_own_information() {
     let mut damaged = 0;
     for (name, spec) in states().into_iter().filter(|(_, spec)| spec.numa) {
         let mut files = spec.files();
@@ -288,15 +283,15 @@ fn a_file_that_is_missing_empty_or_malformed_takes_nothing_else_with_it() {
             let id: Id =
                 dir["sys/devices/system/node/node".len()..].split('/').next().unwrap().parse().unwrap();
             let before = files.read.remove(&path).unwrap();
-            for (text, told) in damages(file) {
+            for (text, is_reported) in damages(file) {
                 match text {
                     Some(text) => drop(files.read.insert(path.clone(), text.to_owned())),
                     None => drop(files.read.remove(&path)),
                 }
                 let context = format!("{name}: {path}: {text:?}");
                 let machine = read(&files).unwrap();
-                let names_it = machine.errors.iter().any(|problem| problem.file == path);
-                assert_eq!(names_it, told, "{context}: {:?}", machine.errors);
+                let names_it = machine.errors.iter().any(|error| error.file == path);
+                assert_eq!(names_it, is_reported, "{context}: {:?}", machine.errors);
                 assert_eq!(machine.nodes.len(), whole.nodes.len(), "{context}");
                 for (after, before) in machine.nodes.iter().zip(&whole.nodes) {
                     let mut expected = before.clone();
@@ -348,7 +343,7 @@ fn lose(node: &mut NumaNode, path: &str, after: &NumaNode) {
 
 /// Without a valid list of nodes, the node directories are used.
 #[test]
-fn without_a_list_of_nodes_their_directories_tell() {
+fn without_a_list_of_nodes_the_node_directories_are_used() {
     for (name, spec) in states().into_iter().filter(|(_, spec)| spec.numa) {
         let whole = read(&spec.files()).unwrap();
         for text in [None, Some(""), Some("\n"), Some("none\n"), Some("0,4294967296\n"), Some("\u{0}")] {
@@ -361,12 +356,12 @@ fn without_a_list_of_nodes_their_directories_tell() {
             let machine = read(&files).unwrap();
             let context = format!("{name}: {text:?}");
             assert!(
-                machine.numa && machine.errors.iter().any(|problem| problem.file == online),
+                machine.numa && machine.errors.iter().any(|error| error.file == online),
                 "{context}"
             );
-            let shown = |id: Id| !spec.node(id).unwrap().missing.contains(&Missing::Directory);
+            let is_reported = |id: Id| !spec.node(id).unwrap().missing.contains(&Missing::Directory);
             let mut expected = whole.nodes.clone();
-            expected.retain(|node| shown(node.id));
+            expected.retain(|node| is_reported(node.id));
             if expected.len() < whole.nodes.len() {
                 // The columns of `distance` include nodes that are now unknown.
                 expected.iter_mut().for_each(|node| node.distances.clear());

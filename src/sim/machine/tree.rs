@@ -230,9 +230,9 @@ impl Tree<'_> {
         self.put(format!("{CPUS}/isolated"), "");
         let active = self.cores.values().any(|core| core.siblings.len() > 1);
         let types = self.machine.core_types.values().map(|kind| kind.threads_per_core);
-        let able = types.chain([self.machine.threads_per_core]).any(|threads| threads > 1);
+        let supported = types.chain([self.machine.threads_per_core]).any(|threads| threads > 1);
         self.put(format!("{CPUS}/smt/active"), u8::from(active));
-        let control = match (able, active) {
+        let control = match (supported, active) {
             (false, _) => "notsupported",
             (true, true) => "on",
             (true, false) => "off",
@@ -334,8 +334,8 @@ fn online_where(cores: &BTreeMap<Id, Core>, belongs: impl Fn(&Core) -> bool) -> 
 }
 
 /// The first set, or the second one if the first is empty.
-fn or<'a>(said: &'a IdSet, otherwise: &'a IdSet) -> &'a IdSet {
-    if said.is_empty() { otherwise } else { said }
+fn or<'a>(ids: &'a IdSet, default: &'a IdSet) -> &'a IdSet {
+    if ids.is_empty() { default } else { ids }
 }
 
 fn node_meminfo(node: &NodeSpec) -> String {

@@ -11,11 +11,16 @@ use crate::nrt::{NodeResourceTopology, NodeResourceTopologyFields, ResourceInfo,
 use crate::quantity::hugepages_name;
 use crate::sim::kubelet::{ContainerSpec, Expected, Model, PodLevel, PodSpec, Split};
 use crate::sim::machine::MachineSpec;
-use crate::sim::machine::tests::described;
+
+/// Returns the machines of `tests/machines/`, by name.
+fn described() -> Vec<(String, MachineSpec)> {
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines");
+    MachineSpec::read_all(&dir).unwrap()
+}
 
 /// What the agent would read of this machine with these managers.
 fn case(spec: &MachineSpec, model: &Model, rng: &mut Rng) -> Case {
-    let (allocatable, usage) = model.answers(rng);
+    let (allocatable, usage) = model.responses(rng);
     let machine = read(&spec.files()).unwrap();
     Case { machine, allocatable, usage, config: Some(config(spec)), ..Case::default() }
 }
@@ -148,11 +153,11 @@ fn every_described_machine_is_accounted_correctly() {
             if running.len() > 6 || (!running.is_empty() && rng.u8(..4) == 0) {
                 let gone: String = running.swap_remove(rng.usize(..running.len()));
                 model.remove("default", &gone);
-                model.settle();
+                model.release_stale();
             } else {
                 let pod = some_pod(&spec, &format!("pod-{step}"), &mut rng);
                 let (uid, name) = (pod.uid.clone(), pod.name.clone());
-                model.announce(pod).unwrap();
+                model.add(pod).unwrap();
                 if model.admit(&uid).is_ok() {
                     running.push(name);
                 }
@@ -182,7 +187,7 @@ fn sixty_four_zones_with_a_thousand_cpus_are_accounted_correctly() {
             .devices("example.com/gpu", 1)
             .on([zone]);
         let uid = pod.uid.clone();
-        model.announce(pod).unwrap();
+        model.add(pod).unwrap();
         model.admit(&uid).unwrap();
     }
     check(&spec, &model, &mut Rng::with_seed(1), "64 zones");

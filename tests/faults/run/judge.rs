@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use numacast::cluster::FIELD_MANAGER;
 use numacast::nrt::NodeResourceTopology;
-use numacast::sim::api_server::{Change, ChangeKind, TOPOLOGIES};
+use numacast::sim::api_server::{Change, EventType, TOPOLOGIES};
 use numacast::sim::kubelet::{Call, DeviceId, Expected, Fault, SimKubelet, RecordedResponse};
 use tokio::sync::broadcast;
 
@@ -103,7 +103,7 @@ impl Judge {
         // The responses before these changes have all been recorded by now.
         self.told.extend(kubelet.take_responses());
         let ours = |change: &&Arc<Change>| {
-            change.of == &TOPOLOGIES && change.what != ChangeKind::Deleted && change.manager == FIELD_MANAGER
+            change.kind == &TOPOLOGIES && change.event != EventType::Deleted && change.manager == FIELD_MANAGER
         };
         changes.iter().filter(ours).try_for_each(|change| self.judge(change))
     }

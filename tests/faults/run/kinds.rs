@@ -269,7 +269,7 @@ impl Kind {
             }
             Self::WatchGone => {
                 for _ in 0..rng.u8(1..3) {
-                    server.forget_history();
+                    server.compact_history();
                     server.cut_connections();
                     pause(rng, 400).await;
                 }

@@ -11,7 +11,7 @@ use fastrand::Rng;
 use numacast::agent::{Agent, Settings};
 use numacast::cluster::Cluster;
 use numacast::sim::api_server::{NODES, PODS};
-use numacast::sim::kubelet::{Age, Options, PodSpec, Split, Stage};
+use numacast::sim::kubelet::{KubeletVersion, Options, PodSpec, Split, Stage};
 use numacast::sim::machine::MachineSpec;
 use numacast::sim::node::SimNode;
 use numacast::telemetry::registry::Registry;
@@ -44,7 +44,7 @@ pub(crate) enum Kubelet {
 /// The settings that differ between shards.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Variant {
-    pub(crate) age: Age,
+    pub(crate) age: KubeletVersion,
     /// Whether the agent can read the kubelet's root directory with the state files, or only sockets and
     /// device plugins.
     pub(crate) state_files: bool,
@@ -52,14 +52,14 @@ pub(crate) struct Variant {
 
 impl Variant {
     pub(crate) fn of_shard(shard: usize) -> Self {
-        let age = [Age::V1_34, Age::V1_37, Age::V1_29][shard % 3];
+        let age = [KubeletVersion::V1_34, KubeletVersion::V1_37, KubeletVersion::V1_29][shard % 3];
         Self { age, state_files: shard.is_multiple_of(2) }
     }
 
     fn version(self) -> &'static str {
         match self.age {
-            Age::V1_29 => "v1.29.9",
-            Age::V1_37 => "v1.37.0",
+            KubeletVersion::V1_29 => "v1.29.9",
+            KubeletVersion::V1_37 => "v1.37.0",
             _ => "v1.34.4",
         }
     }
@@ -221,7 +221,7 @@ impl World {
             (Kubelet::Up, 0..8) if running.len() < CROWD => self.start_pod(rng).await,
             (Kubelet::Up, 0..12) => self.stop_pod(rng, &running),
             (Kubelet::Up, 12..14) => self.replace_pod(rng, &running).await,
-            (Kubelet::Up, 14) => self.finish_pod(rng, &running),
+            (Kubelet::Up, 14) => self.terminate_pod(rng, &running),
             (Kubelet::Up, 15) => self.resize_pod(rng, &running),
             (Kubelet::Up, _) => self.change_device(rng),
         }
@@ -282,7 +282,7 @@ impl World {
 
     /// Replaces a pod by another with the same name, like a StatefulSet.
     async fn replace_pod(&self, rng: &mut Rng, running: &[String]) {
-        let ended = self.names(Stage::Finished);
+        let ended = self.names(Stage::Terminated);
         let again = if ended.is_empty() { running } else { &ended };
         let Some(name) = pick(rng, again) else { return };
         self.node.stop_pod(NAMESPACE, name);
@@ -292,12 +292,12 @@ impl World {
     }
 
     /// Terminates a pod's containers; its object stays.
-    fn finish_pod(&self, rng: &mut Rng, running: &[String]) {
+    fn terminate_pod(&self, rng: &mut Rng, running: &[String]) {
         let Some(name) = pick(rng, running) else { return };
         let spec =
             self.node.kubelet.with_model(|model| model.pod(NAMESPACE, name).map(|pod| pod.spec.clone()));
         let Some(spec) = spec else { return };
-        self.node.kubelet.finish_pod(NAMESPACE, name);
+        self.node.kubelet.terminate_pod(NAMESPACE, name);
         // Cannot fail: the pod has a name.
         let _ = self.node.server.put(&PODS, spec.object(NODE, "Succeeded"));
         self.note(format!("{name} ends"));

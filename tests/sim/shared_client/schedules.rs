@@ -11,7 +11,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use futures::future::join_all;
 use numacast::kubelet::{Request, Caller, ClientError, SharedResponse, RequestError, SharedClient, decode_allocatable, decode_list};
-use numacast::sim::kubelet::{Age, Call, Fault, Options, PodSpec, SimKubelet};
+use numacast::sim::kubelet::{KubeletVersion, Call, Fault, Options, PodSpec, SimKubelet};
 use numacast::sim::machine::{Device, MachineSpec};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
@@ -31,7 +31,7 @@ const STAMP: &str = "example.com/stamp";
 /// What may happen in a schedule.
 #[derive(Debug)]
 struct Weather {
-    age: Age,
+    age: KubeletVersion,
     proxys: usize,
     agent: bool,
     errors: bool,
@@ -72,7 +72,7 @@ struct Tally {
 impl Weather {
     fn of(rng: &mut Rng) -> Self {
         Self {
-            age: [Age::V1_34, Age::V1_34, Age::V1_37, Age::V1_29, Age::V1_23][rng.usize(..5)],
+            age: [KubeletVersion::V1_34, KubeletVersion::V1_34, KubeletVersion::V1_37, KubeletVersion::V1_29, KubeletVersion::V1_23][rng.usize(..5)],
             proxys: rng.usize(2..12),
             agent: rng.bool(),
             errors: rng.bool(),
@@ -131,7 +131,7 @@ impl World {
             let mut pod = PodSpec::new(&name);
             pod.uid = format!("uid-{number}");
             pod.containers[0].name = format!("made-{number}");
-            self.kubelet.announce_pod(pod).unwrap();
+            self.kubelet.add_pod(pod).unwrap();
             state.pods.insert(name, number);
         }
         history.push(state);
@@ -179,7 +179,7 @@ impl World {
                 }
                 sleep(Duration::from_micros(rng.u64(..100_000))).await;
                 if rng.bool() {
-                    self.kubelet.set_age([Age::V1_34, Age::V1_29][rng.usize(..2)]);
+                    self.kubelet.set_version([KubeletVersion::V1_34, KubeletVersion::V1_29][rng.usize(..2)]);
                 }
                 self.kubelet.boot().unwrap();
                 self.kubelet.set_ready(true, true);
@@ -307,8 +307,8 @@ async fn run(spec: &MachineSpec, seed: u64) -> Tally {
     assert!(tally.most <= 2, "{} calls in flight", tally.most);
     // An abandoned connection may have calls whose end its kubelet has not seen yet.
     if !world.weather.storms {
-        assert!(traffic.all_at_once <= 2, "{} calls at once", traffic.all_at_once);
-        assert!(traffic.at_once.values().all(|at_once| *at_once <= 1), "{:?}", traffic.at_once);
+        assert!(traffic.max_concurrent_total <= 2, "{} calls at once", traffic.max_concurrent_total);
+        assert!(traffic.max_concurrent.values().all(|at_once| *at_once <= 1), "{:?}", traffic.max_concurrent);
     }
     tally.calls = traffic.calls.len();
     tally.busiest = busiest_second(&traffic.calls.into_iter().map(|(_, at)| at).collect::<Vec<_>>());

@@ -1,19 +1,19 @@
-//! The kubelet's checkpoints in their file formats. All checksums are 0: they cover a Go pretty-print, so no
+//! The kubelet's checkpoints and configuration file. All checksums are 0: they cover a Go pretty-print, so no
 //! reader verifies them.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::device_manager::HeldDevices;
-use super::faults::Age;
+use super::device_manager::AllocatedDevices;
+use super::faults::KubeletVersion;
 use super::model::{Block, Model};
 use crate::sim::machine::MachineSpec;
 
 /// `cpu_manager_state`: version 2; version 3 with pod-level entries (1.36); version 4 from 1.37 on.
-pub(super) fn cpu_manager(model: &Model) -> Value {
+pub(super) fn cpu_checkpoint(model: &Model) -> Value {
     if !model.settings.static_cpus {
-        return stored(model, json!({"policyName": "none", "defaultCpuSet": ""}));
+        return with_checksum(model, json!({"policyName": "none", "defaultCpuSet": ""}));
     }
     let shared = model.cpus.shared().to_string();
     let mut state = json!({"policyName": "static", "defaultCpuSet": shared});
@@ -24,13 +24,13 @@ pub(super) fn cpu_manager(model: &Model) -> Value {
         let entries = model.cpus.pod_entries.iter().map(|(uid, cpus)| (uid, json!({"cpuSet": cpus})));
         state["podEntries"] = json!(entries.collect::<BTreeMap<_, _>>());
     }
-    stored(model, state)
+    with_checksum(model, state)
 }
 
 /// Adds the checksum. From 1.37 on, the whole state is JSON text in `data`, and its fields are repeated
 /// beside it without the pod-level entries, which older kubelets do not understand.
-fn stored(model: &Model, mut state: Value) -> Value {
-    if model.age >= Age::V1_37 {
+fn with_checksum(model: &Model, mut state: Value) -> Value {
+    if model.version >= KubeletVersion::V1_37 {
         let data = state.to_string();
         if let Some(fields) = state.as_object_mut() {
             fields.remove("podEntries");
@@ -43,7 +43,7 @@ fn stored(model: &Model, mut state: Value) -> Value {
 }
 
 /// `memory_manager_state`; `None` without a Memory Manager, which writes no file.
-pub(super) fn memory_manager(model: &Model) -> Option<Value> {
+pub(super) fn memory_checkpoint(model: &Model) -> Option<Value> {
     if !model.settings.static_memory {
         return None;
     }
@@ -75,13 +75,13 @@ pub(super) fn memory_manager(model: &Model) -> Option<Value> {
     if !entries.is_empty() {
         state["entries"] = Value::Object(entries);
     }
-    let whole = model.memory.pod_entries.iter();
-    let whole: Map<String, Value> =
-        whole.map(|(uid, of)| (uid.clone(), json!({"memoryBlocks": blocks(of)}))).collect();
-    if !whole.is_empty() {
-        state["podEntries"] = Value::Object(whole);
+    let pods = model.memory.pod_entries.iter();
+    let pods: Map<String, Value> =
+        pods.map(|(uid, of)| (uid.clone(), json!({"memoryBlocks": blocks(of)}))).collect();
+    if !pods.is_empty() {
+        state["podEntries"] = Value::Object(pods);
     }
-    Some(stored(model, state))
+    Some(with_checksum(model, state))
 }
 
 fn blocks(blocks: &[Block]) -> Value {
@@ -93,16 +93,16 @@ fn blocks(blocks: &[Block]) -> Value {
 }
 
 /// `device-plugins/kubelet_internal_checkpoint`.
-pub(super) fn devices(model: &Model) -> Value {
+pub(super) fn device_checkpoint(model: &Model) -> Value {
     let mut pods = Vec::new();
     for (uid, containers) in &model.devices.entries {
         for (container, resources) in containers {
-            for (resource, held) in resources {
+            for (resource, devices) in resources {
                 pods.push(json!({
                     "PodUID": uid,
                     "ContainerName": container,
                     "ResourceName": resource,
-                    "DeviceIDs": by_node(held),
+                    "DeviceIDs": by_node(devices),
                     "AllocResp": "",
                 }));
             }
@@ -116,9 +116,9 @@ pub(super) fn devices(model: &Model) -> Value {
 }
 
 /// NUMA node to device ids, with `-1` for devices without topology.
-fn by_node(held: &HeldDevices) -> BTreeMap<String, Vec<&String>> {
+fn by_node(devices: &AllocatedDevices) -> BTreeMap<String, Vec<&String>> {
     let mut map: BTreeMap<String, Vec<&String>> = BTreeMap::new();
-    for (id, nodes) in held {
+    for (id, nodes) in devices {
         if nodes.is_empty() {
             map.entry("-1".into()).or_default().push(id);
         }

@@ -1,10 +1,10 @@
-//! Converts the model to podresources API responses, in random order like the kubelet's.
+//! Responses of the podresources API from the model, in random order like the kubelet's.
 
 use fastrand::Rng;
 
-use super::faults::Age;
-use super::model::{Block, Given, Model, Pod, Stage};
-use super::pod::{Claimed, ContainerSpec, Role};
+use super::faults::KubeletVersion;
+use super::model::{Allocation, Block, Model, Pod, Stage};
+use super::pod::{ClaimedDevice, ContainerSpec, Role};
 use crate::kubelet::proto::{v1, v1alpha1};
 use crate::kubelet::{Allocatable, Usage};
 use crate::machine::{Id, IdSet};
@@ -12,50 +12,50 @@ use crate::machine::{Id, IdSet};
 impl Model {
     /// The responses of a ready kubelet to `GetAllocatableResources` and `List`, in the agent's types.
     #[must_use]
-    pub fn answers(&self, rng: &mut Rng) -> (Allocatable, Usage) {
+    pub fn responses(&self, rng: &mut Rng) -> (Allocatable, Usage) {
         (allocatable(self, true, rng).into(), list(&mut self.clone(), usize::MAX, rng).into())
     }
 }
 
-/// The response to `List`, with at most `most` pods.
-pub(super) fn list(model: &mut Model, most: usize, rng: &mut Rng) -> v1::ListPodResourcesResponse {
+/// The response to `List`, with at most `max` pods.
+pub(super) fn list(model: &mut Model, max: usize, rng: &mut Rng) -> v1::ListPodResourcesResponse {
     model.collect_devices();
-    let terminated = model.age < Age::V1_34;
-    let pods = listed(model, terminated, most);
+    let terminated = model.version < KubeletVersion::V1_34;
+    let pods = listed(model, terminated, max);
     let mut pod_resources: Vec<v1::PodResources> =
         pods.into_iter().map(|pod| self::pod(model, pod, rng)).collect();
     rng.shuffle(&mut pod_resources);
     v1::ListPodResourcesResponse { pod_resources }
 }
 
-/// The oldest pods, at most `most`: a kubelet that does not know all of its pods yet never lists a pod without
+/// The oldest pods, at most `max`: a kubelet that does not know all of its pods yet never lists a pod without
 /// the older ones (tests/real/order.rs).
-fn listed(model: &Model, terminated: bool, most: usize) -> Vec<&Pod> {
+fn listed(model: &Model, terminated: bool, max: usize) -> Vec<&Pod> {
     let is_listed = |pod: &&Pod| match pod.stage {
-        Stage::Announced | Stage::Active => true,
-        Stage::Finished => terminated,
-        Stage::Gone => false,
+        Stage::Pending | Stage::Active => true,
+        Stage::Terminated => terminated,
+        Stage::Removed => false,
     };
     let mut pods: Vec<&Pod> = model.pods().values().filter(is_listed).collect();
     pods.sort_unstable_by_key(|pod| pod.order);
-    pods.truncate(most);
+    pods.truncate(max);
     pods
 }
 
 /// The response to v1alpha1's `List`: devices only, no sidecars, terminated pods included.
 pub(super) fn list_alpha(
     model: &mut Model,
-    most: usize,
+    max: usize,
     rng: &mut Rng,
 ) -> v1alpha1::ListPodResourcesResponse {
     model.collect_devices();
-    let mut pods: Vec<v1alpha1::PodResources> = listed(model, true, most)
+    let mut pods: Vec<v1alpha1::PodResources> = listed(model, true, max)
         .into_iter()
         .map(|pod| {
             let apps = pod.spec.containers.iter().filter(|container| container.role == Role::App);
             let containers = apps.map(|container| {
-                let given = model.held_by(&pod.spec.uid, &container.name);
-                let devices = devices(&given, rng).into_iter().map(|device| v1alpha1::ContainerDevices {
+                let allocation = model.allocation(&pod.spec.uid, &container.name);
+                let devices = devices(&allocation, rng).into_iter().map(|device| v1alpha1::ContainerDevices {
                     resource_name: device.resource_name,
                     device_ids: device.device_ids,
                 });
@@ -72,17 +72,17 @@ pub(super) fn list_alpha(
     v1alpha1::ListPodResourcesResponse { pod_resources: pods }
 }
 
-/// The response to `GetAllocatableResources`. `settled` is false for a moment after the kubelet's start, when
-/// the managers of a static policy exist but are empty.
-pub(super) fn allocatable(model: &Model, settled: bool, rng: &mut Rng) -> v1::AllocatableResourcesResponse {
+/// The response to `GetAllocatableResources`. `is_ready` is false for a moment after the kubelet's start,
+/// when the managers of a static policy exist but are empty.
+pub(super) fn allocatable(model: &Model, is_ready: bool, rng: &mut Rng) -> v1::AllocatableResourcesResponse {
     let settings = &model.settings;
-    let cpus = match model.age {
-        Age::OnlyV1alpha1 | Age::V1_20 | Age::V1_21 => model.cpus.free_at_start().clone(),
-        _ => model.cpus.allocatable(),
+    let cpus = match model.version < KubeletVersion::V1_23 {
+        true => model.cpus.free_at_start().clone(),
+        false => model.cpus.allocatable(),
     };
-    let cpu_ids = if settings.static_cpus && settled { shuffled(&cpus, rng) } else { vec![] };
+    let cpu_ids = if settings.static_cpus && is_ready { shuffled(&cpus, rng) } else { vec![] };
     let mut memory = Vec::new();
-    if settings.static_memory && settled && model.age >= Age::V1_23 {
+    if settings.static_memory && is_ready && model.version >= KubeletVersion::V1_23 {
         for (id, node) in &model.memory.nodes {
             let pools = node.pools.iter().filter(|(_, pool)| pool.allocatable > 0);
             memory.extend(pools.map(|(resource, pool)| v1::ContainerMemory {
@@ -102,12 +102,12 @@ pub(super) fn allocatable(model: &Model, settled: bool, rng: &mut Rng) -> v1::Al
 
 /// One pod, for `List` and `Get`.
 pub(super) fn pod(model: &Model, pod: &Pod, rng: &mut Rng) -> v1::PodResources {
-    let sidecars = model.age >= Age::V1_29;
+    let sidecars = model.version >= KubeletVersion::V1_29;
     let listed = |role: Role| role == Role::App || (role == Role::Sidecar && sidecars);
     let containers = pod.spec.in_order().filter(|container| listed(container.role));
     let containers = containers.map(|container| self::container(model, pod, container, rng)).collect();
-    let (cpu_ids, memory) = match model.age {
-        Age::V1_37 => pod_level(model, pod, rng),
+    let (cpu_ids, memory) = match model.version {
+        KubeletVersion::V1_37 => pod_level(model, pod, rng),
         _ => (Vec::new(), Vec::new()),
     };
     v1::PodResources {
@@ -129,31 +129,31 @@ fn pod_level(model: &Model, pod: &Pod, rng: &mut Rng) -> (Vec<i64>, Vec<v1::Cont
 }
 
 fn container(model: &Model, pod: &Pod, spec: &ContainerSpec, rng: &mut Rng) -> v1::ContainerResources {
-    let mut given = model.held_by(&pod.spec.uid, &spec.name);
+    let mut allocation = model.allocation(&pod.spec.uid, &spec.name);
     let uid = &pod.spec.uid;
-    let whole = model.cpus.pod_entries.contains_key(uid) || model.memory.pod_entries.contains_key(uid);
+    let is_pod_level = model.cpus.pod_entries.contains_key(uid) || model.memory.pod_entries.contains_key(uid);
     // From 1.37 on, a container that uses its pod's shared resources does not report them.
-    if whole && model.age >= Age::V1_37 && (spec.milli_cpu == 0 || spec.memory == 0) {
-        given = Given { devices: given.devices, ..Given::default() };
+    if is_pod_level && model.version >= KubeletVersion::V1_37 && (spec.milli_cpu == 0 || spec.memory == 0) {
+        allocation = Allocation { devices: allocation.devices, ..Allocation::default() };
     }
-    let mut memory: Vec<v1::ContainerMemory> = given.memory.iter().map(block).collect();
+    let mut memory: Vec<v1::ContainerMemory> = allocation.memory.iter().map(block).collect();
     rng.shuffle(&mut memory);
-    let dynamic_resources = match model.age >= Age::V1_34 {
-        true => claims(&pod.spec.namespace, &spec.claims, model.age >= Age::V1_35),
+    let dynamic_resources = match model.version >= KubeletVersion::V1_34 {
+        true => claims(&pod.spec.namespace, &spec.claims, model.version >= KubeletVersion::V1_35),
         false => Vec::new(),
     };
     v1::ContainerResources {
         name: spec.name.clone(),
-        devices: devices(&given, rng),
-        cpu_ids: shuffled(&given.cpus, rng),
-        memory: if model.age >= Age::V1_23 { memory } else { Vec::new() },
+        devices: devices(&allocation, rng),
+        cpu_ids: shuffled(&allocation.cpus, rng),
+        memory: if model.version >= KubeletVersion::V1_23 { memory } else { Vec::new() },
         dynamic_resources,
     }
 }
 
 /// One entry per claim. Within a claim, each device of a driver also repeats the CDI device names of the
 /// earlier ones, as in the kubelet.
-fn claims(namespace: &str, claimed: &[Claimed], shares: bool) -> Vec<v1::DynamicResource> {
+fn claims(namespace: &str, claimed: &[ClaimedDevice], has_share_ids: bool) -> Vec<v1::DynamicResource> {
     let mut resources: Vec<v1::DynamicResource> = Vec::new();
     for device in claimed {
         let at = resources.iter().position(|resource| resource.claim_name == device.claim);
@@ -174,16 +174,17 @@ fn claims(namespace: &str, claimed: &[Claimed], shares: bool) -> Vec<v1::Dynamic
             driver_name: device.driver.clone(),
             pool_name: device.pool.clone(),
             device_name: device.device.clone(),
-            share_id: device.share.clone().filter(|_| shares),
+            share_id: device.share.clone().filter(|_| has_share_ids),
         });
     }
     resources
 }
 
-fn devices(given: &Given, rng: &mut Rng) -> Vec<v1::ContainerDevices> {
-    let held = given.devices.iter().flat_map(|(resource, held)| held.iter().map(move |one| (resource, one)));
-    let mut devices: Vec<v1::ContainerDevices> =
-        held.flat_map(|(resource, (id, nodes))| device_entries(resource, id, nodes)).collect();
+fn devices(allocation: &Allocation, rng: &mut Rng) -> Vec<v1::ContainerDevices> {
+    let mut devices = Vec::new();
+    for (resource, allocated) in &allocation.devices {
+        devices.extend(allocated.iter().flat_map(|(id, nodes)| device_entries(resource, id, nodes)));
+    }
     rng.shuffle(&mut devices);
     devices
 }
