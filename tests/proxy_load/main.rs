@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 
 use attack::Attack;
 use support::koordinator::{self, DEVICE_ALLOCATED};
-use support::podresources::{Clients, Recorder, Rpc, Sent, Who};
+use support::podresources::{ClientKind, Clients, Recorder, Rpc, Sent};
 use support::proxy::{Place, Proxy};
 use support::wait::until;
 use support::{Cluster, Needs, Parts, RealNode, parts, pod};
@@ -300,7 +300,10 @@ fn most_resident(options: &Options, place: Place, answer: usize) -> usize {
 async fn merges(proxy: &Proxy, clients: &Clients, options: &Options) -> Result<()> {
     let right = options.pods.div_ceil(4) as f64;
     until("the proxy merges", async || {
-        clients.ask_with(Who::Go, &proxy.socket(), &Rpc::List, &["--limit", "16777216"]).await?.ok()?;
+        clients
+            .request_with(ClientKind::Go, &proxy.socket(), &Rpc::List, &["--limit", "16777216"])
+            .await?
+            .ok()?;
         let merged = proxy.sum("numacast_proxy_annotated_devices", &["state=\"merged\""]).await?;
         ensure!(merged == right, "{merged} devices, not {right}");
         Ok(())

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::support::chart::{self, AGENT, Chart, POLICIES, RELEASE, RIGHTS};
 use crate::support::koordinator::{self, DEVICE_ALLOCATED};
-use crate::support::podresources::{Clients, Held, Rpc, Who, held};
+use crate::support::podresources::{Allocation, ClientKind, Clients, Rpc, allocations};
 use crate::support::wait::{Fatal, until};
 use crate::support::{Cluster, Needs, Parts, RealNode, Stop, nrt, oracle, parts, pod, tokens};
 
@@ -492,7 +492,7 @@ async fn the_proxy_works_as_the_chart_runs_it() -> Result<()> {
     let socket = dir.join("kubelet.sock");
     let file = std::fs::metadata(&socket)?;
     ensure!((file.uid(), file.gid(), file.mode() & 0o777) == (0, GROUP, 0o660), "{file:?}");
-    let right = Held {
+    let right = Allocation {
         pod: "default/given".to_owned(),
         container: "main".to_owned(),
         resource: "nvidia.com/gpu".to_owned(),
@@ -502,8 +502,8 @@ async fn the_proxy_works_as_the_chart_runs_it() -> Result<()> {
     let has_it = async |agent: &Running<'_>| {
         let listed = until("the pod is listed with its device", async || {
             agent.still_runs().await?;
-            let heard = clients.ask(Who::Go, &socket, &Rpc::List).await?.ok()?;
-            ensure!(held(&heard.answer)?.contains(&right), "{}", heard.answer);
+            let response = clients.request(ClientKind::Go, &socket, &Rpc::List).await?.ok()?;
+            ensure!(allocations(&response.message)?.contains(&right), "{}", response.message);
             Ok(())
         });
         listed.await.with_context(|| agent.log_tail())
@@ -516,8 +516,8 @@ async fn the_proxy_works_as_the_chart_runs_it() -> Result<()> {
     // socket.
     agent.delete().await?;
     ensure!(socket.exists(), "the socket is gone");
-    let heard = clients.ask(Who::Go, &socket, &Rpc::List).await?;
-    ensure!(heard.code == "Unavailable", "{heard:?}");
+    let response = clients.request(ClientKind::Go, &socket, &Rpc::List).await?;
+    ensure!(response.code == "Unavailable", "{response:?}");
     let next = world.start_pod("DaemonSet", AGENT, "agent-2").await?;
     next.is_ready().await?;
     has_it(&next).await

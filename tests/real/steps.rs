@@ -15,9 +15,9 @@ use crate::support::{Cluster, Needs, Parts, RealNode};
 const STEPS: usize = 36;
 
 #[tokio::test]
-async fn two_zones_are_true_after_every_step() -> Result<()> {
+async fn two_zones_are_correct_after_every_step() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
-    let cluster = Cluster::start(&parts).await?;
+    let cluster = Cluster::shared(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
     node.set_agent_kubeconfig(chart::agent_without_a_pod(&cluster, &parts).await?);
     let agent = Agent::start(&node, &[])?;
@@ -26,9 +26,9 @@ async fn two_zones_are_true_after_every_step() -> Result<()> {
 }
 
 #[tokio::test]
-async fn eight_zones_with_a_hundred_pods_are_true_after_every_step() -> Result<()> {
+async fn eight_zones_with_a_hundred_pods_are_correct_after_every_step() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
-    let cluster = Cluster::start(&parts).await?;
+    let cluster = Cluster::shared(&parts).await?;
     let mut node = RealNode::on("eight-by-sixty-four")?.start(&cluster).await?;
     node.set_agent_kubeconfig(chart::agent_without_a_pod(&cluster, &parts).await?);
     let agent = Agent::start(&node, &[])?;
@@ -39,9 +39,9 @@ async fn eight_zones_with_a_hundred_pods_are_true_after_every_step() -> Result<(
 }
 
 #[tokio::test]
-async fn a_kubelet_without_static_policies_has_every_cpu_for_everyone() -> Result<()> {
+async fn without_static_policies_every_cpu_is_available() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
-    let cluster = Cluster::start(&parts).await?;
+    let cluster = Cluster::shared(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?
         .kubelet("cpuManagerPolicy", "none".into())
         .kubelet("memoryManagerPolicy", "None".into())
@@ -57,10 +57,10 @@ async fn a_kubelet_without_static_policies_has_every_cpu_for_everyone() -> Resul
 }
 
 /// Returns a walk with the seed `NUMACAST_SEED`, or a random one, and prints the seed.
-fn walk(node: RealNode, agent: Agent, crowd: usize) -> Walk {
+fn walk(node: RealNode, agent: Agent, max_pods: usize) -> Walk {
     let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = given.unwrap_or_else(|| fastrand::u64(..));
     // To stderr directly, since the test harness captures the output of passing tests.
     let _ = writeln!(std::io::stderr(), "walk on {}: NUMACAST_SEED={seed}", node.name());
-    Walk::new(node, agent, crowd, seed)
+    Walk::new(node, agent, max_pods, seed)
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use super::differences::Source;
 use super::world::{Hears, Place, World};
 use crate::support::pod;
-use crate::support::pods_clients::{Pod, Who};
+use crate::support::pods_clients::{ClientKind, Pod};
 use crate::support::wait::until;
 
 /// Default duration in seconds.
@@ -87,7 +87,7 @@ impl World {
             ensure!(found["static"] == true && found["phase"] == "Running", "{found}");
             let listed = self.listed(Source::PodsApi).await?;
             for listener in &place.listeners {
-                let known = listener.watcher.known();
+                let known = listener.watcher.state();
                 ensure!(known.pods.len() == listed.len(), "{:?}: {} pods", listener.hears, known.pods.len());
             }
             Ok(())
@@ -143,7 +143,7 @@ impl World {
     }
 
     async fn listed(&self, source: Source) -> Result<Vec<Pod>> {
-        self.clients.list(Who::Go, &self.at(source)?.socket).await?.pods()
+        self.clients.list(ClientKind::Go, &self.at(source)?.socket).await?.pods()
     }
 
     /// Checks that List, Get of every tenth pod and a new watch return the same.
@@ -154,15 +154,15 @@ impl World {
         asked.slowest = asked.slowest.max(begun.elapsed());
         asked.lists += 1;
         for pod in listed.iter().step_by(10) {
-            let got = self.clients.get(Who::Go, socket, pod.uid()).await?.pods()?;
+            let got = self.clients.get(ClientKind::Go, socket, pod.uid()).await?.pods()?;
             ensure!(got.len() == 1 && got[0].name() == pod.name(), "{source:?}: {got:?}");
             asked.gets += 1;
         }
-        let watcher = self.clients.watch(Who::Go, socket, &[])?;
-        watcher.synced().await?;
-        let known = watcher.known();
+        let watcher = self.clients.watch(ClientKind::Go, socket, &[])?;
+        watcher.wait_until_synced().await?;
+        let known = watcher.state();
         ensure!(known.pods.keys().eq(listed.iter().map(Pod::uid)), "{source:?}: {:?}", known.pods.keys());
-        ensure!(known.nonsense.is_empty(), "{source:?}: {:#?}", known.nonsense);
+        ensure!(known.violations.is_empty(), "{source:?}: {:#?}", known.violations);
         asked.watches += 1;
         Ok(())
     }

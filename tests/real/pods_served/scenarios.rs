@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::differences::Source;
 use super::world::{Hears, Place, World};
 use crate::support::pods::PodSpec;
-use crate::support::pods_clients::Who;
+use crate::support::pods_clients::ClientKind;
 use crate::support::wait::until;
 use crate::support::{Stop, pod};
 
@@ -96,8 +96,8 @@ impl World {
         self.quiet("they run").await?;
         // Python's client decodes the same pods from the same bytes.
         for place in self.places.iter().filter(|place| place.source.serves_pods()) {
-            let go = self.clients.list(Who::Go, &place.socket).await?.pods()?;
-            let python = self.clients.list(Who::Python, &place.socket).await?.pods()?;
+            let go = self.clients.list(ClientKind::Go, &place.socket).await?.pods()?;
+            let python = self.clients.list(ClientKind::Python, &place.socket).await?.pods()?;
             let of = |pods: &[crate::support::pods_clients::Pod]| -> Vec<(String, String, String, Value)> {
                 pods.iter()
                     .map(|pod| {
@@ -113,7 +113,7 @@ impl World {
             ensure!(of(&go) == of(&python), "{:?}", place.source);
             ensure!(go.len() == 21, "{} pods at {:?}", go.len(), place.source);
             for pod in [&go[0], &go[20]] {
-                for who in [Who::Go, Who::Python] {
+                for who in [ClientKind::Go, ClientKind::Python] {
                     let got = self.clients.get(who, &place.socket, pod.uid()).await?.pods()?;
                     ensure!(
                         got.len() == 1 && got[0].hash == pod.hash,
@@ -227,13 +227,13 @@ impl World {
         self.quiet("all kinds of pods are there").await?;
         let page = self.places.pop().context("no page")?;
         for answer in [
-            self.clients.list(Who::Go, &page.socket).await?,
-            self.clients.get(Who::Go, &page.socket, "nobody").await?,
+            self.clients.list(ClientKind::Go, &page.socket).await?,
+            self.clients.get(ClientKind::Go, &page.socket, "nobody").await?,
         ] {
             ensure!(answer.code == "Unimplemented" && answer.text.contains("PodInfo"), "{answer:?}");
         }
-        let watcher = self.clients.watch(Who::Go, &page.socket, &[])?;
-        let (code, _) = watcher.ended().await?;
+        let watcher = self.clients.watch(ClientKind::Go, &page.socket, &[])?;
+        let (code, _) = watcher.wait_until_ended().await?;
         ensure!(code == "Unimplemented", "{code}");
         let unknown = self.clients.conditions(&page.socket, "get", &["--uid", "nobody"]).await?;
         ensure!(unknown.status() == ("NotFound", "pod with UID nobody not found"), "{unknown:?}");
@@ -263,7 +263,7 @@ impl World {
         self.node.run(pod("returns").cpus(1).memory("64Mi")).await?;
         self.quiet("another one has its name").await?;
         for place in self.places.iter().filter(|place| place.source.serves_pods()) {
-            let answer = self.clients.get(Who::Go, &place.socket, &old).await?;
+            let answer = self.clients.get(ClientKind::Go, &place.socket, &old).await?;
             let right = ("NotFound", format!("pod with UID {old} not found"));
             ensure!(answer.status() == (right.0, &right.1), "{:?}: {answer:?}", place.source);
         }
@@ -293,8 +293,8 @@ impl World {
         self.quiet("they run").await?;
         let mut slow = Vec::new();
         for place in self.places.iter().filter(|place| place.source.serves_pods()) {
-            let watcher = self.clients.watch(Who::Go, &place.socket, &["--stall"])?;
-            watcher.synced().await?;
+            let watcher = self.clients.watch(ClientKind::Go, &place.socket, &["--stall"])?;
+            watcher.wait_until_synced().await?;
             slow.push((place.source, watcher));
         }
         // The server buffers 100 events for it, and the transport some 200 KiB.
@@ -309,16 +309,16 @@ impl World {
         self.quiet("all others have heard everything").await?;
         let mut cut = Vec::new();
         for (source, watcher) in &mut slow {
-            watcher.go_on().await?;
-            let (code, text) = watcher.ended().await?;
+            watcher.resume().await?;
+            let (code, text) = watcher.wait_until_ended().await?;
             if (code.as_str(), text.as_str()) != ("ResourceExhausted", "watch client channel closed") {
                 let reset =
                     code == "ResourceExhausted" && text.starts_with("stream terminated by RST_STREAM");
                 ensure!(reset || code == "Unavailable", "{source:?}: {code}: {text}");
                 cut.push((*source, text));
             }
-            let known = watcher.known();
-            ensure!(known.nonsense.is_empty(), "{source:?}: {:#?}", known.nonsense);
+            let known = watcher.state();
+            ensure!(known.violations.is_empty(), "{source:?}: {:#?}", known.violations);
         }
         for (source, text) in cut {
             self.note(source, "cut", &text)?;
@@ -384,7 +384,7 @@ impl World {
                 let Some(served) = &mut place.served else { continue };
                 served.end(how)?;
                 for listener in &place.listeners {
-                    let (code, text) = listener.watcher.ended().await?;
+                    let (code, text) = listener.watcher.wait_until_ended().await?;
                     ensure!(code == "Unavailable", "{:?}, {how:?}: {code}: {text}", place.source);
                 }
                 served.start_again().await?;
@@ -419,7 +419,7 @@ impl World {
             let Some(served) = &mut place.served else { continue };
             served.still_runs()?;
             for listener in &place.listeners {
-                let known = listener.watcher.known();
+                let known = listener.watcher.state();
                 ensure!(known.ended.is_none(), "{when}: {:?}: {:?}", place.source, known.ended);
             }
         }
@@ -450,7 +450,7 @@ impl World {
         })
         .await?;
         self.before_anything("the kubelet has just started").await?;
-        let list = self.clients.list(Who::Go, &socket).await?;
+        let list = self.clients.list(ClientKind::Go, &socket).await?;
         if list.code == "OK" {
             self.note(Source::Kubelet, "answers", &format!("{} pods", list.pods.len()))?;
         }
@@ -464,16 +464,16 @@ impl World {
     async fn before_anything(&self, when: &str) -> Result<()> {
         const RIGHT: (&str, &str) = ("FailedPrecondition", "Kubelet is initializing");
         for place in self.places.iter().filter(|place| place.served.is_some() && place.source.serves_pods()) {
-            let list = self.clients.list(Who::Go, &place.socket).await?;
-            let get = self.clients.get(Who::Go, &place.socket, "nobody").await?;
-            let watcher = self.clients.watch(Who::Go, &place.socket, &[])?;
-            let (code, text) = watcher.ended().await?;
+            let list = self.clients.list(ClientKind::Go, &place.socket).await?;
+            let get = self.clients.get(ClientKind::Go, &place.socket, "nobody").await?;
+            let watcher = self.clients.watch(ClientKind::Go, &place.socket, &[])?;
+            let (code, text) = watcher.wait_until_ended().await?;
             for (what, status) in
                 [("List", list.status()), ("Get", get.status()), ("Watch", (&*code, &*text))]
             {
                 ensure!(status == RIGHT, "{when}: {:?}: {what}: {status:?}", place.source);
             }
-            ensure!(watcher.known().synced == 0, "{when}: {:?}: a list has an end", place.source);
+            ensure!(watcher.state().synced == 0, "{when}: {:?}: a list has an end", place.source);
         }
         Ok(())
     }

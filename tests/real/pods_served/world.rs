@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::differences::{Source, excuse};
 use super::served::Served;
-use crate::support::pods_clients::{Answer, Clients, Known, Pod, Watcher, Who};
+use crate::support::pods_clients::{ClientKind, Clients, Pod, Response, WatchState, Watcher};
 use crate::support::wait::until;
 use crate::support::{Cluster, Parts, RealNode};
 
@@ -29,7 +29,7 @@ pub(super) struct Place {
 /// What a watcher watches, and which client it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hears {
-    Pods(Who),
+    Pods(ClientKind),
     /// PodInfo, in Python.
     Conditions,
 }
@@ -96,8 +96,8 @@ impl World {
         let clients = self.clients.clone();
         for place in &mut self.places {
             if place.source.serves_pods() {
-                place.listen(&clients, Hears::Pods(Who::Go))?;
-                place.listen(&clients, Hears::Pods(Who::Python))?;
+                place.listen(&clients, Hears::Pods(ClientKind::Go))?;
+                place.listen(&clients, Hears::Pods(ClientKind::Python))?;
             }
             if place.served.is_some() {
                 place.listen(&clients, Hears::Conditions)?;
@@ -174,7 +174,7 @@ impl World {
         for place in &mut self.places {
             for index in 0..place.listeners.len() {
                 let listener = &place.listeners[index];
-                if listener.watcher.known().ended.is_some() {
+                if listener.watcher.state().ended.is_some() {
                     listener.is_sound(place.source)?;
                     let hears = listener.hears;
                     place.listeners.remove(index);
@@ -194,7 +194,7 @@ impl World {
         for place in &mut self.places {
             for listener in &mut place.listeners {
                 listener.is_sound(place.source)?;
-                let known = listener.watcher.known();
+                let known = listener.watcher.state();
                 let (heard, doubled) = listener.marked;
                 for event in &known.events[heard..] {
                     let metadata = &event.pod["metadata"];
@@ -208,11 +208,11 @@ impl World {
                         ));
                     }
                 }
-                for name in &known.doubled[doubled..] {
+                for name in &known.redundant[doubled..] {
                     let detail = format!("{:?}", listener.hears);
                     found.push((place.source, Difference::new("doubled", name.as_str(), detail)));
                 }
-                let marked = (known.events.len(), known.doubled.len());
+                let marked = (known.events.len(), known.redundant.len());
                 drop(known);
                 listener.marked = marked;
             }
@@ -242,8 +242,8 @@ impl World {
 
 impl Listener {
     fn is_sound(&self, source: Source) -> Result<()> {
-        let known = self.watcher.known();
-        ensure!(known.nonsense.is_empty(), "{source:?} tells {:?}: {:#?}", self.hears, known.nonsense);
+        let known = self.watcher.state();
+        ensure!(known.violations.is_empty(), "{source:?} tells {:?}: {:#?}", self.hears, known.violations);
         Ok(())
     }
 }
@@ -280,7 +280,7 @@ impl Place {
         if !self.source.serves_pods() {
             return Ok(Vec::new());
         }
-        Ok(match of(clients.list(Who::Go, &self.socket).await?) {
+        Ok(match of(clients.list(ClientKind::Go, &self.socket).await?) {
             Err(refused) => vec![refused],
             Ok(listed) => {
                 let mut found = self.of_list(&listed, truth);
@@ -294,7 +294,7 @@ impl Place {
     fn of_conditions_heard(&self, truth: &[Value]) -> Vec<Difference> {
         let listeners = self.listeners.iter().filter(|listener| listener.hears == Hears::Conditions);
         let known =
-            listeners.map(|listener| listener.watcher.known().pods.values().cloned().collect::<Vec<_>>());
+            listeners.map(|listener| listener.watcher.state().pods.values().cloned().collect::<Vec<_>>());
         known.flat_map(|pods| of_infos(&pods, truth)).collect()
     }
 
@@ -317,7 +317,7 @@ impl Place {
     fn of_listeners(&self, listed: &[Pod], whose: impl Fn(Hears) -> bool, aspect: &str) -> Vec<Difference> {
         let listeners = self.listeners.iter().filter(|listener| whose(listener.hears));
         listeners
-            .flat_map(|listener| of_known(&listener.watcher.known(), listed, aspect, listener.hears))
+            .flat_map(|listener| of_known(&listener.watcher.state(), listed, aspect, listener.hears))
             .collect()
     }
 
@@ -351,7 +351,7 @@ impl Place {
 }
 
 /// Returns the pods of a response, or the difference that it failed.
-fn of(answer: Answer) -> Result<Vec<Pod>, Difference> {
+fn of(answer: Response) -> Result<Vec<Pod>, Difference> {
     let refused = format!("{}: {}", answer.code, answer.text);
     answer.pods().map_err(|_| Difference::new("refused", "", refused))
 }
@@ -376,7 +376,7 @@ fn order(listed: &[Pod], aspect: &str) -> Vec<Difference> {
 }
 
 /// Returns where a watcher's state differs from the list.
-fn of_known(known: &Known, listed: &[Pod], aspect: &str, hears: Hears) -> Vec<Difference> {
+fn of_known(known: &WatchState, listed: &[Pod], aspect: &str, hears: Hears) -> Vec<Difference> {
     let mut found = Vec::new();
     if known.synced == 0 {
         return vec![Difference::new(aspect, "", format!("{hears:?}: no end of a list, {:?}", known.ended))];

@@ -6,25 +6,27 @@ pub(crate) mod cgroups;
 pub(crate) mod chart;
 pub(crate) mod cluster;
 pub(crate) mod document;
-#[allow(dead_code, reason = "the test makes a few, the program all")]
+#[allow(dead_code, reason = "the test injects a few, the program all")]
 pub(crate) mod faults;
 pub(crate) mod fingerprint;
 pub(crate) mod history;
-#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+#[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) mod koordinator;
+#[allow(dead_code, reason = "not every test program uses everything")]
+pub(crate) mod metrics;
 pub(crate) mod node;
 pub(crate) mod nrt;
 pub(crate) mod operator;
 pub(crate) mod oracle;
 pub(crate) mod parts;
-#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+#[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) mod podresources;
 pub(crate) mod pods;
-#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+#[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) mod pods_clients;
 pub(crate) mod prober;
 pub(crate) mod process;
-#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+#[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) mod proxy;
 pub(crate) mod tokens;
 pub(crate) mod wait;

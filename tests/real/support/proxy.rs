@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use anyhow::{Result, ensure};
 
 use super::cluster::free_port;
+use super::metrics;
 use super::node::RealNode;
 use super::process::{Process, tethered};
 use super::wait::until;
@@ -117,25 +117,11 @@ impl Proxy {
 
     /// Returns its metrics in the Prometheus text format.
     pub(crate) async fn metrics(&self) -> Result<String> {
-        let mut stream = tokio::net::TcpStream::connect(&self.metrics).await?;
-        let request = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.metrics);
-        stream.write_all(request.as_bytes()).await?;
-        let mut response = String::new();
-        stream.read_to_string(&mut response).await?;
-        Ok(response.split_once("\r\n\r\n").context("no HTTP response")?.1.to_owned())
+        metrics::scrape(&self.metrics).await
     }
 
     /// Returns the sum of a metric over the series whose labels contain all of `labels`.
     pub(crate) async fn sum(&self, metric: &str, labels: &[&str]) -> Result<f64> {
-        let text = self.metrics().await?;
-        let mut sum = 0.0;
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
-            let Some((name, value)) = line.rsplit_once(' ') else { continue };
-            let of = name.split('{').next().unwrap_or_default();
-            if of == metric && labels.iter().all(|label| name.contains(label)) {
-                sum += value.parse::<f64>()?;
-            }
-        }
-        Ok(sum)
+        Ok(metrics::sum(&self.metrics().await?, metric, labels)?.unwrap_or_default())
     }
 }
