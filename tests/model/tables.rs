@@ -218,7 +218,7 @@ impl Cell {
 struct Mean {
     busy: f64,
     spread: (f64, f64),
-    refused: f64,
+    rejected: f64,
     unbound: f64,
     late: usize,
     unknown: usize,
@@ -230,7 +230,7 @@ struct Mean {
     nudges: f64,
     /// The plugin's GETs per pod.
     reads: f64,
-    holds: f64,
+    withheld_writes: f64,
     windows: Vec<Time>,
 }
 
@@ -254,9 +254,9 @@ fn mean(outcomes: &[Outcome]) -> Mean {
     Mean {
         busy: 100.0 * sum(&|outcome| outcome.busy) / count,
         spread: (100.0 * busy[0], 100.0 * busy[busy.len() - 1]),
-        refused: 100.0 * sum(&|outcome| outcome.refused as f64) / created,
-        unbound: 100.0 * sum(&|outcome| outcome.refused_unbound as f64) / created,
-        late: outcomes.iter().map(|outcome| outcome.refused_late).sum(),
+        rejected: 100.0 * sum(&|outcome| outcome.rejected as f64) / created,
+        unbound: 100.0 * sum(&|outcome| outcome.rejected_unbound as f64) / created,
+        late: outcomes.iter().map(|outcome| outcome.rejected_late).sum(),
         unknown: outcomes.iter().map(|outcome| outcome.unknown).sum(),
         p50: sum(&|outcome| seconds(outcome.p50)) / count,
         p90: sum(&|outcome| seconds(outcome.p90)) / count,
@@ -264,7 +264,7 @@ fn mean(outcomes: &[Outcome]) -> Mean {
         wait: sum(&|outcome| seconds(outcome.mean)) / count,
         nudges: sum(&|outcome| outcome.nudges as f64) / sum(&|outcome| seconds(outcome.time)),
         reads: sum(&|outcome| outcome.reads as f64) / created,
-        holds: sum(&|outcome| outcome.holds as f64) / created,
+        withheld_writes: sum(&|outcome| outcome.withheld_writes as f64) / created,
         windows,
     }
 }
@@ -340,9 +340,9 @@ fn measured(bench: &Bench) -> (String, Vec<String>) {
         "| | 5 s, measured | 5 s, model | 1 s, measured | 1 s, model | rejected, model |\n|---|---|---|---|---|---|\n".to_owned();
     for ((who, five, one), mean) in rows.iter().zip(found.chunks(2)) {
         let range = |mean: &Mean| format!("{:.0} ({:.0}-{:.0})", mean.busy, mean.spread.0, mean.spread.1);
-        let (name, refused) = (name(*who), mean[0].refused.max(mean[1].refused));
+        let (name, rejected) = (name(*who), mean[0].rejected.max(mean[1].rejected));
         let (in_five, in_one) = (range(&mean[0]), range(&mean[1]));
-        let _ = writeln!(lines, "| {name} | {five} | {in_five} | {one} | {in_one} | {refused:.1} % |");
+        let _ = writeln!(lines, "| {name} | {five} | {in_five} | {one} | {in_one} | {rejected:.1} % |");
     }
     (lines, judge(&cells, &found))
 }
@@ -364,7 +364,7 @@ fn by_life(bench: &Bench, lives: &[u64], odd: bool) -> (String, Vec<String>) {
         "| run time | exporter | rejected | busy, % | create to Running, s | writes per pod |\n|---|---|---|---|---|---|\n".to_owned();
     for ((life, who, informer), means) in rows.iter().zip(found.chunks(PERIODS.len())) {
         let name = name(*who) + if *informer == Informer::Shared { ", `Shared`" } else { "" };
-        let refused = means.iter().map(|mean| mean.refused).fold(0.0, f64::max);
+        let rejected = means.iter().map(|mean| mean.rejected).fold(0.0, f64::max);
         let busy = three(means, |mean| format!("{:.0}", mean.busy));
         // If nothing ever runs, there is no waiting time.
         let waits = three(means, |mean| match mean.busy {
@@ -373,7 +373,7 @@ fn by_life(bench: &Bench, lives: &[u64], odd: bool) -> (String, Vec<String>) {
         });
         let _ = writeln!(
             lines,
-            "| {life} s | {name} | {refused:.1} % | {busy} | {waits} | {:.1} |",
+            "| {life} s | {name} | {rejected:.1} % | {busy} | {waits} | {:.1} |",
             means[1].writes
         );
     }
@@ -420,7 +420,7 @@ fn nodes(bench: &Bench) -> (String, Vec<String>) {
         .collect();
     let found = means(bench, &cells);
     for (((nodes, odd), who), means) in rows.iter().zip(found.chunks(PERIODS.len())) {
-        let refused = means.iter().map(|mean| mean.refused).fold(0.0, f64::max);
+        let rejected = means.iter().map(|mean| mean.rejected).fold(0.0, f64::max);
         let waits =
             three(
                 means,
@@ -430,7 +430,7 @@ fn nodes(bench: &Bench) -> (String, Vec<String>) {
         let nudges = three(means, |mean| format!("{:.2}", mean.nudges));
         let _ = writeln!(
             lines,
-            "| {nodes}{} | {} | {refused:.1} % | {} | {waits} | {writes} | {nudges} |",
+            "| {nodes}{} | {} | {rejected:.1} % | {} | {waits} | {writes} | {nudges} |",
             if *odd { ", odd" } else { "" },
             name(*who),
             busy(means)
@@ -550,7 +550,7 @@ fn direct(bench: &Bench) -> (String, Vec<String>) {
             cell.nodes,
             if cell.odd { ", odd" } else { "" },
             cell.life,
-            mean.refused,
+            mean.rejected,
             mean.busy,
             mean.wait,
             mean.writes,
@@ -583,7 +583,7 @@ fn late(bench: &Bench) -> (String, Vec<String>) {
             })
             .collect();
         let found = means(bench, &cells);
-        let column = |mean: &Mean| format!("{:.1} ({:.1}), {:.0}", mean.refused, mean.unbound, mean.busy);
+        let column = |mean: &Mean| format!("{:.1} ({:.1}), {:.0}", mean.rejected, mean.unbound, mean.busy);
         let row: Vec<String> = found.iter().map(column).collect();
         let _ = writeln!(lines, "| {} % | {} |", share / 10, row.join(" | "));
         failures.append(&mut judge(&cells, &found));
@@ -612,9 +612,9 @@ fn patience(bench: &Bench) -> (String, Vec<String>) {
         let _ = writeln!(
             lines,
             "| {start} | {ms} ms | {:.2} % | {:.0} % | {:.2} | {:.1} | {:.0} / {:.0} / {:.0} |",
-            mean.refused,
+            mean.rejected,
             mean.busy,
-            mean.holds,
+            mean.withheld_writes,
             mean.writes,
             window(50),
             window(99),
@@ -642,8 +642,8 @@ fn walks(bench: &Bench) -> (String, Vec<String>) {
         row((Who::KubeletView, Nudges::usual()), 10),
         row((Who::Nfd, Nudges::None), 10),
         row((Who::Rte, Nudges::None), 10),
-        broken(Flaw::NoHold),
-        broken(Flaw::HoldsBySet),
+        broken(Flaw::NeverWithholds),
+        broken(Flaw::WithholdsByPossibleSet),
         broken(Flaw::StaleZones),
     ];
     let mut lines = "| exporter | cache | nodes | informer | steps, walks | pods placed | overcommits in the window | others | walks that end frozen | \
@@ -692,7 +692,7 @@ fn leg_of(bench: &Bench, walk: &Walk, who: Who, leg: u64) -> Report {
 }
 
 fn wrong(report: &Report) -> Option<String> {
-    let (late, unknown) = (report.refused_for(Cause::Late), report.refused_for(Cause::Unknown));
+    let (late, unknown) = (report.rejected_for(Cause::Late), report.rejected_for(Cause::Unknown));
     let bad = late + unknown > 0 || report.frozen;
     let again = "make model ARGS='--only walk --steps 5000'";
     bad.then(|| {
@@ -704,14 +704,14 @@ fn wrong(report: &Report) -> Option<String> {
 fn walk_row(reports: &[Report]) -> String {
     let sum = |of: &dyn Fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
     let placed = sum(&|report| report.placed);
-    let late = sum(&|report| (report.refused_for(Cause::Late) + report.refused_for(Cause::Unknown)) as u64);
+    let late = sum(&|report| (report.rejected_for(Cause::Late) + report.rejected_for(Cause::Unknown)) as u64);
     let disagreed: Time = sum(&|report| report.figures.disagreements.iter().sum());
     let times = sum(&|report| report.figures.disagreements.len() as u64).max(1);
     format!(
         "{}, {} | {placed} | {} | {late} | {} | {:.2} s | {:.1} % | {:.1}",
         sum(&|report| report.steps),
         reports.len(),
-        sum(&|report| report.refused_for(Cause::Window) as u64),
+        sum(&|report| report.rejected_for(Cause::Window) as u64),
         sum(&|report| u64::from(report.frozen)),
         seconds(disagreed) / times as f64,
         sum(&|report| report.idle) as f64 / reports.len() as f64 / 10.0,

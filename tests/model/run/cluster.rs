@@ -169,5 +169,5 @@ pub(crate) struct Object {
     /// Not published: the pods whose CPUs were deducted, or reserved in every zone, in ascending order.
     pub(crate) accounts: Vec<PodId>,
     /// Not published: whether the exporter intends the fingerprint never to match.
-    pub(crate) held: bool,
+    pub(crate) withheld: bool,
 }

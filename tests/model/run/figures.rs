@@ -32,14 +32,14 @@ pub(crate) struct Figures {
     pub(crate) lists: u64,
     pub(crate) writes: u64,
     pub(crate) nudges: u64,
-    pub(crate) holds: u64,
+    pub(crate) withheld_writes: u64,
     pub(crate) restarts: u64,
     /// Pods that a flush made the plugin forget although they have or will get CPUs; `forgotten_late`: those
     /// without an excuse.
     pub(crate) forgotten: u64,
     pub(crate) forgotten_late: u64,
     /// Rejected pods and why.
-    pub(crate) refused: Vec<(PodId, Cause)>,
+    pub(crate) rejected: Vec<(PodId, Cause)>,
     /// Times from the reservation to an object that accounts for the pod or withholds its fingerprint.
     pub(crate) windows: Vec<Time>,
     /// CPU time of containers, over all pods that have ended.
@@ -87,7 +87,7 @@ impl Figures {
     }
 
     /// Records a rejected pod; `placed` are the pods of the node.
-    pub(crate) fn refuse(&mut self, id: PodId, pods: &[Pod], placed: &BTreeSet<PodId>) {
+    pub(crate) fn reject(&mut self, id: PodId, pods: &[Pod], placed: &BTreeSet<PodId>) {
         let pod = &pods[id];
         // It took the CPUs of a pod that the plugin had forgotten, or it was forgotten and lost its own.
         let blind = pod.blind.iter().filter_map(|(_, forgotten)| *forgotten);
@@ -110,11 +110,11 @@ impl Figures {
         } else {
             Cause::Unknown
         };
-        self.refused.push((id, cause));
+        self.rejected.push((id, cause));
     }
 
-    pub(crate) fn refused_for(&self, cause: Cause) -> usize {
-        self.refused.iter().filter(|(_, why)| *why == cause).count()
+    pub(crate) fn rejected_for(&self, cause: Cause) -> usize {
+        self.rejected.iter().filter(|(_, why)| *why == cause).count()
     }
 }
 

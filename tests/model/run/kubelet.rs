@@ -21,7 +21,7 @@ pub(crate) enum Stage {
 
 /// A pod that the kubelet knows and has not rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct KnownPod {
     pub(crate) stage: Stage,
     /// Its CPUs as a bit mask.
     pub(crate) cpus: u64,
@@ -45,7 +45,7 @@ pub(crate) type List = Option<Vec<Listed>>;
 pub(crate) struct Kubelet {
     /// The allocatable CPUs of each zone as a bit mask.
     pub(crate) zones: Vec<u64>,
-    pub(crate) pods: BTreeMap<PodId, Held>,
+    pub(crate) pods: BTreeMap<PodId, KnownPod>,
     /// Terminated pods, with the phase that is still to be reported.
     pub(crate) unreported: BTreeMap<PodId, Phase>,
     /// Pods that it is done with; old events about them are ignored.
@@ -93,7 +93,7 @@ impl Kubelet {
     /// CPUs that are not allocated.
     pub(crate) fn free(&self) -> u64 {
         let all = self.zones.iter().fold(0, |all, zone| all | zone);
-        all & !self.pods.values().fold(0, |used, held| used | held.cpus)
+        all & !self.pods.values().fold(0, |used, entry| used | entry.cpus)
     }
 
     /// Number of free CPUs in each zone.
@@ -126,9 +126,9 @@ impl Kubelet {
         if self.down {
             return None;
         }
-        let listed = |(pod, held): (&PodId, &Held)| {
-            let known = !self.loading || self.loaded.contains(pod) || held.kind == Kind::Static;
-            known.then_some(Listed { pod: *pod, cpus: held.cpus })
+        let listed = |(pod, entry): (&PodId, &KnownPod)| {
+            let known = !self.loading || self.loaded.contains(pod) || entry.kind == Kind::Static;
+            known.then_some(Listed { pod: *pod, cpus: entry.cpus })
         };
         Some(self.pods.iter().filter_map(listed).collect())
     }
@@ -158,7 +158,7 @@ mod tests {
             let chosen = kubelet.choose(Request::whole(cpus))?;
             kubelet
                 .pods
-                .insert(pod, Held { stage: Stage::Admitted, cpus: chosen, kind: Kind::Ordinary, ends: 0 });
+                .insert(pod, KnownPod { stage: Stage::Admitted, cpus: chosen, kind: Kind::Ordinary, ends: 0 });
             Some(chosen)
         };
         assert_eq!(admit(1, 2), Some(0b11));

@@ -6,7 +6,7 @@ use super::chance::{MS, NEVER, S, Span, Time};
 use super::cluster::{Kind, NodeId, Pod, PodId, Request};
 use super::exporter::Exporter;
 use super::figures::{Cause, Figures, percentile};
-use super::world::{Notice, Settings, World, guaranteed};
+use super::world::{DriverEvent, Settings, World, guaranteed};
 
 /// The load. Half of the pods complete and are deleted once that is reported; the others are deleted while
 /// they run.
@@ -34,10 +34,10 @@ pub(crate) struct Load {
 pub(crate) struct Outcome {
     pub(crate) created: u64,
     pub(crate) placed: u64,
-    pub(crate) refused: usize,
-    pub(crate) refused_late: usize,
+    pub(crate) rejected: usize,
+    pub(crate) rejected_late: usize,
     /// Rejected because of pods that were reserved but not bound yet.
-    pub(crate) refused_unbound: usize,
+    pub(crate) rejected_unbound: usize,
     /// Fraction of the CPU time that was used.
     pub(crate) busy: f64,
     pub(crate) p50: Time,
@@ -45,7 +45,7 @@ pub(crate) struct Outcome {
     pub(crate) mean: Time,
     pub(crate) writes: u64,
     pub(crate) nudges: u64,
-    pub(crate) holds: u64,
+    pub(crate) withheld_writes: u64,
     pub(crate) reads: u64,
     pub(crate) cycles: u64,
     pub(crate) agreement: Time,
@@ -58,7 +58,7 @@ struct Driver {
     load: Load,
     living: BTreeSet<PodId>,
     /// CPUs requested by the living pods.
-    asked: u32,
+    requested: u32,
     ours: Vec<PodId>,
     capacity: u32,
     number: u64,
@@ -71,7 +71,7 @@ const DELETE: u64 = 1 << 40;
 impl Driver {
     fn fill(&mut self, world: &mut World) {
         loop {
-            if self.asked * 100 >= self.capacity * self.load.percent {
+            if self.requested * 100 >= self.capacity * self.load.percent {
                 return;
             }
             self.number += 1;
@@ -84,7 +84,7 @@ impl Driver {
             }
             pod.binds_late = world.dice.per_mille(self.load.late);
             let id = world.create(pod);
-            self.asked += cpus;
+            self.requested += cpus;
             self.living.insert(id);
             self.ours.push(id);
         }
@@ -94,28 +94,28 @@ impl Driver {
         self.load.shortest + world.dice.about(self.load.life.saturating_sub(self.load.shortest))
     }
 
-    fn hear(&mut self, world: &mut World, notice: Notice) {
-        match notice {
-            Notice::Drive(MORE) => self.fill(world),
-            Notice::Drive(token) if token & DELETE != 0 => {
+    fn hear(&mut self, world: &mut World, driver_event: DriverEvent) {
+        match driver_event {
+            DriverEvent::Drive(MORE) => self.fill(world),
+            DriverEvent::Drive(token) if token & DELETE != 0 => {
                 let id = (token & !DELETE) as PodId;
                 world.delete(id, false);
             }
-            Notice::Refused(id) | Notice::Ended(id) => {
+            DriverEvent::Rejected(id) | DriverEvent::Ended(id) => {
                 if self.living.remove(&id) {
-                    self.asked -= world.pods[id].request.exclusive();
+                    self.requested -= world.pods[id].request.exclusive();
                     let later = world.dice.within(Span(50 * MS, 500 * MS));
                     world.drive_at(world.now + later, DELETE | id as u64);
                     let again = world.dice.within(self.load.again);
                     world.drive_at(world.now + again, MORE);
                 }
             }
-            Notice::Runs(id) if world.pods[id].life == NEVER && self.living.contains(&id) => {
+            DriverEvent::Runs(id) if world.pods[id].life == NEVER && self.living.contains(&id) => {
                 let life = self.life(world);
                 world.drive_at(world.now + life, DELETE | id as u64);
             }
-            Notice::Runs(_) => {}
-            Notice::Drive(token) => world.comes_back(token),
+            DriverEvent::Runs(_) => {}
+            DriverEvent::Drive(token) => world.comes_back(token),
         }
     }
 }
@@ -138,8 +138,8 @@ fn residents_of(world: &mut World, node: NodeId, odd_pods: bool) -> u32 {
     let mut unpullable = guaranteed(format!("unpullable-{node}"), 1, world.now);
     unpullable.kind = Kind::Unpullable;
     world.create_bound(unpullable, node);
-    let refused = guaranteed(format!("refused-{node}"), 64, world.now);
-    world.create_bound(refused, node);
+    let rejected = guaranteed(format!("rejected-{node}"), 64, world.now);
+    world.create_bound(rejected, node);
     1
 }
 
@@ -152,7 +152,7 @@ pub(crate) fn run(settings: Settings, load: &Load, exporters: Vec<Box<dyn Export
     let mut driver = Driver {
         load: load.clone(),
         living: BTreeSet::new(),
-        asked: 0,
+        requested: 0,
         ours: Vec::new(),
         capacity,
         number: 0,
@@ -163,7 +163,7 @@ pub(crate) fn run(settings: Settings, load: &Load, exporters: Vec<Box<dyn Export
     world.drive_at(world.now, MORE);
     let start = world.now;
     let end = start + load.time;
-    world.run_until(end, &mut |world, notice| driver.hear(world, notice));
+    world.run_until(end, &mut |world, driver_event| driver.hear(world, driver_event));
     let now = world.now;
     world.figures.finish(now);
     outcome(&world, &driver, start, plugin)
@@ -183,21 +183,21 @@ fn outcome(world: &World, driver: &Driver, start: Time, plugin: bool) -> Outcome
     Outcome {
         created: driver.ours.len() as u64,
         placed: driver.ours.iter().filter(|id| world.pods[**id].reserved.is_some()).count() as u64,
-        refused: figures.refused.len(),
-        refused_late: figures.refused_for(Cause::Late),
-        refused_unbound: figures.refused_for(Cause::Unbound),
+        rejected: figures.rejected.len(),
+        rejected_late: figures.rejected_for(Cause::Late),
+        rejected_unbound: figures.rejected_for(Cause::Unbound),
         busy: figures.busy as f64 / (time as f64 * f64::from(driver.capacity)),
         p50: percentile(&waits, 50),
         p90: percentile(&waits, 90),
         mean: mean(&waits),
         writes: figures.writes,
         nudges: figures.nudges,
-        holds: figures.holds,
+        withheld_writes: figures.withheld_writes,
         reads: figures.reads,
         cycles: figures.cycles,
         agreement: mean(&figures.disagreements),
         windows: figures.windows.clone(),
-        unknown: if plugin { figures.refused_for(Cause::Unknown) } else { 0 },
+        unknown: if plugin { figures.rejected_for(Cause::Unknown) } else { 0 },
         time,
     }
 }

@@ -41,10 +41,10 @@ pub(crate) enum Flaw {
     #[default]
     None,
     /// The fingerprint is never withheld.
-    NoHold,
+    NeverWithholds,
     /// While the fingerprint is withheld, it can match: it is that of the set with the pods that are
     /// waited for.
-    HoldsBySet,
+    WithholdsByPossibleSet,
     /// The set comes from the latest events, but the zones from the last slow poll.
     StaleZones,
 }
@@ -53,8 +53,8 @@ impl Flaw {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::None => "nothing",
-            Self::NoHold => "never withheld",
-            Self::HoldsBySet => "withheld by a set of pods that may occur",
+            Self::NeverWithholds => "never withheld",
+            Self::WithholdsByPossibleSet => "withheld by a set of pods that may occur",
             Self::StaleZones => "never withheld, zones of the last poll",
         }
     }
@@ -81,7 +81,7 @@ pub(crate) struct Ours {
     topology: Topology,
     read: bool,
     started: Time,
-    answers: bool,
+    is_responding: bool,
     young: Option<Time>,
     // Scans.
     scanning: bool,
@@ -98,7 +98,7 @@ pub(crate) struct Ours {
     /// The current timer; earlier ones are void.
     timer: u32,
     wakes: Time,
-    ask_again: Option<Time>,
+    recheck_at: Option<Time>,
 }
 
 impl Ours {
@@ -119,7 +119,7 @@ impl Ours {
             topology: Topology::default(),
             read: false,
             started: 0,
-            answers: false,
+            is_responding: false,
             young: None,
             scanning: false,
             again: false,
@@ -132,7 +132,7 @@ impl Ours {
             wanted: None,
             timer: 0,
             wakes: NEVER,
-            ask_again: None,
+            recheck_at: None,
         }
     }
 
@@ -151,7 +151,7 @@ impl Ours {
         let Some(pods) = &mut self.pods else { return };
         let is_new = !pods.contains_key(&id);
         match seen {
-            Some(seen) => drop(pods.insert(id, told(id, &world.pods[id], seen))),
+            Some(seen) => drop(pods.insert(id, reported_pod(id, &world.pods[id], seen))),
             None => drop(pods.remove(&id)),
         }
         let over = seen.is_none_or(|seen| seen.deleted || seen.phase.is_terminal());
@@ -165,7 +165,7 @@ impl Ours {
 
     fn all_pods(&mut self, world: &World, all: Vec<(PodId, Seen)>) {
         let pods: BTreeMap<_, _> =
-            all.into_iter().map(|(id, seen)| (id, told(id, &world.pods[id], seen))).collect();
+            all.into_iter().map(|(id, seen)| (id, reported_pod(id, &world.pods[id], seen))).collect();
         for id in self.pods.iter().flatten().map(|(id, _)| *id) {
             if !pods.contains_key(&id) {
                 self.gone.insert(id, world.now);
@@ -207,9 +207,9 @@ impl Ours {
 
     fn take_list(&mut self, world: &World, list: List) {
         self.scanning = false;
-        self.answers = list.is_some();
+        self.is_responding = list.is_some();
         if let Some(listed) = list {
-            if self.is_believed(&listed, world.now) {
+            if self.is_trusted(&listed, world.now) {
                 self.young = None;
                 self.take(world, listed);
             }
@@ -231,7 +231,7 @@ impl Ours {
 
     /// Returns true if the List is trusted. A restarted kubelet must list all live pods, unless that takes
     /// too long.
-    fn is_believed(&self, listed: &[Listed], now: Time) -> bool {
+    fn is_trusted(&self, listed: &[Listed], now: Time) -> bool {
         let Some(young) = self.young else { return true };
         let lives = |id: &PodId| match &self.pods {
             Some(pods) => pods.get(id).is_some_and(|pod| !pod.phase.is_terminal()),
@@ -280,7 +280,7 @@ impl Ours {
                 && !pod.deleted
                 && !self.listed.iter().any(|listed| listed.pod == *id && listed.cpus != 0)
         });
-        lingers || waits || !self.answers || self.young.is_some()
+        lingers || waits || !self.is_responding || self.young.is_some()
     }
 
     // Writes.
@@ -291,7 +291,7 @@ impl Ours {
         }
         let first_list = self.started + FIRST_LIST;
         if self.settings.reserve && self.pods.is_none() && world.now < first_list {
-            self.ask_again = Some(first_list);
+            self.recheck_at = Some(first_list);
             return;
         }
         let now = Duration::from_micros(world.now);
@@ -303,12 +303,12 @@ impl Ours {
             requirements: &self.requirements,
             topology: &self.topology,
             exclude: &exclude,
-            is_responding: self.answers,
+            is_responding: self.is_responding,
             node: NodeContext::of_machine(&machine),
         };
         let pods = || self.pods.as_ref().map(|pods| pods.values());
         let verdict = self.gate.evaluate(pods(), &input, now);
-        self.ask_again = verdict.recheck_at.map(micros);
+        self.recheck_at = verdict.recheck_at.map(micros);
         if verdict.decision == Decision::Wait && self.flaw == Flaw::None {
             return;
         }
@@ -320,7 +320,7 @@ impl Ours {
             policy: true,
             print: self.print(&verdict),
             accounts,
-            held: verdict.decision == Decision::Withhold && self.flaw == Flaw::None,
+            withheld: verdict.decision == Decision::Withhold && self.flaw == Flaw::None,
             ..Object::default()
         };
         if !self.may_wait(&object, world.now) {
@@ -332,7 +332,7 @@ impl Ours {
     fn may_wait(&mut self, object: &Object, now: Time) -> bool {
         let joins = |newest: &&Object| *newest != object && newest.available == object.available;
         let is_scheduler_view = self.settings.view == FingerprintView::Scheduler;
-        if !is_scheduler_view || object.held || self.newest().filter(joins).is_none() {
+        if !is_scheduler_view || object.withheld || self.newest().filter(joins).is_none() {
             self.joins = None;
             return false;
         }
@@ -341,7 +341,7 @@ impl Ours {
             self.joins = None;
             return false;
         }
-        self.ask_again = Some(self.ask_again.map_or(until, |at| at.min(until)));
+        self.recheck_at = Some(self.recheck_at.map_or(until, |at| at.min(until)));
         true
     }
 
@@ -364,9 +364,9 @@ impl Ours {
     fn hold_what_is_not_read(&mut self, world: &mut World) {
         let until = self.started + UNREAD;
         if world.now < until {
-            self.ask_again = Some(until);
+            self.recheck_at = Some(until);
         } else {
-            self.ask_again = None;
+            self.recheck_at = None;
             self.hold(world);
         }
     }
@@ -375,7 +375,7 @@ impl Ours {
     fn hold(&mut self, world: &mut World) {
         let view = self.settings.view;
         if let (Some(last), FingerprintView::Scheduler, Flaw::None) = (&self.last, view, self.flaw) {
-            let object = Object { print: Some(0), held: true, ..last.clone() };
+            let object = Object { print: Some(0), withheld: true, ..last.clone() };
             self.offer(world, object);
         }
     }
@@ -387,7 +387,7 @@ impl Ours {
             return value;
         }
         let waits = |pod: &pod::Pod| {
-            self.flaw == Flaw::HoldsBySet && verdict.unaccounted.iter().any(|(_, name)| *name == pod.name)
+            self.flaw == Flaw::WithholdsByPossibleSet && verdict.unaccounted.iter().any(|(_, name)| *name == pod.name)
         };
         let pods = self.pods.iter().flatten().map(|(_, pod)| pod);
         let counted = pods.filter(|pod| self.gate.counts(pod, &self.topology.zones) || waits(pod));
@@ -427,7 +427,7 @@ impl Ours {
             self.scan(world);
         }
         self.decide(world);
-        let due = [Some(self.next_scan), self.ask_again];
+        let due = [Some(self.next_scan), self.recheck_at];
         let due = due.into_iter().flatten().filter(|due| *due > world.now).min().unwrap_or(NEVER);
         if due != NEVER && due != self.wakes {
             self.timer += 1;
@@ -477,7 +477,7 @@ fn zone(id: usize, free: u32) -> Zone {
 }
 
 /// The pod as the API server reports it.
-fn told(id: PodId, pod: &Pod, seen: Seen) -> pod::Pod {
+fn reported_pod(id: PodId, pod: &Pod, seen: Seen) -> pod::Pod {
     let container = pod::Container {
         name: "main".into(),
         cpu_milli: u64::from(pod.request.milli),

@@ -27,7 +27,7 @@ fn object(
         counter,
         nudges: 0,
         accounts: listed.iter().filter(|pod| pod.cpus != 0).map(|pod| pod.pod).collect(),
-        held: false,
+        withheld: false,
     }
 }
 

@@ -175,7 +175,7 @@ impl Plugin {
     }
 
     /// Returns true if a tick accepts this object.
-    pub(crate) fn believes(&self, expected: Option<Expected>, object: &Object) -> bool {
+    pub(crate) fn accepts(&self, expected: Option<Expected>, object: &Object) -> bool {
         let agrees = expected.is_some_and(|expected| agree(expected, object));
         self.attributes || (self.rejected || self.foreign) && agrees
     }
@@ -232,11 +232,11 @@ mod tests {
         assert_eq!(plugin.filter(pods[1].request, &pods, None), Filter::Reject);
         assert!(plugin.is_dirty());
         let old = object(&[3, 2], &[&pods[2]]);
-        assert!(plugin.believes(plugin.expected(&pods), &old), "a pending pod does not prevent it");
+        assert!(plugin.accepts(plugin.expected(&pods), &old), "a pending pod does not prevent it");
         plugin.see(0, &pods[0], seen(Phase::Running));
-        assert!(!plugin.believes(plugin.expected(&pods), &old));
+        assert!(!plugin.accepts(plugin.expected(&pods), &old));
         let new = object(&[1, 2], &[&pods[0], &pods[2]]);
-        assert!(plugin.believes(plugin.expected(&pods), &new));
+        assert!(plugin.accepts(plugin.expected(&pods), &new));
         plugin.flush(new);
         assert!(!plugin.is_dirty());
         assert_eq!(plugin.filter(pods[1].request, &pods, None), Filter::Pass);
@@ -244,18 +244,18 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_believed_while_all_pods_are_pending_or_no_fingerprint_is_told() {
+    fn nothing_is_accepted_while_all_pods_are_pending_or_there_is_no_fingerprint() {
         let pods = pods();
         let mut plugin = plugin(Informer::Dedicated, false, Some(object(&[0, 0], &[])));
         plugin.see(0, &pods[0], seen(Phase::Pending));
         plugin.filter(pods[1].request, &pods, None);
         assert!(plugin.is_dirty());
         let free = object(&[7, 7], &[]);
-        assert!(!plugin.believes(plugin.expected(&pods), &free));
+        assert!(!plugin.accepts(plugin.expected(&pods), &free));
         plugin.see(2, &pods[2], seen(Phase::Running));
         let mute = Object { print: None, ..object(&[7, 7], &[]) };
-        assert!(!plugin.believes(plugin.expected(&pods), &mute));
-        assert!(plugin.believes(plugin.expected(&pods), &object(&[7, 7], &[&pods[2]])));
+        assert!(!plugin.accepts(plugin.expected(&pods), &mute));
+        assert!(plugin.accepts(plugin.expected(&pods), &object(&[7, 7], &[&pods[2]])));
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(plugin.filter(pods[0].request, &pods, None), Filter::Pass);
         let changed = Object { policy: false, ..object(&[1, 1], &[]) };
         plugin.see_object(&changed);
-        assert!(plugin.believes(plugin.expected(&pods), &changed));
+        assert!(plugin.accepts(plugin.expected(&pods), &changed));
         plugin.flush(changed);
         assert_eq!(plugin.filter(Request::whole(9), &pods, None), Filter::Pass, "the filter is off");
     }

@@ -10,7 +10,7 @@ use super::ours::Flaw;
 use super::plugin::{Cache, Informer};
 use super::queue::BackOff;
 use super::walk::{self, Walk};
-use super::world::{Delays, Notice, Settings, Signal, Watcher, World, guaranteed};
+use super::world::{Delays, DriverEvent, Settings, Signal, Watcher, World, guaranteed};
 
 /// Creates a world of one node, with the controller if it is to nudge.
 fn world(who: Who, nudges: Nudges, settings: Settings) -> World {
@@ -23,8 +23,8 @@ fn world(who: Who, nudges: Nudges, settings: Settings) -> World {
 
 fn go_on(world: &mut World, seconds: u64) {
     let end = world.now + seconds * S;
-    world.run_until(end, &mut |world, notice| {
-        if let Notice::Drive(token) = notice {
+    world.run_until(end, &mut |world, driver_event| {
+        if let DriverEvent::Drive(token) = driver_event {
             world.comes_back(token);
         }
     });
@@ -64,8 +64,8 @@ fn completed(world: &mut World) {
     world.create(pod);
 }
 
-fn refused(world: &mut World) {
-    let pod = guaranteed("refused".into(), 64, world.now);
+fn rejected(world: &mut World) {
+    let pod = guaranteed("rejected".into(), 64, world.now);
     world.create_bound(pod, 0);
 }
 
@@ -73,7 +73,7 @@ fn refused(world: &mut World) {
 fn everyday_pods_freeze_a_node_for_who_publishes_the_list_and_for_nobody_else() {
     let peers = [(Who::Nfd, Nudges::None), (Who::Rte, Nudges::None), (Who::KubeletView, Nudges::usual())];
     let ours = [(Who::USUAL, Nudges::usual()), (Who::USUAL, Nudges::None)];
-    for odd in [unpullable, completed, refused] {
+    for odd in [unpullable, completed, rejected] {
         for (who, nudges) in peers.into_iter().chain(ours) {
             let mut world = world(who, nudges, Settings::default());
             odd(&mut world);
@@ -149,11 +149,11 @@ fn a_fingerprint_that_comes_true_too_early_lets_pods_collide() {
     go_on(&mut world, 120);
     let failed = pods.iter().filter(|pod| phase(&world, **pod) == Some(Phase::Failed)).count();
     assert_eq!(failed, 1);
-    assert_eq!(world.figures.refused_for(Cause::Late), 1);
+    assert_eq!(world.figures.rejected_for(Cause::Late), 1);
 }
 
 #[test]
-fn a_pod_is_refused_without_the_plugin() {
+fn a_pod_is_rejected_without_the_plugin() {
     let mut world = world(Who::Nobody, Nudges::None, Settings { plugin: false, ..Settings::default() });
     let pods = ["a", "b", "c"].map(|name| create(&mut world, name, 4));
     go_on(&mut world, 20);
@@ -240,12 +240,12 @@ fn a_flush_forgets_a_pod_that_is_reserved_and_not_bound() {
     go_on(&mut world, 120);
     let failed =
         pods.into_iter().chain([late]).filter(|pod| phase(&world, *pod) == Some(Phase::Failed)).count();
-    assert_eq!((failed, world.figures.refused_for(Cause::Unbound)), (1, 1));
+    assert_eq!((failed, world.figures.rejected_for(Cause::Unbound)), (1, 1));
 }
 
 /// Runs a load with a direct cache. Returns the number of pods that were rejected for a pod that the agent
 /// had received, and for other reasons.
-fn refused_directly(cache: Cache, reserves: bool) -> (usize, usize) {
+fn rejected_directly(cache: Cache, reserves: bool) -> (usize, usize) {
     let settings = Settings { cache, grace: Delays::default().grace(0), ..Settings::default() };
     let load = Load {
         percent: 110,
@@ -261,13 +261,13 @@ fn refused_directly(cache: Cache, reserves: bool) -> (usize, usize) {
     let outcome = load::run(settings, &load, exporters, 11);
     assert!(outcome.busy > 0.6, "{outcome:?}");
     assert_eq!(outcome.unknown, 0);
-    (outcome.refused_late, outcome.refused - outcome.refused_late)
+    (outcome.rejected_late, outcome.rejected - outcome.rejected_late)
 }
 
 #[test]
 fn reservations_keep_pods_from_colliding_where_the_object_is_read_directly() {
     for cache in [Cache::DiscardReserved, Cache::Passthrough] {
-        let (with, without) = (refused_directly(cache, true), refused_directly(cache, false));
+        let (with, without) = (rejected_directly(cache, true), rejected_directly(cache, false));
         assert_eq!(with.0, 0, "{cache:?}: {with:?}");
         assert!(without.0 > 5 && with.0 + with.1 < without.0 + without.1, "{cache:?}: {with:?} {without:?}");
     }
@@ -324,17 +324,17 @@ fn no_pod_collides_that_could_have_been_prevented_and_no_node_freezes() {
         let seed = seed.wrapping_add(number);
         let report = walk::run(&walk, seed, Who::USUAL);
         assert!(report.placed > 0);
-        assert_eq!((report.refused_for(Cause::Late), report.refused_for(Cause::Unknown)), (0, 0), "{seed}");
+        assert_eq!((report.rejected_for(Cause::Late), report.rejected_for(Cause::Unknown)), (0, 0), "{seed}");
         assert!(!report.frozen, "{seed}");
     }
 }
 
 #[test]
-fn the_walk_notices_what_is_wrong() {
+fn the_walk_detects_what_is_wrong() {
     let mut bad = [0; 2];
     // The settings of a walk depend on its seed, and only some of them reveal a bug.
     for seed in 0..60 {
-        for (flaw, bad) in [Flaw::NoHold, Flaw::StaleZones].into_iter().zip(&mut bad) {
+        for (flaw, bad) in [Flaw::NeverWithholds, Flaw::StaleZones].into_iter().zip(&mut bad) {
             let walk = Walk { steps: 400, ..Walk::default() };
             let report = walk::run(&walk, seed, Who::Broken(flaw));
             *bad += report.figures.forgotten_late;

@@ -9,7 +9,7 @@ use super::kubelet::Stage;
 use super::load::residents;
 use super::plugin::{Cache, Informer};
 use super::queue::BackOff;
-use super::world::{Delays, Notice, Settings, World, guaranteed};
+use super::world::{Delays, DriverEvent, Settings, World, guaranteed};
 
 /// Maximum number of pod objects per node. With more, almost all events would be scheduling.
 const MOST_PODS: usize = 24;
@@ -70,8 +70,8 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(crate) fn refused_for(&self, cause: Cause) -> usize {
-        self.figures.refused_for(cause)
+    pub(crate) fn rejected_for(&self, cause: Cause) -> usize {
+        self.figures.rejected_for(cause)
     }
 }
 
@@ -117,9 +117,9 @@ struct Walker<'a> {
 const STEP: u64 = 1;
 
 impl Walker<'_> {
-    fn hear(&mut self, world: &mut World, notice: Notice) {
-        match notice {
-            Notice::Drive(STEP) if self.steps < self.walk.steps => {
+    fn hear(&mut self, world: &mut World, driver_event: DriverEvent) {
+        match driver_event {
+            DriverEvent::Drive(STEP) if self.steps < self.walk.steps => {
                 self.steps += 1;
                 let total = world.nodes.len() as u32 * world.settings.zones.iter().sum::<u32>();
                 self.idle += u64::from(world.idle() * 1000 / total);
@@ -130,8 +130,8 @@ impl Walker<'_> {
                 let pause = world.dice.about(self.pace);
                 world.drive_at(world.now + pause, STEP);
             }
-            Notice::Drive(token) => world.comes_back(token),
-            Notice::Refused(_) | Notice::Runs(_) | Notice::Ended(_) => {}
+            DriverEvent::Drive(token) => world.comes_back(token),
+            DriverEvent::Rejected(_) | DriverEvent::Runs(_) | DriverEvent::Ended(_) => {}
         }
     }
 
@@ -252,10 +252,10 @@ impl Walker<'_> {
     }
 
     fn finalize(&mut self, world: &mut World) {
-        let held = |id: &&PodId| world.pods[**id].finalizer;
-        let held: Vec<PodId> = world.objects.iter().filter(held).copied().collect();
-        if !held.is_empty() {
-            let id = held[world.dice.below(held.len())];
+        let kept = |id: &&PodId| world.pods[**id].finalizer;
+        let kept: Vec<PodId> = world.objects.iter().filter(kept).copied().collect();
+        if !kept.is_empty() {
+            let id = kept[world.dice.below(kept.len())];
             world.finalize(id);
         }
     }
@@ -289,7 +289,7 @@ pub(crate) fn run(walk: &Walk, seed: u64, who: Who) -> Report {
     let begin = world.now;
     while walker.steps < walk.steps {
         let end = world.now + 60 * S;
-        world.run_until(end, &mut |world, notice| walker.hear(world, notice));
+        world.run_until(end, &mut |world, driver_event| walker.hear(world, driver_event));
     }
     let time = world.now - begin;
     let figures = world.figures.clone();
@@ -316,7 +316,7 @@ fn probe(world: &mut World, walker: &mut Walker<'_>) -> (bool, Time) {
     });
     let total: u32 = world.settings.zones.iter().sum();
     let calm = world.now + CALM;
-    world.run_until(calm, &mut |world, notice| walker.hear(world, notice));
+    world.run_until(calm, &mut |world, driver_event| walker.hear(world, driver_event));
     // Delete only pods that do not end by themselves, and only until there is room on the first node.
     let running: Vec<PodId> = world.nodes[0].kubelet.pods.keys().copied().collect();
     for id in running {
@@ -338,7 +338,7 @@ fn probe(world: &mut World, walker: &mut Walker<'_>) -> (bool, Time) {
     let runs = |world: &World| world.pods[id].object.is_some_and(|seen| seen.phase == Phase::Running);
     while world.now < begin + PROBE && !runs(world) {
         let next = world.now + S / 4;
-        world.run_until(next, &mut |world, notice| walker.hear(world, notice));
+        world.run_until(next, &mut |world, driver_event| walker.hear(world, driver_event));
     }
     (!runs(world), world.now - begin)
 }

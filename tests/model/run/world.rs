@@ -14,7 +14,7 @@ use super::cluster::{Forgotten, Kind, NodeId, Object, Phase, Pod, PodId, Request
 use super::controller::{Controller, Nudges};
 use super::exporter::{Exporter, SETTLE};
 use super::figures::Figures;
-use super::kubelet::{Held, Kubelet, List, Stage};
+use super::kubelet::{KnownPod, Kubelet, List, Stage};
 use super::plugin::{Cache, Expected, Filter, Informer, Plugin, agree};
 use super::queue::{BackOff, Move, Queue};
 
@@ -252,7 +252,7 @@ pub(crate) enum Heard {
 #[derive(Debug, Default)]
 struct Ticking {
     dirty: VecDeque<(NodeId, Option<Expected>)>,
-    believed: Vec<(NodeId, Object, Time)>,
+    accepted: Vec<(NodeId, Object, Time)>,
 }
 
 struct Due {
@@ -283,10 +283,10 @@ impl Ord for Due {
 
 /// A notification for the driver of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Notice {
+pub(crate) enum DriverEvent {
     /// A timer of the driver.
     Drive(u64),
-    Refused(PodId),
+    Rejected(PodId),
     /// The pod's status is Running.
     Runs(PodId),
     /// The pod's status is terminal.
@@ -316,7 +316,7 @@ pub(crate) struct Node {
     /// When the object and the plugin began to disagree.
     disagrees: Option<Time>,
     /// Latest delivery times, which keep the events of the exporter and the kubelet in order.
-    last_told: [Time; 2],
+    last_notified: [Time; 2],
 }
 
 /// The world.
@@ -330,7 +330,7 @@ pub(crate) struct World {
     pub(crate) nodes: Vec<Node>,
     pub(crate) queue: Queue,
     pub(crate) figures: Figures,
-    pub(crate) notices: Vec<Notice>,
+    pub(crate) driver_events: Vec<DriverEvent>,
     controller: Controller,
     scheduling: bool,
     ticking: Ticking,
@@ -340,10 +340,10 @@ pub(crate) struct World {
     number: u64,
     /// Latest delivery times, which keep the events of the scheduler, the plugin and the object watchers in
     /// order.
-    last_told: [Time; 3],
+    last_notified: [Time; 3],
 }
 
-/// Index of the object watchers in `World::last_told`.
+/// Index of the object watchers in `World::last_notified`.
 const OBJECTS: usize = 2;
 
 impl Delays {
@@ -373,16 +373,16 @@ impl World {
             pods: Vec::new(),
             objects: BTreeSet::new(),
             figures: Figures::default(),
-            notices: Vec::new(),
+            driver_events: Vec::new(),
             scheduling: false,
             ticking: Ticking::default(),
             heap: BinaryHeap::new(),
             number: 0,
-            last_told: [0; 3],
+            last_notified: [0; 3],
         };
         for node in 0..world.nodes.len() {
-            world.tell(node, Signal::Started);
-            world.tell(node, Signal::Pods(Vec::new()));
+            world.notify(node, Signal::Started);
+            world.notify(node, Signal::Pods(Vec::new()));
         }
         let start = S;
         let first_tick = start + world.dice.within(Span(0, world.settings.resync));
@@ -419,14 +419,14 @@ impl World {
     }
 
     /// Runs until `end`; after each event the driver receives what happened.
-    pub(crate) fn run_until(&mut self, end: Time, driver: &mut dyn FnMut(&mut Self, Notice)) {
+    pub(crate) fn run_until(&mut self, end: Time, driver: &mut dyn FnMut(&mut Self, DriverEvent)) {
         while self.heap.peek().is_some_and(|Reverse(due)| due.at <= end) {
             let Some(Reverse(due)) = self.heap.pop() else { return };
             self.now = due.at;
             self.figures.events += 1;
             self.take(due.event);
-            while let Some(notice) = self.notices.pop() {
-                driver(self, notice);
+            while let Some(driver_event) = self.driver_events.pop() {
+                driver(self, driver_event);
             }
         }
         self.now = end;
@@ -438,7 +438,7 @@ impl World {
             Event::Relisted { node, epoch, pods } => {
                 if epoch == self.nodes[node].watch {
                     pods.iter().for_each(|(pod, _)| self.heard(*pod));
-                    self.tell(node, Signal::Pods(pods));
+                    self.notify(node, Signal::Pods(pods));
                 }
             }
             Event::ObjectChanged => {
@@ -474,7 +474,7 @@ impl World {
                 }
             }
             Event::KubeletUp(node) => self.kubelet_up(node),
-            Event::File(node) => self.tell(node, Signal::File),
+            Event::File(node) => self.notify(node, Signal::File),
             Event::List { node, epoch } => {
                 let list = self.nodes[node].kubelet.list();
                 let [_, back] = self.settings.delays.list;
@@ -483,12 +483,12 @@ impl World {
             Event::Commit { node, object } => self.commit(node, *object),
             Event::Signal { node, epoch, signal } => {
                 if epoch == self.nodes[node].process {
-                    self.tell(node, *signal);
+                    self.notify(node, *signal);
                 }
             }
             Event::Controller(heard) => self.controller_hears(heard),
             Event::Nudge => self.take_nudge(),
-            Event::Drive(token) => self.notices.push(Notice::Drive(token)),
+            Event::Drive(token) => self.driver_events.push(DriverEvent::Drive(token)),
         }
     }
 }
@@ -509,14 +509,14 @@ impl Node {
             reading_until: 0,
             on_node: Vec::new(),
             disagrees: None,
-            last_told: [0; 2],
+            last_notified: [0; 2],
         }
     }
 
     /// Free CPUs in each zone, without those for pods that are placed but not admitted yet.
     fn free_by_zone(&self, pods: &[Pod]) -> Vec<u32> {
         let mut free = self.kubelet.free_by_zone();
-        let admitted = |id: &PodId| self.kubelet.pods.get(id).is_some_and(|held| held.stage != Stage::Known);
+        let admitted = |id: &PodId| self.kubelet.pods.get(id).is_some_and(|entry| entry.stage != Stage::Known);
         for wanted in self.placed.iter().filter(|id| !admitted(id)).map(|id| pods[*id].request.exclusive()) {
             if let Some(zone) = free.iter_mut().find(|zone| **zone >= wanted) {
                 *zone -= wanted;

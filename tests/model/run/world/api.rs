@@ -63,7 +63,7 @@ impl World {
             self.change(id, |seen| seen.deleted = true);
         } else if self.pods[id].object.take().is_some() {
             self.objects.remove(&id);
-            self.controller_is_told(Heard::WaitsNoMore(id));
+            self.notify_controller(Heard::WaitsNoMore(id));
             self.broadcast(id);
         }
     }
@@ -81,7 +81,7 @@ impl World {
     pub(super) fn broadcast(&mut self, id: PodId) {
         let seen = self.pods[id].object;
         for watcher in [Watcher::Scheduler, Watcher::Plugin] {
-            let at = self.told_at(watcher as usize, self.settings.delays.watch[watcher as usize]);
+            let at = self.notified_at(watcher as usize, self.settings.delays.watch[watcher as usize]);
             self.at(at, Event::Seen { watcher, epoch: 0, pod: id, seen });
         }
         let Some(node) = self.pods[id].node else { return };
@@ -92,21 +92,21 @@ impl World {
                 _ => (!there.kubelet.down, there.kubelet.life),
             };
             if listens {
-                let at = self.node_is_told_at(node, watcher);
+                let at = self.node_notified_at(node, watcher);
                 self.at(at, Event::Seen { watcher, epoch, pod: id, seen });
             }
         }
     }
 
-    pub(super) fn told_at(&mut self, whom: usize, span: Span) -> Time {
-        let at = (self.now + self.dice.within(span)).max(self.last_told[whom]);
-        self.last_told[whom] = at;
+    pub(super) fn notified_at(&mut self, whom: usize, span: Span) -> Time {
+        let at = (self.now + self.dice.within(span)).max(self.last_notified[whom]);
+        self.last_notified[whom] = at;
         at
     }
 
-    pub(super) fn node_is_told_at(&mut self, node: NodeId, watcher: Watcher) -> Time {
+    pub(super) fn node_notified_at(&mut self, node: NodeId, watcher: Watcher) -> Time {
         let at = self.now + self.dice.within(self.settings.delays.watch[watcher as usize]);
-        let last = &mut self.nodes[node].last_told[watcher as usize - Watcher::Exporter as usize];
+        let last = &mut self.nodes[node].last_notified[watcher as usize - Watcher::Exporter as usize];
         *last = at.max(*last);
         *last
     }
@@ -125,7 +125,7 @@ impl World {
                 let bound = seen.map_or(self.pods[id].bound.is_some(), |seen| seen.bound);
                 if epoch == self.nodes[node].watch && bound {
                     self.heard(id);
-                    self.tell(node, Signal::Pod(id, seen));
+                    self.notify(node, Signal::Pod(id, seen));
                 }
             }
             Watcher::Kubelet => {
@@ -150,10 +150,10 @@ impl World {
         }
         let attributes = before.is_some_and(|before| before.policy != object.policy);
         self.figures.writes += 1;
-        self.figures.holds += u64::from(object.held);
+        self.figures.withheld_writes += u64::from(object.withheld);
         for id in &self.nodes[node].placed {
             let pod = &mut self.pods[*id];
-            if pod.covered.is_none() && (object.held || object.accounts.binary_search(id).is_ok()) {
+            if pod.covered.is_none() && (object.withheld || object.accounts.binary_search(id).is_ok()) {
                 pod.covered = Some(self.now);
                 if pod.request.exclusive() > 0 && pod.ours {
                     self.figures.windows.push(self.now - pod.reserved.unwrap_or(self.now));
@@ -166,13 +166,13 @@ impl World {
         }
         self.nodes[node].object = Some(object);
         self.announce_object();
-        self.controller_is_told(Heard::Object);
+        self.notify_controller(Heard::Object);
         self.look_at_agreement(node);
     }
 
     /// Notifies the object watchers of a write.
     pub(super) fn announce_object(&mut self) {
-        let at = self.told_at(OBJECTS, self.settings.delays.object_watch);
+        let at = self.notified_at(OBJECTS, self.settings.delays.object_watch);
         self.at(at, Event::ObjectChanged);
     }
 

@@ -4,7 +4,7 @@ use super::*;
 
 impl World {
     /// Sends the controller an event of the API server, with the latency of a watch.
-    pub(super) fn controller_is_told(&mut self, heard: Heard) {
+    pub(super) fn notify_controller(&mut self, heard: Heard) {
         if self.settings.nudges != Nudges::None {
             self.after(self.settings.delays.object_watch, Event::Controller(heard));
         }
@@ -45,8 +45,8 @@ impl World {
             let [there, back] = self.settings.delays.write;
             let at = self.now + self.dice.within(there);
             self.at(at, Event::Nudge);
-            let answered = at + self.dice.within(back);
-            self.at(answered, Event::Controller(Heard::Nudged));
+            let responded_at = at + self.dice.within(back);
+            self.at(responded_at, Event::Controller(Heard::Nudged));
         } else if self.controller.wakes != Some(due) {
             self.controller.timer += 1;
             self.controller.wakes = Some(due);

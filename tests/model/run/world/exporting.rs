@@ -3,7 +3,7 @@
 use super::*;
 
 impl World {
-    pub(super) fn tell(&mut self, node: NodeId, signal: Signal) {
+    pub(super) fn notify(&mut self, node: NodeId, signal: Signal) {
         if !self.nodes[node].exporting {
             return;
         }
@@ -39,7 +39,7 @@ impl World {
     /// Stops or kills the exporter; it is back after `away`.
     pub(crate) fn restart_exporter(&mut self, node: NodeId, away: Time, killed: bool) {
         if !killed {
-            self.tell(node, Signal::Stopping);
+            self.notify(node, Signal::Stopping);
         }
         let there = &mut self.nodes[node];
         there.exporting = false;
@@ -61,7 +61,7 @@ impl World {
         if there.watching && there.exporting {
             there.watching = false;
             there.watch += 1;
-            self.tell(node, Signal::WatchLost);
+            self.notify(node, Signal::WatchLost);
             self.drive_at(self.now + away, WATCH_BACK | node as u64);
         }
     }
@@ -80,7 +80,7 @@ impl World {
             let starts = there.kubelet.down || there.kubelet.loading;
             there.reading_until = if starts { self.now + SETTLE } else { 0 };
             self.figures.restarts += 1;
-            self.tell(node, Signal::Started);
+            self.notify(node, Signal::Started);
         }
         let there = &mut self.nodes[node];
         if process || there.exporting && !there.watching {
@@ -92,7 +92,7 @@ impl World {
                 Some((*id, seen))
             };
             let pods = self.objects.iter().filter_map(of_node).collect();
-            let at = self.node_is_told_at(node, Watcher::Exporter);
+            let at = self.node_notified_at(node, Watcher::Exporter);
             self.at(at, Event::Relisted { node, epoch, pods });
         }
     }

@@ -25,7 +25,7 @@ impl World {
         if self.pods[id].kind == Kind::Static || !seen.bound {
             return;
         }
-        let stage = self.nodes[node].kubelet.pods.get(&id).map(|held| held.stage);
+        let stage = self.nodes[node].kubelet.pods.get(&id).map(|entry| entry.stage);
         match stage {
             None if self.nodes[node].kubelet.unreported.contains_key(&id) => {}
             None if seen.deleted => {
@@ -57,8 +57,8 @@ impl World {
 
     pub(super) fn end_containers(&mut self, id: PodId) {
         let node = self.node_of(id);
-        if let Some(held) = self.nodes[node].kubelet.pods.get_mut(&id) {
-            held.stage = Stage::Ending;
+        if let Some(entry) = self.nodes[node].kubelet.pods.get_mut(&id) {
+            entry.stage = Stage::Ending;
             let termination = self.pods[id].termination;
             self.duty(node, Span(termination, termination + 20 * MS), Duty::Stop(id));
         }
@@ -67,7 +67,7 @@ impl World {
     pub(super) fn kubelet_adds(&mut self, id: PodId) {
         let node = self.node_of(id);
         let kind = self.pods[id].kind;
-        self.nodes[node].kubelet.pods.insert(id, Held { stage: Stage::Known, cpus: 0, kind, ends: 0 });
+        self.nodes[node].kubelet.pods.insert(id, KnownPod { stage: Stage::Known, cpus: 0, kind, ends: 0 });
         self.nodes[node].kubelet.waiting.push_back(id);
         self.kubelet_admits(node);
     }
@@ -83,10 +83,10 @@ impl World {
     pub(super) fn release(&mut self, id: PodId) {
         let node = self.node_of(id);
         self.nodes[node].kubelet.waiting.retain(|other| *other != id);
-        let held = self.nodes[node].kubelet.pods.remove(&id);
+        let entry = self.nodes[node].kubelet.pods.remove(&id);
         self.nodes[node].kubelet.done.insert(id);
         self.nodes[node].placed.remove(&id);
-        if held.is_some_and(|held| held.cpus != 0) {
+        if entry.is_some_and(|entry| entry.cpus != 0) {
             self.figures.release(id, self.now);
             self.after(self.settings.delays.file_release, Event::File(node));
         }
@@ -97,11 +97,11 @@ impl World {
             Duty::Admit => self.admit(node),
             Duty::Start(id) => self.start(id),
             Duty::SayRunning(id) => {
-                if self.nodes[node].kubelet.pods.get(&id).is_some_and(|held| held.stage == Stage::Running) {
+                if self.nodes[node].kubelet.pods.get(&id).is_some_and(|entry| entry.stage == Stage::Running) {
                     let now = self.now;
                     if self.pods[id].running.is_none() {
                         self.pods[id].running = Some(now);
-                        self.notices.push(Notice::Runs(id));
+                        self.driver_events.push(DriverEvent::Runs(id));
                     }
                     self.change(id, |seen| seen.phase = Phase::Running);
                 }
@@ -118,8 +118,8 @@ impl World {
         self.nodes[node].kubelet.busy = false;
         let Some(id) = self.nodes[node].kubelet.waiting.pop_front() else { return };
         let chosen = self.nodes[node].kubelet.choose(self.pods[id].request);
-        if let (Some(cpus), Some(held)) = (chosen, self.nodes[node].kubelet.pods.get_mut(&id)) {
-            (held.stage, held.cpus) = (Stage::Admitted, cpus);
+        if let (Some(cpus), Some(entry)) = (chosen, self.nodes[node].kubelet.pods.get_mut(&id)) {
+            (entry.stage, entry.cpus) = (Stage::Admitted, cpus);
             if cpus != 0 {
                 self.after(self.settings.delays.file, Event::File(node));
             }
@@ -132,33 +132,33 @@ impl World {
                 Kind::Unpullable => {}
             }
         } else {
-            self.refuse(id);
+            self.reject(id);
         }
         self.kubelet_admits(node);
     }
 
-    pub(super) fn refuse(&mut self, id: PodId) {
+    pub(super) fn reject(&mut self, id: PodId) {
         let node = self.node_of(id);
         self.nodes[node].kubelet.pods.remove(&id);
         self.nodes[node].kubelet.done.insert(id);
         self.nodes[node].placed.remove(&id);
-        self.figures.refuse(id, &self.pods, &self.nodes[node].placed);
+        self.figures.reject(id, &self.pods, &self.nodes[node].placed);
         self.nodes[node].kubelet.unreported.insert(id, Phase::Failed);
         self.duty(node, self.settings.delays.status, Duty::Report(id));
-        self.notices.push(Notice::Refused(id));
+        self.driver_events.push(DriverEvent::Rejected(id));
     }
 
     pub(super) fn start(&mut self, id: PodId) {
         let node = self.node_of(id);
         let (now, life) = (self.now, self.pods[id].life);
-        let Some(held) =
-            self.nodes[node].kubelet.pods.get_mut(&id).filter(|held| held.stage == Stage::Admitted)
+        let Some(entry) =
+            self.nodes[node].kubelet.pods.get_mut(&id).filter(|entry| entry.stage == Stage::Admitted)
         else {
             return;
         };
-        held.stage = Stage::Running;
-        held.ends = now.saturating_add(life);
-        let ends = held.ends;
+        entry.stage = Stage::Running;
+        entry.ends = now.saturating_add(life);
+        let ends = entry.ends;
         self.figures.start(id, self.pods[id].request.exclusive(), now);
         self.follow_running(id, ends);
     }
@@ -176,13 +176,13 @@ impl World {
 
     pub(super) fn stop(&mut self, id: PodId) {
         let node = self.node_of(id);
-        let Some(held) = self.nodes[node].kubelet.pods.get(&id).copied() else { return };
+        let Some(entry) = self.nodes[node].kubelet.pods.get(&id).copied() else { return };
         let deleted = self.pods[id].object.is_none_or(|seen| seen.deleted);
-        let ran_to_its_end = held.stage == Stage::Running && held.ends <= self.now;
-        if !(ran_to_its_end || held.stage == Stage::Ending && deleted) {
+        let ran_to_its_end = entry.stage == Stage::Running && entry.ends <= self.now;
+        if !(ran_to_its_end || entry.stage == Stage::Ending && deleted) {
             return;
         }
-        self.figures.stop(id, self.now.min(held.ends.max(1)));
+        self.figures.stop(id, self.now.min(entry.ends.max(1)));
         self.release(id);
         self.nodes[node].kubelet.unreported.insert(id, Phase::Succeeded);
         self.duty(node, self.settings.delays.status, Duty::Report(id));
@@ -192,7 +192,7 @@ impl World {
         let node = self.node_of(id);
         let Some(phase) = self.nodes[node].kubelet.unreported.remove(&id) else { return };
         self.change(id, |seen| seen.phase = phase);
-        self.notices.push(Notice::Ended(id));
+        self.driver_events.push(DriverEvent::Ended(id));
         if self.pods[id].object.is_some_and(|seen| seen.deleted) {
             self.duty(node, self.settings.delays.removal, Duty::Remove(id));
         }
@@ -238,15 +238,15 @@ impl World {
         self.nodes[node].kubelet.loading = true;
         self.nodes[node].kubelet.loaded.clear();
         let (now, mut last) = (self.now, self.now);
-        let held: Vec<PodId> = self.nodes[node].kubelet.pods.keys().copied().collect();
+        let pods: Vec<PodId> = self.nodes[node].kubelet.pods.keys().copied().collect();
         let begin = now + self.dice.within(Span(300 * MS, 1000 * MS));
-        for id in held {
+        for id in pods {
             let at = begin + self.dice.within(Span(0, 45 * MS));
             last = last.max(at);
             self.duty_at(node, at, Duty::Load(Some(id)));
         }
         self.duty_at(node, last.max(begin) + MS, Duty::Load(None));
-        self.tell(node, Signal::KubeletStarted);
+        self.notify(node, Signal::KubeletStarted);
     }
 
     pub(super) fn load(&mut self, node: NodeId, pod: Option<PodId>) {
@@ -255,27 +255,27 @@ impl World {
             return;
         }
         self.nodes[node].kubelet.loading = false;
-        let held: Vec<(PodId, Held)> =
-            self.nodes[node].kubelet.pods.iter().map(|(id, held)| (*id, *held)).collect();
-        for (id, held) in held {
-            match held.stage {
+        let pods: Vec<(PodId, KnownPod)> =
+            self.nodes[node].kubelet.pods.iter().map(|(id, entry)| (*id, *entry)).collect();
+        for (id, entry) in pods {
+            match entry.stage {
                 Stage::Known => {}
-                Stage::Admitted if held.kind != Kind::Unpullable => {
+                Stage::Admitted if entry.kind != Kind::Unpullable => {
                     self.duty(node, self.settings.delays.start, Duty::Start(id));
-                    if held.kind == Kind::Static {
+                    if entry.kind == Kind::Static {
                         self.duty(node, self.settings.delays.status, Duty::Mirror(id));
                     }
                 }
                 Stage::Admitted => {}
                 Stage::Running => {
-                    if held.kind == Kind::Static {
+                    if entry.kind == Kind::Static {
                         self.duty(node, self.settings.delays.status, Duty::Mirror(id));
                     }
-                    self.follow_running(id, held.ends);
+                    self.follow_running(id, entry.ends);
                 }
                 Stage::Ending => self.end_containers(id),
             }
-            if held.kind != Kind::Static {
+            if entry.kind != Kind::Static {
                 let seen = self.pods[id].object;
                 self.kubelet_sees(id, seen);
             }

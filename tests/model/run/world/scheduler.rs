@@ -169,8 +169,8 @@ impl World {
         // A pod deleted before its admission is rarely allocated CPUs, and a pod deleted by force
         // loses them before the kubelet receives the next pod.
         let comes = pod.object.is_some_and(|seen| !seen.deleted) || pod.kind == Kind::Static;
-        let holds = self.nodes[node].kubelet.pods.get(&id).is_some_and(|held| held.cpus != 0);
-        comes || holds && pod.object.is_some()
+        let has_cpus = self.nodes[node].kubelet.pods.get(&id).is_some_and(|entry| entry.cpus != 0);
+        comes || has_cpus && pod.object.is_some()
     }
 
     /// Records that the plugin no longer knows the pod, since it read the object at `read`.
@@ -207,7 +207,7 @@ impl World {
         there.plugin.reserve(id, &self.pods);
         there.on_node.push(id);
         there.placed.insert(id);
-        if there.object.as_ref().is_some_and(|object| object.held) {
+        if there.object.as_ref().is_some_and(|object| object.withheld) {
             self.pods[id].covered = Some(self.now);
             self.figures.windows.push(0);
         }
@@ -229,7 +229,7 @@ impl World {
         }
         self.pods[id].bound = Some(self.now);
         self.change(id, |seen| seen.bound = true);
-        self.controller_is_told(Heard::WaitsNoMore(id));
+        self.notify_controller(Heard::WaitsNoMore(id));
         self.after(self.settings.delays.bind[1], Event::PostBind(id));
     }
 
@@ -251,8 +251,8 @@ impl World {
         let Some((node, expected)) = self.ticking.dirty.pop_front() else { return };
         self.figures.reads += 1;
         let there = &self.nodes[node];
-        let object = there.object.clone().filter(|object| there.plugin.believes(expected, object));
-        self.ticking.believed.extend(object.map(|object| (node, object, self.now)));
+        let object = there.object.clone().filter(|object| there.plugin.accepts(expected, object));
+        self.ticking.accepted.extend(object.map(|object| (node, object, self.now)));
         if self.ticking.dirty.is_empty() {
             self.after(self.settings.delays.flush, Event::TickFlush);
         } else {
@@ -263,11 +263,11 @@ impl World {
     /// Flushes all nodes whose object was accepted, at once.
     pub(super) fn tick_flush(&mut self) {
         self.at(self.now + self.settings.resync, Event::Tick);
-        let believed = std::mem::take(&mut self.ticking.believed);
-        if self.settings.oracle && !believed.is_empty() {
+        let accepted = std::mem::take(&mut self.ticking.accepted);
+        if self.settings.oracle && !accepted.is_empty() {
             self.at(self.now + MS, Event::ObjectChanged);
         }
-        for (node, object, read) in believed {
+        for (node, object, read) in accepted {
             let before = self.absent_from_plugin(node);
             self.nodes[node].plugin.flush(object);
             for id in self.absent_from_plugin(node) {
