@@ -199,19 +199,19 @@ fn the_readme_lists_every_value() -> Result<()> {
     let (text, values) = (read("values.yaml")?, yaml("values.yaml")?);
     let described = described(&text)?;
     let mut rows = String::from("| value | default | meaning |\n|---|---|---|\n");
-    let mut told = BTreeSet::new();
+    let mut documented = BTreeSet::new();
     for Described { key, meaning } in &described {
         let value = key.split('.').fold(&values, |value, name| &value[name]);
         let meaning = meaning.replace('|', "\\|");
         rows += &format!("| `{key}` | {} | {meaning} |\n", shown(value));
-        told.insert(key.clone());
+        documented.insert(key.clone());
     }
     let mut all = BTreeSet::new();
     keys_of_values(&values, "", &mut all);
     let silent: Vec<_> = all
         .iter()
-        .filter(|key| !told.contains(*key) && !told.iter().any(|told| told.starts_with(&format!("{key}."))))
-        .filter(|key| !told.iter().any(|told| key.starts_with(&format!("{told}."))))
+        .filter(|key| !documented.contains(*key) && !documented.iter().any(|other| other.starts_with(&format!("{key}."))))
+        .filter(|key| !documented.iter().any(|other| key.starts_with(&format!("{other}."))))
         .collect();
     ensure!(silent.is_empty(), "values.yaml says nothing about {silent:?}");
     let readme = read("README.md")?;
@@ -235,14 +235,14 @@ fn each_values_file_says_for_whom_it_is() -> Result<()> {
 }
 
 #[test]
-fn the_notes_tell_what_these_values_mean() -> Result<()> {
+fn the_notes_warn_about_risky_values() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
     let chart = chart();
     let notes = |values: &str| -> Result<String> {
         let words = ["install", "numacast", &chart.to_string_lossy(), "--dry-run=client", "--output=json"];
         let set = if values.is_empty() { vec![] } else { vec!["--set", values] };
-        let answer: Value = serde_json::from_str(&helm.run(&[&words[..], &set].concat())?)?;
-        Ok(answer["info"]["notes"].as_str().context("no notes")?.to_owned())
+        let release: Value = serde_json::from_str(&helm.run(&[&words[..], &set].concat())?)?;
+        Ok(release["info"]["notes"].as_str().context("no notes")?.to_owned())
     };
     let usual = notes("")?;
     ensure!(!usual.contains("WARNING") && !usual.contains("proxy") && !usual.contains("Pods API"), "{usual}");
@@ -263,8 +263,8 @@ fn the_notes_tell_what_these_values_mean() -> Result<()> {
         ("config.podsApi.enabled=true", "can read all pods of the node, including environment variables."),
         ("config.podsApi.enabled=true,config.podsApi.dir=/run/a/b", "on each node /run/a/b/pods-api.sock."),
     ] {
-        let told = notes(values)?;
-        ensure!(told.contains(words), "{values}: {told}");
+        let notes = notes(values)?;
+        ensure!(notes.contains(words), "{values}: {notes}");
     }
     Ok(())
 }
@@ -272,7 +272,7 @@ fn the_notes_tell_what_these_values_mean() -> Result<()> {
 /// Notes are only rendered by an installation, which reads the cluster's version; so a copy of the chart
 /// renders them instead.
 #[test]
-fn kubelets_that_do_not_tell_are_warned_of() -> Result<()> {
+fn kubelets_that_do_not_report_their_configuration_are_warned_about() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
     let copy = helm.home().join("numacast");
     let made = Command::new("cp").arg("-r").arg(chart()).arg(&copy).status()?;
@@ -282,8 +282,8 @@ fn kubelets_that_do_not_tell_are_warned_of() -> Result<()> {
     let warned = |version: &str, values: &str| -> Result<bool> {
         let copy = copy.to_string_lossy();
         let words = ["template", "a", &copy, "--show-only=templates/warnings.yaml", "--kube-version", version];
-        let told = helm.run(&[&words[..], &["--set", values]].concat())?;
-        Ok(told.contains("kubelets report their configuration from Kubernetes 1.33 on"))
+        let warnings = helm.run(&[&words[..], &["--set", values]].concat())?;
+        Ok(warnings.contains("kubelets report their configuration from Kubernetes 1.33 on"))
     };
     ensure!(warned("1.32.9", "lookup=false")?);
     ensure!(!warned("1.32.9", "kubelet.configFile=/etc/kubelet.yaml")?);

@@ -11,7 +11,7 @@ pub(crate) struct Selector {
 
 /// The metrics and labels of an expression.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct Query {
     pub(crate) selectors: Vec<Selector>,
     /// The labels in `by (...)`, `on (...)` and so on.
     pub(crate) grouped: BTreeSet<String>,
@@ -60,8 +60,8 @@ fn tokens(expression: &str) -> Vec<Token> {
 }
 
 /// Returns the metrics and labels of an expression.
-pub(crate) fn asked(expression: &str) -> Asked {
-    let mut asked = Asked::default();
+pub(crate) fn asked(expression: &str) -> Query {
+    let mut asked = Query::default();
     let mut tokens = tokens(expression).into_iter().peekable();
     // The words up to a closing character; those before a matcher's operator are labels.
     let labels = |tokens: &mut std::iter::Peekable<std::vec::IntoIter<Token>>, end: char| {

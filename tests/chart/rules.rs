@@ -177,10 +177,10 @@ fn ports_and_probes(objects: &Objects, object: &Value, pod: &Value) -> Result<()
     let (health, metrics) = (port_of("health")?, port_of("metrics")?);
     ensure!(container["startupProbe"].is_null(), "it is restarted while the API server is away");
     for (probe, path) in [("readinessProbe", "/readyz"), ("livenessProbe", "/livez")] {
-        let asks =
+        let probed =
             container[probe]["httpGet"].as_object().map(|get| (get["path"].clone(), get["port"].clone()));
         let right = health.map(|port| (json!(path), json!(port)));
-        ensure!(asks == right, "{probe} asks {asks:?}, and health is at {health:?}");
+        ensure!(probed == right, "{probe} probes {probed:?}, and health is at {health:?}");
     }
     let ports: BTreeSet<u64> =
         items(&container["ports"]).filter_map(|port| port["containerPort"].as_u64()).collect();
@@ -234,10 +234,10 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
             }
             let served = &paths.pods_api_dir;
             ensure!(is_mounted(served) == config.pods_api.enabled, "{name}: {}", served.display());
-            let asks = [PodsApiSource::Auto, PodsApiSource::PodsApi].contains(&config.pods_api.source);
+            let reads = [PodsApiSource::Auto, PodsApiSource::PodsApi].contains(&config.pods_api.source);
             ensure!(
-                is_mounted(&paths.pods_socket) || !(config.pods_api.enabled && asks),
-                "{name}: nobody can be asked"
+                is_mounted(&paths.pods_socket) || !(config.pods_api.enabled && reads),
+                "{name}: the kubelet's Pods API is not mounted"
             );
             let groups = &pod["spec"]["securityContext"]["supplementalGroups"];
             let joined: BTreeSet<u32> = [

@@ -138,14 +138,14 @@ const BY_THE_TEMPLATES: [(&str, &str); 31] = [
 ];
 
 #[test]
-fn what_makes_no_sense_is_refused_with_its_place() -> Result<()> {
+fn invalid_values_are_rejected_with_their_place() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
     let chart = chart();
-    for (values, answer) in BY_THE_SCHEMA.into_iter().chain(BY_THE_TEMPLATES) {
+    for (values, expected) in BY_THE_SCHEMA.into_iter().chain(BY_THE_TEMPLATES) {
         let output = helm.try_to(&["template", "numacast", &chart.to_string_lossy(), "--set", values])?;
-        let told = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         ensure!(!output.status.success(), "{values} is taken");
-        ensure!(told.contains(answer), "{values}: {told}");
+        ensure!(stderr.contains(expected), "{values}: {stderr}");
     }
     Ok(())
 }
@@ -171,7 +171,7 @@ fn as_a_dependency_it_takes_what_helm_adds() -> Result<()> {
 }
 
 #[test]
-fn a_cluster_that_is_too_old_is_refused() -> Result<()> {
+fn a_cluster_that_is_too_old_is_rejected() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
     let chart = chart();
     for (version, taken) in [("1.29.9", false), ("1.30.0", true), ("1.33.4-gke.100", true)] {
