@@ -163,7 +163,7 @@ fn explain_says_what_an_exclusion_does() {
         assert!(all.stdout.lines().any(|line| line == key), "{key}");
     }
     assert_eq!(
-        numacast(&["config", "explain", "excludeList"]).refusal(),
+        numacast(&["config", "explain", "excludeList"]).error(),
         "numacast: unknown key `excludeList` in the command line; did you mean `exclude.resources`?"
     );
 }

@@ -134,16 +134,16 @@ fn a_table_has_a_column_for_each_variant_and_the_budgets() {
 }
 
 #[test]
-fn what_is_over_its_budget_is_told() {
+fn what_is_over_its_budget_is_listed() {
     let mut record = calm();
     let default = &mut record.nodes[0].variants[0];
     default.release_since_listed.p99 = 120.0;
     default.writes_per_change = 3.0;
     let text = tables::figures(&record);
-    let told = text.split_once("Over budget in the default:\n\n").expect("nothing is told").1;
+    let listed = text.split_once("Over budget in the default:\n\n").expect("nothing is listed").1;
     let right = "- 2 zones: release, from the last List with the pod, p99, ms: 120 of 100\n\
                  - 2 zones: writes per change: 3 of 1.5\n";
-    assert_eq!(told, right);
+    assert_eq!(listed, right);
 }
 
 #[test]
