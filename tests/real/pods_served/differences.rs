@@ -114,7 +114,7 @@ impl Row {
 const OURS: &[Source] = &[Source::PodsApi, Source::ApiServer];
 
 const ENDED: [&str; 5] =
-    ["default/succeeded", "default/failed", "default/refused", "default/ends", "default/kept"];
+    ["default/succeeded", "default/failed", "default/rejected", "default/ends", "default/kept"];
 
 /// Sources that identify pods as the kubelet does.
 const KUBELETS: &[Source] = &[Source::Kubelet, Source::PodsApi];
@@ -193,7 +193,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
     Row {
         sources: &[Source::Kubelet],
         scenarios: &["labels"],
-        aspect: "heard old",
+        aspect: "watched old",
         what: "a watch has no event if only labels or annotations change",
         why: "the kubelet sends watchers changes of a pod's status, and with these its labels and annotations; List has them \
               at once",
@@ -201,7 +201,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
     },
     Row {
         sources: &[Source::Kubelet],
-        aspect: "doubled",
+        aspect: "redundant",
         what: "a watch may have an event twice",
         why: "the kubelet may send a deletion or a state twice",
         sometimes: true,
@@ -254,7 +254,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
     Row {
         sources: &[Source::Kubelet],
         pods: Pods::Ended,
-        aspect: "heard of too few",
+        aspect: "watched too few",
         what: "a watch has `DELETED` for an ended pod, and the pod is listed until its object is deleted",
         why: "the kubelet sends `DELETED` when a pod has ended, although its object exists and is in its List",
         ..ROW
@@ -262,7 +262,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
     Row {
         sources: &[Source::Kubelet],
         scenarios: &["start_up"],
-        aspect: "answers",
+        aspect: "responses",
         what: "before all pods are known there is a response, with some of them or none",
         why: "1.36 does not wait for the API server's pods; 1.37 returns `FailedPrecondition`, as numacast does",
         until: Some(36),
@@ -278,7 +278,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
     },
     Row {
         sources: &[Source::ApiServer],
-        scenarios: &["the_api_server_is_away"],
+        scenarios: &["the_api_server_is_down"],
         pods: Pods::Static,
         aspect: "flicker",
         what: "a static pod that was created while the API server was unreachable for more than 30 s: when it is back, a `PodInfo` \
