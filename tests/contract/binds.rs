@@ -31,9 +31,9 @@ pub(crate) struct Binds {
     running: Vec<Duration>,
     /// Until the zones account for the pod or the fingerprint is withheld: the end of the window in which the plugin
     /// may overcommit the node.
-    told: Vec<Duration>,
+    accounted: Vec<Duration>,
     /// Until the fingerprint matches and the zones account for the pod.
-    agreed: Vec<Duration>,
+    matched: Vec<Duration>,
     /// Number of pods that the List showed before they had CPUs.
     empty: usize,
     /// Number of pods that the first write accounted for, without withholding the fingerprint.
@@ -103,8 +103,8 @@ impl Binds {
     /// Records the object's changes. The node has 14 CPUs, one of which the pod is allocated. The
     /// fingerprint keeps matching once it covers the Running pod.
     async fn objects(&mut self, events: &mut Events<DynamicObject>, sent: Instant) -> Result<()> {
-        let mut told = None;
-        let mut agreed: Option<(Instant, String)> = None;
+        let mut accounted = None;
+        let mut matched: Option<(Instant, String)> = None;
         loop {
             // No event for this long means that there are no more.
             let next = tokio::time::timeout(Duration::from_millis(500), events.next()).await;
@@ -112,19 +112,19 @@ impl Binds {
             let Event { at, object, .. } = next?;
             let seen = ObjectVersion::of(&object)?;
             let free: u64 = seen.zones.values().map(|zone| zone["cpu"].available).sum();
-            let held = published(&seen) == Some(WITHHELD);
-            if told.is_none() && (held || free == 13) {
-                told = Some(at);
-                self.at_once += usize::from(!held);
+            let is_withheld = published(&seen) == Some(WITHHELD);
+            if accounted.is_none() && (is_withheld || free == 13) {
+                accounted = Some(at);
+                self.at_once += usize::from(!is_withheld);
             }
             // Ignore refreshes.
             let fingerprint = published(&seen).unwrap_or_default();
-            if !held && free == 13 && agreed.as_ref().is_none_or(|(_, before)| before != fingerprint) {
-                agreed = Some((at, fingerprint.to_owned()));
+            if !is_withheld && free == 13 && matched.as_ref().is_none_or(|(_, before)| before != fingerprint) {
+                matched = Some((at, fingerprint.to_owned()));
             }
         }
-        self.told.push(told.context("the object never accounted for it")? - sent);
-        self.agreed.push(agreed.context("the fingerprint never matched")?.0 - sent);
+        self.accounted.push(accounted.context("the object never accounted for it")? - sent);
+        self.matched.push(matched.context("the fingerprint never matched")?.0 - sent);
         Ok(())
     }
 
@@ -151,8 +151,8 @@ impl Binds {
             ("the kubelet's List names it", &mut self.listed),
             ("the List shows its CPUs", &mut self.allocated),
             ("its status Running reaches a watch", &mut self.running),
-            ("the object accounts for the pod, or its fingerprint is withheld", &mut self.told),
-            ("the object accounts for the pod, and its fingerprint matches the plugin's", &mut self.agreed),
+            ("the object accounts for the pod, or its fingerprint is withheld", &mut self.accounted),
+            ("the object accounts for the pod, and its fingerprint matches the plugin's", &mut self.matched),
         ];
         let mut text =
             "| after the request to bind was sent, ms | p50 | p90 | at most |\n|---|---|---|---|\n"
@@ -165,7 +165,7 @@ impl Binds {
             "\n{} of {} were listed without CPUs first. The fingerprint was withheld for {} of them.",
             self.empty,
             self.listed.len(),
-            self.told.len() - self.at_once
+            self.accounted.len() - self.at_once
         )
     }
 }

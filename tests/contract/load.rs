@@ -43,7 +43,7 @@ pub(crate) struct Short {
     /// When the pod became terminal or its object was removed.
     ended: Option<Instant>,
     /// The kubelet's reason for rejecting the pod.
-    pub(crate) refused: Option<String>,
+    pub(crate) rejected: Option<String>,
 }
 
 /// A random sequence of pods.
@@ -145,7 +145,7 @@ impl<'a> Load<'a> {
             running: None,
             ending: None,
             ended: None,
-            refused: None,
+            rejected: None,
         };
         self.pods.insert(name, short);
         self.api().create(&PostParams::default(), &object).await?;
@@ -201,7 +201,7 @@ impl<'a> Load<'a> {
         pod.ended = Some(at);
         pod.ending.get_or_insert(at);
         if pod.running.is_none() {
-            pod.refused = Some(object.status.and_then(|status| status.reason).unwrap_or_default());
+            pod.rejected = Some(object.status.and_then(|status| status.reason).unwrap_or_default());
         }
         // As the pod's owner would.
         if !gone {

@@ -148,7 +148,7 @@ async fn main() -> Result<ExitCode> {
                 let run = options.run(*row, exporter, seed.wrapping_add(number));
                 let figures =
                     run.go(&parts).await.with_context(|| format!("{}, seed {}", row.name(), run.seed))?;
-                write!(out, "{}", figures.tell(&run))?;
+                write!(out, "{}", figures.text(&run))?;
                 total.add(figures, run.time);
             }
             table += &format!("| {exporter} | {} | {} |\n", row.name(), total.row());

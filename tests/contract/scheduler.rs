@@ -205,17 +205,17 @@ impl Log {
     }
 
     /// Returns, for a rejected pod, the time from the previous bind of another pod to its own.
-    pub(crate) fn since_other(&self, refused: &str) -> Option<Duration> {
-        let bound = *self.binds.get(refused)?;
-        let others = self.binds.iter().filter(|(name, at)| *name != refused && **at <= bound);
+    pub(crate) fn since_other(&self, rejected: &str) -> Option<Duration> {
+        let bound = *self.binds.get(rejected)?;
+        let others = self.binds.iter().filter(|(name, at)| *name != rejected && **at <= bound);
         others.map(|(_, at)| bound - *at).min()
     }
 
     /// Returns, for a rejected pod, the time from the last bind before the object was read to that read; the
     /// pod was placed by that object. If this is less than an agent needs to observe a bind and write, no
     /// agent can prevent the rejection.
-    pub(crate) fn window(&self, refused: &str) -> Result<Duration> {
-        let bound = *self.binds.get(refused).with_context(|| format!("{refused} was never bound"))?;
+    pub(crate) fn window(&self, rejected: &str) -> Result<Duration> {
+        let bound = *self.binds.get(rejected).with_context(|| format!("{rejected} was never bound"))?;
         let read =
             self.flushes.iter().rev().find(|read| **read < bound).context("nothing was ever resynced")?;
         let before = self.binds.values().filter(|at| *at < read).max();
