@@ -58,7 +58,7 @@ pub(crate) fn sysfs(data: &[u8]) {
     let again = machine::read(&recorder.finish());
     match (machine, again) {
         (Ok(machine), Ok(again)) => {
-            assert_eq!(machine, again, "what was read tells everything");
+            assert_eq!(machine, again, "what was read is complete");
             assert!(machine.nodes.windows(2).all(|pair| pair[0].id < pair[1].id), "{machine:?}");
             check(&Node { machine, ..Node::default() }.account());
         }
@@ -289,21 +289,21 @@ fn check_list(pods: Vec<Vec<u8>>, version: String) {
 
 /// Returns the events in the frames of a watch that arrives in these pieces.
 fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
-    let (mut frames, mut told) = (Frames::default(), Vec::new());
+    let (mut frames, mut results) = (Frames::default(), Vec::new());
     for piece in pieces {
         frames.put(piece);
         loop {
             match frames.take() {
-                Ok(Some(frame)) => told.push(news(frame)),
+                Ok(Some(frame)) => results.push(news(frame)),
                 Ok(None) => break,
                 Err(odd) => {
-                    told.push(odd.to_string());
-                    return told;
+                    results.push(odd.to_string());
+                    return results;
                 }
             }
         }
     }
-    told
+    results
 }
 
 fn news(frame: &[u8]) -> String {

@@ -60,8 +60,8 @@ impl Events {
     pub(crate) fn watch(node: &RealNode) -> Result<Self> {
         let (objects, floors) = (Versions::default(), Versions::default());
         let last_file = Arc::<Mutex<Option<Instant>>>::default();
-        let (tell, admitted) = mpsc::unbounded_channel();
-        watch_files(&node.kubelet_dir(), Arc::clone(&last_file), tell)?;
+        let (sender, admitted) = mpsc::unbounded_channel();
+        watch_files(&node.kubelet_dir(), Arc::clone(&last_file), sender)?;
         let (client, name) = (node.client(), node.name().to_owned());
         tokio::spawn(watch_object(client.clone(), name.clone(), Arc::clone(&objects)));
         tokio::spawn(watch_object(client.clone(), FLOOR.to_owned(), Arc::clone(&floors)));

@@ -71,7 +71,7 @@ impl Running {
         stream.read_to_string(&mut text)?;
         let series = "numacast_kubelet_request_duration_seconds_count{component=\"agent\",method=\"List\"} ";
         let count = text.lines().find_map(|line| line.strip_prefix(series));
-        Ok(count.context("the agent's metrics tell of no List")?.trim().parse()?)
+        Ok(count.context("the agent's metrics have no List")?.trim().parse()?)
     }
 
     /// Returns the CPU time used so far, from the kernel's scheduler statistics (nanoseconds).

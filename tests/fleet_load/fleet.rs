@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::configz::Configz;
 use crate::pods::{self, Member, Stage};
-use crate::relay::Relay;
+use crate::counting_proxy::CountingProxy;
 use crate::samples::Samples;
 use crate::support::chart::{self, AGENT, Chart, POLICIES, RELEASE, RIGHTS};
 use crate::support::wait::until;
@@ -92,8 +92,8 @@ pub(crate) struct FleetNode {
 pub(crate) struct Fleet {
     pub(crate) nodes: Vec<FleetNode>,
     pub(crate) pods: usize,
-    pub(crate) agents: Relay,
-    pub(crate) controllers: Relay,
+    pub(crate) agents: CountingProxy,
+    pub(crate) controllers: CountingProxy,
     admin: Client,
     controller: Config,
     replicas: Vec<Running>,
@@ -119,8 +119,8 @@ impl Fleet {
         let admin = cluster.client();
         let chart = install(parts, cluster).await?;
         let upstream = cluster.address().parse()?;
-        let agents = Relay::start(upstream).await?;
-        let controllers = Relay::start(upstream).await?;
+        let agents = CountingProxy::start(upstream).await?;
+        let controllers = CountingProxy::start(upstream).await?;
 
         let machine = MachineSpec::from_yaml(MACHINE).map_err(anyhow::Error::msg)?;
         let host = cluster.dir().join("host");
@@ -382,10 +382,10 @@ fn config(text: &str, places: &[(&str, String)], set: &[String]) -> Result<Confi
 }
 
 /// Writes a kubeconfig with this token that connects through a TCP proxy.
-fn kubeconfig(cluster: &Cluster, name: &str, token: &str, relay: &Relay) -> Result<PathBuf> {
+fn kubeconfig(cluster: &Cluster, name: &str, token: &str, proxy: &CountingProxy) -> Result<PathBuf> {
     let path = cluster.kubeconfig_of(name, token)?;
     let text = std::fs::read_to_string(&path)?;
-    std::fs::write(&path, text.replace(cluster.address(), &relay.address().to_string()))?;
+    std::fs::write(&path, text.replace(cluster.address(), &proxy.address().to_string()))?;
     Ok(path)
 }
 

@@ -11,12 +11,12 @@ mod support;
 
 mod audit;
 mod configz;
+mod counting_proxy;
 mod figures;
 mod fleet;
 mod meter;
 mod phases;
 mod pods;
-mod relay;
 mod samples;
 
 use std::io::Write as _;
@@ -125,9 +125,9 @@ async fn main() -> Result<ExitCode> {
     let mut broken = Vec::new();
     for minor in &options.api_server {
         let began = Instant::now();
-        let (told, mut sentences) = run(&options, &parts, minor, seed).await?;
-        writeln!(out, "\n{told}\n(API server {minor}: {:.0} s)", began.elapsed().as_secs_f64())?;
-        text += &told;
+        let (report, mut sentences) = run(&options, &parts, minor, seed).await?;
+        writeln!(out, "\n{report}\n(API server {minor}: {:.0} s)", began.elapsed().as_secs_f64())?;
+        text += &report;
         broken.append(&mut sentences);
     }
     if options.write {
@@ -153,14 +153,14 @@ async fn run(options: &Options, parts: &Parts, minor: &str, seed: u64) -> Result
     let (extrapolated, mut broken) = extrapolate(&phases);
     broken.extend(phases.iter().flat_map(Phase::broken));
     let broken = broken.into_iter().map(|sentence| format!("{version}, {sentence}")).collect();
-    let told = format!(
+    let report = format!(
         "API server {version}, {} nodes with {} pods each:\n\n{}\nPer node and minute:\n\n{}\n{extrapolated}\n",
         options.nodes,
         options.pods,
         figures::table(&phases),
         figures::requests_table(&phases)
     );
-    Ok((told, broken))
+    Ok((report, broken))
 }
 
 /// Extrapolates the writes to a large fleet, from those of the required phases that were run.

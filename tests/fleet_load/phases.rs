@@ -140,7 +140,7 @@ impl Run {
         say(&format!("\n{}, {}", self.version, table.lines().last().unwrap_or_default()))?;
         say(phase.requests().trim_end())?;
         if kind == Kind::Restart {
-            say(&format!("  {}", told_of(&phase.arrivals)))?;
+            say(&format!("  {}", describe(&phase.arrivals)))?;
         }
         self.phases.push(phase);
         Ok(())
@@ -261,7 +261,7 @@ impl Run {
 }
 
 /// Describes the times of requests.
-fn told_of(arrivals: &[f64]) -> String {
+fn describe(arrivals: &[f64]) -> String {
     let [first, half, last] = [0.05, 0.5, 0.95].map(|share| figures::percentile(arrivals, share));
     format!(
         "{} requests of agents after it: 5 % of them within {first:.1} s, half within {half:.1} s, 95 % within {last:.1} s; \

@@ -78,7 +78,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 struct Heard {
     /// The pods after each change, in order, and when each was sent to the server.
     pods: Vec<Vec<u8>>,
-    told: Vec<Instant>,
+    sent_at: Vec<Instant>,
     /// How many watchers have received each change, and when the last of them did.
     last: Vec<(usize, Instant)>,
     /// Number of watchers that have received the initial state.
@@ -377,9 +377,9 @@ impl Node {
         let after = self.handed_on().await?;
         let own = [0.5, 0.99].map(|share| bound(&before, &after, share));
         let heard = self.heard.borrow();
-        let waits = heard.told.iter().zip(&heard.last).skip(first);
+        let waits = heard.sent_at.iter().zip(&heard.last).skip(first);
         let mut waits: Vec<f64> =
-            waits.map(|(told, (_, last))| last.duration_since(*told).as_secs_f64() * 1000.0).collect();
+            waits.map(|(sent_at, (_, last))| last.duration_since(*sent_at).as_secs_f64() * 1000.0).collect();
         waits.sort_by(f64::total_cmp);
         Ok(Figures { rate, changes: waits.len(), waits, lost: heard.lost.len(), own, cpu })
     }
@@ -392,7 +392,7 @@ impl Node {
         {
             let heard = &mut *self.heard.borrow_mut();
             heard.pods.push(changed.encode_to_vec());
-            heard.told.push(now);
+            heard.sent_at.push(now);
             heard.last.push((0, now));
         }
         self.api.set(&changed);

@@ -82,7 +82,7 @@ async fn main() -> Result<ExitCode> {
     for number in 1..=options.faults {
         let fault = faults.any_of(&chosen);
         let outcome = faults.happen(fault).await;
-        writeln!(out, "{number:>4} {fault}: {} ({})", tell(outcome.as_ref()), faults.notes())?;
+        writeln!(out, "{number:>4} {fault}: {} ({})", describe(outcome.as_ref()), faults.notes())?;
         let outcome =
             outcome.with_context(|| format!("fault {number} with NUMACAST_SEED={seed}: {fault}"))?;
         let row = rows.entry(fault).or_default();
@@ -107,7 +107,7 @@ async fn main() -> Result<ExitCode> {
     Ok(if late == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn tell(outcome: Result<&Outcome, &anyhow::Error>) -> String {
+fn describe(outcome: Result<&Outcome, &anyhow::Error>) -> String {
     match outcome {
         Ok(outcome) => format!("true after {:.2?}", outcome.until_true),
         Err(error) => format!("FAILED: {error:#}"),

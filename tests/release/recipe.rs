@@ -216,7 +216,7 @@ fn a_binary_that_needs_libraries_is_no_image() {
 }
 
 #[test]
-fn a_binary_that_tells_where_it_was_built_is_no_image() {
+fn a_binary_with_paths_of_the_build_is_rejected() {
     let bench = Bench::with(format!("panicked at {}/src/cli.rs:1:2", repository().display()).as_bytes());
     let refusal = bench.refusal(ENOUGH);
     assert!(

@@ -44,15 +44,15 @@ pub(crate) async fn run(binary: &Path, changes: u64, rate: u64, seed: u64) -> Re
     };
     let agent =
         Running::start(binary, options, &[]).await?;
-    let mut soak = Soak { agent, rng: Rng::with_seed(seed), pods: Vec::new(), started: 0, trouble: [0; 3] };
+    let mut soak = Soak { agent, rng: Rng::with_seed(seed), pods: Vec::new(), started: 0, injected: [0; 3] };
     let start = Instant::now();
     let mut samples: Vec<(f64, Sample)> = Vec::new();
     let (mut done, mut slowest, mut period) = (0, Duration::ZERO, Instant::now());
-    let (mut paused, mut told) = (Duration::ZERO, Instant::now());
+    let (mut paused, mut logged_at) = (Duration::ZERO, Instant::now());
     while done < changes {
         soak.change().await;
         done += 1;
-        soak.trouble(done).await?;
+        soak.inject_faults(done).await?;
         if period.elapsed() >= PERIOD || done == changes {
             let waiting = Instant::now();
             slowest = slowest.max(soak.agent.agrees().await?);
@@ -60,9 +60,9 @@ pub(crate) async fn run(binary: &Path, changes: u64, rate: u64, seed: u64) -> Re
             paused += waiting.elapsed();
             period = Instant::now();
         }
-        if told.elapsed() > Duration::from_secs(60) {
+        if logged_at.elapsed() > Duration::from_secs(60) {
             writeln!(std::io::stderr(), "{done} of {changes}, {:.0} s", start.elapsed().as_secs_f64())?;
-            told = Instant::now();
+            logged_at = Instant::now();
         }
         // Yield to the kubelet and the API server, which run on this thread too.
         let due = Duration::from_secs_f64(done as f64 / rate as f64);
@@ -81,7 +81,7 @@ struct Soak {
     pods: Vec<String>,
     started: u64,
     /// Number of kubelet restarts, of API server faults, and of stops of the agent.
-    trouble: [u64; 3],
+    injected: [u64; 3],
 }
 
 impl Soak {
@@ -119,14 +119,14 @@ impl Soak {
         }
     }
 
-    async fn trouble(&mut self, done: u64) -> Result<()> {
+    async fn inject_faults(&mut self, done: u64) -> Result<()> {
         let (kubelet, server) = (&self.agent.node.kubelet, &self.agent.node.server);
         if done.is_multiple_of(RESTART) {
             kubelet.restart().await?;
-            self.trouble[0] += 1;
+            self.injected[0] += 1;
         }
         if done.is_multiple_of(HICCUP) {
-            self.trouble[1] += 1;
+            self.injected[1] += 1;
             let fault = match self.rng.u8(0..5) {
                 0 => Fault::Status(503),
                 1 => Fault::Cut,
@@ -142,7 +142,7 @@ impl Soak {
             server.inject(Rule { verb: None, resource: Some(TOPOLOGIES.plural), times: Some(2), fault });
         }
         if done.is_multiple_of(STOP) {
-            self.trouble[2] += 1;
+            self.injected[2] += 1;
             self.signal("-STOP")?;
             let (one, other) = (kubelet.root().join(".soak"), kubelet.root().join(".soaked"));
             std::fs::write(&one, "")?;
@@ -181,11 +181,11 @@ fn report(
         ("threads", |sample| sample.threads),
     ];
     let mut out = std::io::stdout().lock();
-    let [restarts, hiccups, stops] = soak.trouble;
+    let [restarts, api_faults, stops] = soak.injected;
     writeln!(out, "{done} changes in {seconds:.0} s ({:.0} per second)", done as f64 / seconds)?;
     writeln!(
         out,
-        "{restarts} kubelet restarts, {hiccups} API troubles, {stops} times more events than are kept"
+        "{restarts} kubelet restarts, {api_faults} API faults, {stops} times more events than are kept"
     )?;
     writeln!(
         out,

@@ -19,7 +19,7 @@ use crate::support::cluster::free_port;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A TCP proxy. Its port is closed while the API server's is.
-pub(crate) struct Relay {
+pub(crate) struct CountingProxy {
     address: SocketAddr,
     counts: Arc<Counts>,
     cut: watch::Sender<u64>,
@@ -33,13 +33,13 @@ struct Counts {
     connections: AtomicU64,
 }
 
-impl Relay {
+impl CountingProxy {
     /// Starts a proxy to `upstream`.
     pub(crate) async fn start(upstream: SocketAddr) -> Result<Self> {
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()?));
         let listener = TcpListener::bind(address).await?;
         let (counts, cut) = (Arc::<Counts>::default(), watch::Sender::new(0));
-        let task = tokio::spawn(relay(listener, upstream, Arc::clone(&counts), cut.subscribe()));
+        let task = tokio::spawn(forward(listener, upstream, Arc::clone(&counts), cut.subscribe()));
         Ok(Self { address, counts, cut, task })
     }
 
@@ -64,13 +64,13 @@ impl Relay {
     }
 }
 
-impl Drop for Relay {
+impl Drop for CountingProxy {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn relay(
+async fn forward(
     mut listener: TcpListener,
     upstream: SocketAddr,
     counts: Arc<Counts>,
