@@ -164,8 +164,8 @@ func (t *target) ask(clients clients, what call) (answered, error) {
 	defer cancel()
 	codec := newListening()
 	message, err := what.by(ctx, clients, grpc.ForceCodecV2(codec))
-	told := status.Convert(err)
-	one := answered{Code: told.Code().String(), Text: told.Message(), Bytes: codec.heard}
+	result := status.Convert(err)
+	one := answered{Code: result.Code().String(), Text: result.Message(), Bytes: codec.heard}
 	if err != nil {
 		return one, nil
 	}

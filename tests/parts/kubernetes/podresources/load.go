@@ -101,12 +101,12 @@ func (t *target) loop(clients clients, calls []call, decode bool, ends time.Time
 		cancel()
 		mine.calls++
 		mine.bytes = max(mine.bytes, codec.bytes)
-		told := status.Convert(err)
-		mine.codes[told.Code().String()]++
+		result := status.Convert(err)
+		mine.codes[result.Code().String()]++
 		if err == nil {
 			mine.took = append(mine.took, took)
 		} else {
-			mine.texts[told.Message()] = true
+			mine.texts[result.Message()] = true
 		}
 	}
 	return mine

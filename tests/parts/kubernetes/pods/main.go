@@ -116,8 +116,8 @@ type answered struct {
 }
 
 func answer(pods [][]byte, err error) error {
-	told := status.Convert(err)
-	line := answered{Code: told.Code().String(), Text: told.Message(), Pods: []one{}}
+	result := status.Convert(err)
+	line := answered{Code: result.Code().String(), Text: result.Message(), Pods: []one{}}
 	for _, came := range pods {
 		made, err := decoded(came)
 		if err != nil {
@@ -158,8 +158,8 @@ func get(a arguments, conn *grpc.ClientConn) error {
 	return nil
 }
 
-// told is a line that watch prints.
-type told struct {
+// watched is a line that watch prints.
+type watched struct {
 	Type string `json:"type"`
 	// Time in nanoseconds since 1970.
 	Time int64 `json:"time"`
@@ -175,7 +175,7 @@ func watch(a arguments, conn *grpc.ClientConn) error {
 		if event, err = events.Recv(); err != nil {
 			break
 		}
-		line := told{Type: event.GetType().String(), Time: time.Now().UnixNano()}
+		line := watched{Type: event.GetType().String(), Time: time.Now().UnixNano()}
 		if len(event.GetPod()) > 0 {
 			made, err := decoded(event.GetPod())
 			if err != nil {
@@ -194,7 +194,7 @@ func watch(a arguments, conn *grpc.ClientConn) error {
 		err = nil
 	}
 	ended := status.Convert(err)
-	return print(told{Type: "ENDED", Time: time.Now().UnixNano(), Code: ended.Code().String(), Text: ended.Message()})
+	return print(watched{Type: "ENDED", Time: time.Now().UnixNano(), Code: ended.Code().String(), Text: ended.Message()})
 }
 
 // through is a message as it is on the wire.
@@ -234,6 +234,6 @@ func call(a arguments, conn *grpc.ClientConn) error {
 		// If sending failed, this returns the reason.
 		err = stream.RecvMsg(&message)
 	}
-	told := status.Convert(err)
-	return print(answered{Code: told.Code().String(), Text: told.Message(), Pods: []one{}, Message: message.bytes})
+	result := status.Convert(err)
+	return print(answered{Code: result.Code().String(), Text: result.Message(), Pods: []one{}, Message: message.bytes})
 }
