@@ -64,7 +64,7 @@ pub(crate) struct Recorded {
     /// Identifies the socket: changes with every restart.
     pub(crate) socket: u64,
     pub(crate) response: Response,
-    /// When the previous, different response was last requested.
+    /// When the previous, different response was last requested; `None` if it was an error.
     pub(crate) last_other: Option<Instant>,
 }
 
@@ -211,7 +211,8 @@ impl Poller {
             return;
         }
         let before = self.last.insert(lists, (socket, response.clone(), sent));
-        let last_other = before.map(|(.., sent)| sent);
+        let other = before.filter(|(_, response, _)| !matches!(response, Response::Error(_)));
+        let last_other = other.map(|(.., sent)| sent);
         let received = Instant::now();
         lock(&self.recorded).push(Recorded { sent, received, socket, response, last_other });
     }
