@@ -1,4 +1,4 @@
-//! Every link, path, command, flag, key, value and metric named in the documentation exists.
+//! Every link, path, command, test, flag, key, value and metric named in the documentation exists.
 
 mod architecture;
 mod figures;
@@ -253,6 +253,42 @@ fn check_command(wrong: &mut Wrong, place: &str, line: &str) {
     }
 }
 
+/// Returns true if the arguments of `cargo test` select at least one test: the last part of the filter is in
+/// the name of a file or function of the test program, or of `src` with `--lib`.
+fn is_test(arguments: &str) -> bool {
+    let words = arguments.split_whitespace().take_while(|word| *word != "--");
+    let words: Vec<&str> = words.filter(|word| *word != "--locked").collect();
+    let (directory, filter) = match words[..] {
+        ["--lib", filter] => ("src".to_owned(), filter),
+        ["--test", program] => (format!("tests/{}", program.replace('-', "_")), ""),
+        ["--test", program, filter] => (format!("tests/{}", program.replace('-', "_")), filter),
+        _ => return false,
+    };
+    let name = filter.rsplit("::").next().unwrap();
+    let is_match = |file: &PathBuf| {
+        let functions = read(file).lines().any(|line| {
+            let rest = line.split_once("fn ").map(|(_, rest)| rest);
+            rest.and_then(|rest| rest.split('(').next()).is_some_and(|function| function.contains(name))
+        });
+        functions || file.file_stem().is_some_and(|stem| stem.to_string_lossy().contains(name))
+    };
+    source_files(Path::new(&directory)).iter().any(is_match)
+}
+
+/// Returns the Rust files below a directory.
+fn source_files(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(root(directory)).into_iter().flatten() {
+        let path = directory.join(entry.unwrap().file_name());
+        if root(&path).is_dir() {
+            found.extend(source_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
 #[test]
 fn every_command_and_every_path_exists() {
     let (makefile, mut wrong) = (read("Makefile"), Wrong::default());
@@ -269,6 +305,9 @@ fn every_command_and_every_path_exists() {
                 let command = command.collect::<Vec<_>>().join(" ");
                 if command.starts_with("numacast ") {
                     check_command(&mut wrong, &place, &command);
+                }
+                if let Some(words) = command.strip_prefix("cargo test ") {
+                    wrong.unless(is_test(words), || format!("{place}: there is no such test"));
                 }
                 if let Some(target) = command.strip_prefix("make ").and_then(|rest| rest.split(' ').next()) {
                     let known = makefile.lines().any(|line| line.split(':').next() == Some(target));
