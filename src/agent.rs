@@ -52,7 +52,8 @@ use metrics::Metrics;
 use observe::{Directories, Trigger, Triggers, cpu_time};
 use reconcile::Requeue;
 
-/// Rate of List calls: a tenth of the kubelet's limit for all its clients together (DESIGN section 10).
+/// Rate of List calls: a tenth of the kubelet's limit for all its clients together (100 per second; upstream:
+/// `podresources.DefaultQPS`).
 const LISTS_PER_SECOND: f64 = 10.0;
 /// Burst of List calls: a pod's admission may need a few at once.
 const LIST_BURST: f64 = 4.0;

@@ -1,5 +1,5 @@
 //! The status file: the pods of the fingerprint, for people. Users of resource-topology-exporter have the
-//! same file, and compare the scheduler's log with it (peers.md 3; upstream: podfingerprint, `Status`).
+//! same file, and compare the scheduler's log with it (upstream: podfingerprint, `Status`).
 
 use std::io;
 use std::path::{Path, PathBuf};
