@@ -53,7 +53,7 @@ def status(error):
     return {"code": error.code().name.title().replace("_", ""), "text": error.details()}
 
 
-def tell(line):
+def write(line):
     print(json.dumps(line), flush=True)
 
 
@@ -61,18 +61,18 @@ def answer(method, request, pods_of):
     try:
         pods = pods_of(method(request, timeout=DEADLINE))
     except grpc.RpcError as error:
-        return tell({**status(error), "pods": []})
-    return tell({"code": "OK", "text": "", "pods": pods})
+        return write({**status(error), "pods": []})
+    return write({"code": "OK", "text": "", "pods": pods})
 
 
 def follow(events, kind, pod_of):
     try:
         for event in events:
-            tell({"type": kind.Name(event.type), "time": time.time_ns(), **pod_of(event)})
+            write({"type": kind.Name(event.type), "time": time.time_ns(), **pod_of(event)})
         ended = {"code": "OK", "text": ""}
     except grpc.RpcError as error:
         ended = status(error)
-    tell({"type": "ENDED", "time": time.time_ns(), **ended})
+    write({"type": "ENDED", "time": time.time_ns(), **ended})
 
 
 def pods(arguments, channel):
