@@ -45,7 +45,7 @@ pub(crate) struct Events {
     turn: u32,
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -69,24 +69,24 @@ impl Events {
     }
 
     pub(crate) fn forget(&mut self) {
-        held(&self.objects).clear();
-        held(&self.floors).clear();
+        locked(&self.objects).clear();
+        locked(&self.floors).clear();
         while self.admitted.try_recv().is_ok() {}
     }
 
     /// Returns all versions since the last [`Events::forget`].
     pub(crate) fn versions(&self) -> Vec<Version> {
-        held(&self.objects).clone()
+        locked(&self.objects).clone()
     }
 
     pub(crate) fn first_write(&self) -> Option<Instant> {
-        held(&self.objects).first().map(|version| version.at)
+        locked(&self.objects).first().map(|version| version.at)
     }
 
     /// Returns how long neither a checkpoint nor the object has changed.
     pub(crate) fn quiet_for(&self) -> Duration {
-        let object = held(&self.objects).last().map(|version| version.at);
-        (*held(&self.last_file)).max(object).map_or(Duration::MAX, |at| at.elapsed())
+        let object = locked(&self.objects).last().map(|version| version.at);
+        (*locked(&self.last_file)).max(object).map_or(Duration::MAX, |at| at.elapsed())
     }
 
     /// Returns the time of the admission's last checkpoint since the last [`Events::forget`].
@@ -102,7 +102,7 @@ impl Events {
         self.apply_floor(zones).await?;
         let start = Instant::now();
         loop {
-            if let Some(version) = held(&self.floors).last() {
+            if let Some(version) = locked(&self.floors).last() {
                 return Ok(version.at.saturating_duration_since(file));
             }
             ensure!(start.elapsed() < PATIENCE, "the watch does not show the benchmark's own write");
@@ -173,7 +173,7 @@ fn watch_files(
                 match name {
                     "cpu_manager_state" | "memory_manager_state" => {
                         of_admission = Some(now);
-                        *held(&last) = Some(now);
+                        *locked(&last) = Some(now);
                     }
                     // The last file of an admission is written for every pod; only a pod with exclusive
                     // resources changes the files before. The receiver may be gone.
@@ -200,7 +200,7 @@ async fn watch_object(client: Client, name: String, seen: Versions) -> Result<()
         while let Some(Ok(line)) = lines.next().await {
             let at = Instant::now();
             if !line.starts_with(r#"{"type":"DELETED""#) {
-                held(&seen).push(Version { at, line });
+                locked(&seen).push(Version { at, line });
             }
         }
     }

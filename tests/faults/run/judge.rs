@@ -36,52 +36,52 @@ pub(crate) const PIPELINE: Duration = Duration::from_millis(1500);
 /// Follows the object and the kubelet's responses.
 pub(crate) struct Judge {
     changes: broadcast::Receiver<Arc<Change>>,
-    told: VecDeque<RecordedResponse>,
+    responses: VecDeque<RecordedResponse>,
     /// Periods of faults of the kubelet; the last one may still be open.
-    troubles: Vec<Trouble>,
+    fault_periods: Vec<FaultPeriod>,
     /// Number of versions that were judged.
     pub(crate) versions: u64,
 }
 
-struct Trouble {
+struct FaultPeriod {
     start: Instant,
     end: Option<Instant>,
     /// Whether the kubelet or its socket was replaced. If so, its partial responses are not authoritative.
     restart: bool,
 }
 
-impl Trouble {
+impl FaultPeriod {
     fn is_apart(&self, from: Instant, to: Instant) -> bool {
         self.start > to || self.end.is_some_and(|end| end < from)
     }
 }
 
 /// Zone and resource to the amount reported as available.
-type Promise = BTreeMap<(String, String), u64>;
+type AvailableAmounts = BTreeMap<(String, String), u64>;
 
 impl Judge {
     /// Starts judging. To be called before the agent starts.
     pub(crate) fn new(kubelet: &SimKubelet, changes: broadcast::Receiver<Arc<Change>>) -> Self {
         drop(kubelet.take_responses());
-        Self { changes, told: VecDeque::new(), troubles: Vec::new(), versions: 0 }
+        Self { changes, responses: VecDeque::new(), fault_periods: Vec::new(), versions: 0 }
     }
 
     /// Begins a period of faults of the kubelet; `restart`: whether the kubelet restarts during it.
-    pub(crate) fn trouble_begins(&mut self, restart: bool) {
-        self.troubles.push(Trouble { start: Instant::now(), end: None, restart });
+    pub(crate) fn fault_begins(&mut self, restart: bool) {
+        self.fault_periods.push(FaultPeriod { start: Instant::now(), end: None, restart });
     }
 
     /// Ends the period: the object is correct again. Drops what no later version needs.
-    pub(crate) fn trouble_is_over(&mut self) {
+    pub(crate) fn fault_is_over(&mut self) {
         let now = Instant::now();
-        if let Some(trouble) = self.troubles.last_mut() {
-            trouble.end.get_or_insert(now);
+        if let Some(period) = self.fault_periods.last_mut() {
+            period.end.get_or_insert(now);
         }
         let oldest = [Call::List, Call::Allocatable].map(|call| self.superseding(call, now));
         if let [Some(list), Some(allocatable)] = oldest {
             let oldest = list.min(allocatable);
-            self.told.retain(|told| told.at >= oldest);
-            self.troubles.retain(|trouble| trouble.end.is_none_or(|end| end >= oldest));
+            self.responses.retain(|response| response.at >= oldest);
+            self.fault_periods.retain(|period| period.end.is_none_or(|end| end >= oldest));
         }
     }
 
@@ -101,7 +101,7 @@ impl Judge {
             }
         }
         // The responses before these changes have all been recorded by now.
-        self.told.extend(kubelet.take_responses());
+        self.responses.extend(kubelet.take_responses());
         let ours = |change: &&Arc<Change>| {
             change.kind == &TOPOLOGIES && change.event != EventType::Deleted && change.manager == FIELD_MANAGER
         };
@@ -114,12 +114,12 @@ impl Judge {
             serde_json::from_value((*change.object).clone()).map_err(|error| error.to_string())?;
         let lists = self.window(Call::List, change.at);
         let offers = self.window(Call::Allocatable, change.at);
-        let blank = offers.iter().any(|told| told.fault == Some(Fault::Empty));
+        let blank = offers.iter().any(|response| response.fault == Some(Fault::Empty));
         let truths = truths(&lists, &offers);
         let joined = truths.iter().any(|truth| !truth.groups.is_empty());
-        let most = truths.iter().map(|truth| promised(truth, joined)).reduce(highest).unwrap_or_default();
+        let most = truths.iter().map(|truth| available_of(truth, joined)).reduce(highest).unwrap_or_default();
         let mut too_much = String::new();
-        for ((zone, resource), available) in said(&object, joined) {
+        for ((zone, resource), available) in published(&object, joined) {
             // Without an inventory, the agent knows only the hardware.
             if blank && !resource.contains('/') {
                 continue;
@@ -134,50 +134,50 @@ impl Judge {
             return Ok(());
         }
         let version = change.resource_version;
-        Err(format!("version {version} promises too much:{too_much}\n{}", self.account(change.at)))
+        Err(format!("version {version} has too much available:{too_much}\n{}", self.account(change.at)))
     }
 
     /// The instant from which on responses count for a version written at `at`.
     fn superseding(&self, call: Call, at: Instant) -> Option<Instant> {
-        let good = |told: &&RecordedResponse| {
-            told.call == call
-                && told.at + PIPELINE <= at
-                && told.fault.is_none()
-                && told.pods_known
-                && told.managers_ready
-                && self.is_calm(told.at)
+        let good = |response: &&RecordedResponse| {
+            response.call == call
+                && response.at + PIPELINE <= at
+                && response.fault.is_none()
+                && response.pods_known
+                && response.managers_ready
+                && self.is_calm(response.at)
         };
-        self.told.iter().rev().find(good).map(|told| told.at)
+        self.responses.iter().rev().find(good).map(|response| response.at)
     }
 
     fn is_calm(&self, at: Instant) -> bool {
-        self.troubles.iter().all(|trouble| trouble.is_apart(at, at + PIPELINE))
+        self.fault_periods.iter().all(|period| period.is_apart(at, at + PIPELINE))
     }
 
     /// Returns true unless this is a partial response that is not authoritative.
-    fn is_own_word(&self, told: &RecordedResponse) -> bool {
-        let partial = matches!(told.fault, Some(Fault::Partial(_) | Fault::Empty));
-        !partial || self.troubles.iter().all(|trouble| !trouble.restart || trouble.is_apart(told.at, told.at))
+    fn is_authoritative(&self, response: &RecordedResponse) -> bool {
+        let partial = matches!(response.fault, Some(Fault::Partial(_) | Fault::Empty));
+        !partial || self.fault_periods.iter().all(|period| !period.restart || period.is_apart(response.at, response.at))
     }
 
     fn window(&self, call: Call, at: Instant) -> Vec<&RecordedResponse> {
         let start = self.superseding(call, at);
-        let counts = |told: &&RecordedResponse| {
-            let in_time = told.at <= at && start.is_none_or(|start| told.at >= start);
-            let excuse = call == Call::Allocatable || told.pods_known;
-            told.call == call && in_time && excuse && self.is_own_word(told)
+        let counts = |response: &&RecordedResponse| {
+            let in_time = response.at <= at && start.is_none_or(|start| response.at >= start);
+            let excuse = call == Call::Allocatable || response.pods_known;
+            response.call == call && in_time && excuse && self.is_authoritative(response)
         };
-        self.told.iter().filter(counts).collect()
+        self.responses.iter().filter(counts).collect()
     }
 
     /// Formats the kubelet's last responses before an instant, the newest last.
     fn account(&self, at: Instant) -> String {
-        let before: Vec<&RecordedResponse> = self.told.iter().filter(|told| told.at <= at).collect();
-        let mut text = "the kubelet's last answers:".to_owned();
-        for told in &before[before.len().saturating_sub(12)..] {
-            let RecordedResponse { call, pods_known, managers_ready, fault, .. } = told;
-            let age = at.duration_since(told.at).as_millis();
-            let calm = self.is_calm(told.at);
+        let before: Vec<&RecordedResponse> = self.responses.iter().filter(|response| response.at <= at).collect();
+        let mut text = "the kubelet's last responses:".to_owned();
+        for response in &before[before.len().saturating_sub(12)..] {
+            let RecordedResponse { call, pods_known, managers_ready, fault, .. } = response;
+            let age = at.duration_since(response.at).as_millis();
+            let calm = self.is_calm(response.at);
             let _ = write!(
                 text,
                 "\n  {age} ms before: {call:?}, pods known: {pods_known}, managers ready: {managers_ready}, calm: {calm}"
@@ -194,19 +194,19 @@ impl Judge {
 /// devices they name, and so in what they imply together with another one.
 fn truths(lists: &[&RecordedResponse], offers: &[&RecordedResponse]) -> Vec<Expected> {
     let mut usages: Vec<((Expected, BTreeSet<DeviceId<'_>>), &RecordedResponse)> = Vec::new();
-    for told in lists {
-        let truth = (told.model.expected(), told.model.allocated_devices());
+    for response in lists {
+        let truth = (response.model.expected(), response.model.allocated_devices());
         if !usages.iter().any(|(known, _)| *known == truth) {
-            usages.push((truth, told));
+            usages.push((truth, response));
         }
     }
     let inventories: BTreeMap<BTreeSet<DeviceId<'_>>, &RecordedResponse> =
-        offers.iter().map(|told| (told.model.offered_devices(), *told)).collect();
+        offers.iter().map(|response| (response.model.offered_devices(), *response)).collect();
     let pairs = usages.iter().flat_map(|(_, list)| inventories.values().map(move |offer| (list, offer)));
     pairs.map(|(list, offer)| list.model.offering(&offer.model).expected()).collect()
 }
 
-fn highest(mut one: Promise, other: Promise) -> Promise {
+fn highest(mut one: AvailableAmounts, other: AvailableAmounts) -> AvailableAmounts {
     for (key, available) in other {
         let most = one.entry(key).or_default();
         *most = (*most).max(available);
@@ -221,23 +221,23 @@ fn place(zone: String, resource: &str, joined: bool) -> (String, String) {
     (zone, resource.to_owned())
 }
 
-fn promised(truth: &Expected, joined: bool) -> Promise {
-    let mut promise = Promise::new();
+fn available_of(truth: &Expected, joined: bool) -> AvailableAmounts {
+    let mut sums = AvailableAmounts::new();
     for (zone, resources) in &truth.zones {
         for (resource, amounts) in resources {
-            *promise.entry(place(format!("node-{zone}"), resource, joined)).or_default() += amounts.available;
+            *sums.entry(place(format!("node-{zone}"), resource, joined)).or_default() += amounts.available;
         }
     }
-    promise
+    sums
 }
 
-fn said(object: &NodeResourceTopology, joined: bool) -> Promise {
-    let mut promise = Promise::new();
+fn published(object: &NodeResourceTopology, joined: bool) -> AvailableAmounts {
+    let mut sums = AvailableAmounts::new();
     for zone in &object.spec.zones {
         for resource in zone.resources.iter().flatten() {
             let key = place(zone.name.clone(), &resource.name, joined);
-            *promise.entry(key).or_default() += resource.available.ceil();
+            *sums.entry(key).or_default() += resource.available.ceil();
         }
     }
-    promise
+    sums
 }

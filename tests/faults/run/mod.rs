@@ -134,7 +134,7 @@ impl Run {
             return Err(format!("the object was true and is not any more:\n{}", differences.join("\n")));
         }
         if kinds.iter().any(|kind| kind.side() == Side::Kubelet || *kind == Kind::AgentRestarts) {
-            self.judge.trouble_begins(kinds.iter().any(|kind| kind.is_restart()));
+            self.judge.fault_begins(kinds.iter().any(|kind| kind.is_restart()));
         }
         let mut rngs: Vec<Rng> = kinds.iter().map(|_| self.rng.fork()).collect();
         let mut life = self.rng.fork();
@@ -171,7 +171,7 @@ impl Run {
         }
         let bound = kinds.iter().map(|kind| kind.bound()).max().unwrap_or_default();
         let took = self.agrees(bound * self.patience).await?;
-        self.judge.trouble_is_over();
+        self.judge.fault_is_over();
         Ok(took)
     }
 
