@@ -8,7 +8,8 @@
 //! - For each method, the last correct and complete response that was at least [`PIPELINE`] before `w` and
 //!   outside any fault of the kubelet, and every later one. The agent cannot legitimately use an older one
 //!   any more: writing it that late means that writes were queued.
-//! - During a fault of the kubelet (until the object is correct again), no response supersedes the one before it, since the agent may keep the last good object.
+//! - During a fault of the kubelet (until the object is correct again), no response supersedes the one before
+//!   it, since the agent may keep the last good object.
 //! - A restarted kubelet that does not know its pods yet, or lists only some of them, is no excuse: such a
 //!   response never counts, since the pods' resources stay allocated. An inventory that lacks CPUs or memory
 //!   just after a restart counts as complete; one that lacks device plugins counts as it is.
@@ -157,7 +158,8 @@ impl Judge {
     /// Returns true unless this is a partial response that is not authoritative.
     fn is_authoritative(&self, response: &RecordedResponse) -> bool {
         let partial = matches!(response.fault, Some(Fault::Partial(_) | Fault::Empty));
-        !partial || self.fault_periods.iter().all(|period| !period.restart || period.is_apart(response.at, response.at))
+        let at = response.at;
+        !partial || self.fault_periods.iter().all(|period| !period.restart || period.is_apart(at, at))
     }
 
     fn window(&self, call: Call, at: Instant) -> Vec<&RecordedResponse> {
@@ -172,7 +174,8 @@ impl Judge {
 
     /// Formats the kubelet's last responses before an instant, the newest last.
     fn account(&self, at: Instant) -> String {
-        let before: Vec<&RecordedResponse> = self.responses.iter().filter(|response| response.at <= at).collect();
+        let before: Vec<&RecordedResponse> =
+            self.responses.iter().filter(|response| response.at <= at).collect();
         let mut text = "the kubelet's last responses:".to_owned();
         for response in &before[before.len().saturating_sub(12)..] {
             let RecordedResponse { call, pods_known, managers_ready, fault, .. } = response;
