@@ -309,13 +309,13 @@ async fn an_object_of_v1alpha1_stays_one_and_is_kept_correct() -> Result<()> {
     ensure!(old.data["topologyPolicies"] == json!(["BestEffortContainerLevel"]), "{}", old.data);
 
     // Refreshes find the agent's own content, and no other manager's.
-    let words = until("it was refreshed", async || {
-        let words = world.agent.log_tail();
-        ensure!(words.matches("(Refresh)").count() > 2, "{words}");
-        Ok(words)
+    let log = until("it was refreshed", async || {
+        let log = world.agent.log_tail();
+        ensure!(log.matches("(Refresh)").count() > 2, "{log}");
+        Ok(log)
     })
     .await?;
-    ensure!(!words.contains("(Repair)") && !words.contains("overwritten"), "{words}");
+    ensure!(!log.contains("(Repair)") && !log.contains("overwritten"), "{log}");
 
     // Manual changes are repaired, in v1alpha1.
     let patch = r#"{"topologyPolicies": ["None"], "metadata": {"annotations": {"topology.node.k8s.io/fingerprint": "x"}}}"#;
