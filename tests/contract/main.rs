@@ -111,7 +111,7 @@ impl Options {
     }
 }
 
-#[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let mut out = std::io::stdout();

@@ -57,7 +57,7 @@ struct Options {
     list: bool,
 }
 
-#[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let cells = chosen(&options)?;

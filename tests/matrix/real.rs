@@ -14,7 +14,7 @@ use crate::support::walk::Walk;
 use crate::support::{Cluster, RealNode, parts};
 
 /// Maximum number of pods at a time.
-const CROWD: usize = 14;
+const MAX_PODS: usize = 14;
 /// A walk is aborted after this many differences, since most of them persist.
 const ENOUGH: usize = 3;
 /// The machine on which every combination of policies is tested.
@@ -171,10 +171,10 @@ fn with_policies(setup: NodeSetup, policies: &Policies) -> NodeSetup {
 
 async fn walk(node: RealNode, cell: &Cell, steps: usize, outcome: &mut Outcome) -> Result<()> {
     let agent = Agent::start(&node, &[])?;
-    let mut walk = Walk::new(node, agent, CROWD, outcome.seed);
+    let mut walk = Walk::new(node, agent, MAX_PODS, outcome.seed);
     let mut what = "nothing has happened".to_owned();
     for _ in 0..=steps {
-        if let Err(error) = walk.is_true().await {
+        if let Err(error) = walk.matches_oracle().await {
             // Without its kubelet there is nothing to compare with.
             walk.node().kubelet_still_runs().with_context(|| what.clone())?;
             let evidence = keep(walk.node(), cell, outcome)?;

@@ -122,7 +122,7 @@ fn size(bytes: usize) -> String {
 const HEAD: &str = "| server | responses per second | rejected | p50 ms | p99 ms | max ms | response | the process meanwhile |\n\
                     |---|---|---|---|---|---|---|---|";
 
-#[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let mut out = std::io::stdout();

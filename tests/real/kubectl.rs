@@ -23,7 +23,7 @@ async fn kubectl_reads_the_embedded_api_server() -> Result<()> {
     let cluster = Cluster::with_client(server.client()?, server.url(), API_TIMEOUT);
     Agent::new(config.agent_settings(), cluster, &mut Registry::default()).run_once().await?;
 
-    for (words, expected) in [
+    for (arguments, expected) in [
         (vec!["get", "noderesourcetopologies"], "worker"),
         (vec!["get", "node-res-topo", "worker", "-o", "jsonpath={.zones[1].name}"], "node-1"),
         (vec!["get", "noderesourcetopologies", "-o", "yaml"], "kind: NodeResourceTopology"),
@@ -31,11 +31,11 @@ async fn kubectl_reads_the_embedded_api_server() -> Result<()> {
         (vec!["api-resources"], "node-res-topo"),
     ] {
         let mut command = Command::new(parts.program("kubectl"));
-        command.args(["--server", &server.url(), "--cache-dir"]).arg(node.root().join("cache")).args(&words);
+        command.args(["--server", &server.url(), "--cache-dir"]).arg(node.root().join("cache")).args(&arguments);
         command.env("KUBECONFIG", "/nonexistent");
         let output = tokio::task::spawn_blocking(move || command.output()).await??;
         let (out, err) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
-        ensure!(output.status.success() && out.contains(expected), "{words:?}: {out}{err}");
+        ensure!(output.status.success() && out.contains(expected), "{arguments:?}: {out}{err}");
     }
     Ok(())
 }

@@ -99,20 +99,20 @@ async fn the_list_of_a_node_costs_the_api_server_the_pods_of_the_node() -> Resul
 
     // The initial list.
     let api_server = ApiServer::new(Some(&cluster.admin_kubeconfig()), DEADLINE).await?;
-    let (mut events, mut errors) = (Box::pin(api_server.pods_of(NODE, Wanted::default())), Vec::new());
+    let (mut events, mut errors) = (Box::pin(api_server.watch_pods(NODE, Wanted::default())), Vec::new());
     let before = Cost::of(&cluster).await?;
     ensure!(listed(&mut events, &mut errors).await? == PODS);
     let cost = Cost::of(&cluster).await?.since(before);
     let node = Cost { cached: PODS as u64, indexed: PODS as u64, stored: 0 };
     ensure!(cost == node && errors.is_empty(), "{cost:?} {errors:?}");
-    ensure!(timeout(Duration::from_secs(2), events.next()).await.is_err(), "a watch that says nothing");
+    ensure!(timeout(Duration::from_secs(2), events.next()).await.is_err(), "an event without a change");
     let cost = Cost::of(&cluster).await?.since(before);
     ensure!(cost == node, "with the watch: {cost:?}");
 
     // A single pod by name.
     let before = Cost::of(&cluster).await?;
     let name = ("default".to_owned(), "pod-0-7".to_owned());
-    ensure!(api_server.pod_of(NODE, &name, &Wanted::default()).await?.is_some());
+    ensure!(api_server.get_pod(NODE, &name, &Wanted::default()).await?.is_some());
     let cost = Cost::of(&cluster).await?.since(before);
     ensure!(cost.cached + cost.stored <= 1, "{cost:?}");
 

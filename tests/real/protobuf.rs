@@ -40,7 +40,7 @@ impl Subscriber {
     async fn start(cluster: &Cluster, wanted: Wanted) -> Result<Self> {
         let api_server = ApiServer::new(Some(&cluster.admin_kubeconfig()), DEADLINE).await?;
         let node = cluster.node_name(NODE);
-        let events = Box::pin(api_server.pods_of(&node, wanted));
+        let events = Box::pin(api_server.watch_pods(&node, wanted));
         let mut subscriber = Self { node, events, pods: BTreeMap::new(), errors: Vec::new() };
         ensure!(subscriber.next().await? == PodEvent::Init);
         subscriber.rest_of_list().await?;
@@ -244,7 +244,7 @@ async fn one_pod_is_found_by_its_name() -> Result<()> {
     pods(&cluster).create(&PostParams::default(), &bound(&cluster, &pod("there"), "other")?).await?;
     let api_server = ApiServer::new(Some(&cluster.admin_kubeconfig()), DEADLINE).await?;
     let get = async |api_server: &ApiServer, name: &str| {
-        api_server.pod_of(&node, &(namespace.clone(), name.to_owned()), &Wanted::default()).await
+        api_server.get_pod(&node, &(namespace.clone(), name.to_owned()), &Wanted::default()).await
     };
     ensure!(get(&api_server, "here").await?.is_some_and(|pod| pod.name == "here"));
     ensure!(get(&api_server, "there").await?.is_none() && get(&api_server, "nowhere").await?.is_none());

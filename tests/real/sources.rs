@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use numacast::cluster::Cluster as ApiServer;
-use numacast::kubelet::{HttpsClient, HttpsTarget, follow_pods, poll_pods};
+use numacast::kubelet::{HttpsClient, HttpsTarget, watch_pods, poll_pods};
 use numacast::pod::{Liveness, Phase, Pod, PodEvent, Wanted};
 use serde_json::Value;
 use tokio::task::JoinHandle;
@@ -124,9 +124,9 @@ impl Bench {
         let api_server = ApiServer::new(Some(node.agent_kubeconfig()), DEADLINE).await?;
         let endpoint = endpoint(&node, api_server.clone())?;
         let pods_api =
-            follow_pods(node.kubelet_dir().join("pods-api/pods-api.sock"), DEADLINE, Wanted::default());
+            watch_pods(node.kubelet_dir().join("pods-api/pods-api.sock"), DEADLINE, Wanted::default());
         Ok(Self {
-            api_server: Subscriber::start("the API server", api_server.pods_of(node.name(), Wanted::default())),
+            api_server: Subscriber::start("the API server", api_server.watch_pods(node.name(), Wanted::default())),
             pods_api: Subscriber::start("the Pods API", pods_api),
             endpoint: Subscriber::start("/pods", endpoint),
             node,

@@ -58,7 +58,7 @@ impl Row {
     }
 }
 
-#[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let mut out = std::io::stdout();
@@ -80,13 +80,13 @@ async fn main() -> Result<ExitCode> {
     let mut faults = Faults::start(cluster, parts.program("kubectl"), seed).await?;
     let mut rows = BTreeMap::<Fault, Row>::new();
     for number in 1..=options.faults {
-        let fault = faults.any_of(&chosen);
-        let outcome = faults.happen(fault).await;
+        let fault = faults.choose(&chosen);
+        let outcome = faults.inject(fault).await;
         writeln!(out, "{number:>4} {fault}: {} ({})", describe(outcome.as_ref()), faults.notes())?;
         let outcome =
             outcome.with_context(|| format!("fault {number} with NUMACAST_SEED={seed}: {fault}"))?;
         let row = rows.entry(fault).or_default();
-        row.times.push(outcome.until_true);
+        row.times.push(outcome.until_correct);
         row.versions += outcome.versions;
     }
     writeln!(out, "\n| fault | times | true after, median, s | slowest, s | versions of the object |")?;
@@ -109,7 +109,7 @@ async fn main() -> Result<ExitCode> {
 
 fn describe(outcome: Result<&Outcome, &anyhow::Error>) -> String {
     match outcome {
-        Ok(outcome) => format!("true after {:.2?}", outcome.until_true),
+        Ok(outcome) => format!("true after {:.2?}", outcome.until_correct),
         Err(error) => format!("FAILED: {error:#}"),
     }
 }

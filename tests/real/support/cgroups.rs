@@ -50,8 +50,8 @@ fn hierarchies() -> Vec<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let of_kind = |wanted: &'static str| {
         mounts.lines().filter_map(move |line| {
-            let mut words = line.split(' ').skip(1);
-            let (place, kind) = (words.next()?, words.next()?);
+            let mut fields = line.split(' ').skip(1);
+            let (place, kind) = (fields.next()?, fields.next()?);
             (kind == wanted).then(|| PathBuf::from(place))
         })
     };

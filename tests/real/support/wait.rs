@@ -110,9 +110,10 @@ impl Times {
 }
 
 impl Drop for Times {
-    /// The test's thread ends.
+    /// The thread ends; other threads than tests' have no module in their names.
     fn drop(&mut self) {
-        let Some(path) = std::env::var_os("NUMACAST_TIMES") else { return };
+        let path = std::env::var_os("NUMACAST_TIMES").filter(|_| self.test.contains("::"));
+        let Some(path) = path else { return };
         // One write, so that lines of concurrent tests do not mix. The list is not worth failing a test.
         if let Ok(mut file) = std::fs::File::options().create(true).append(true).open(path) {
             let _ = file.write_all(self.line().as_bytes());
