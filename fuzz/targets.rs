@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use numacast::agent::{self, Account, Recording};
-use numacast::cluster::{self, Devices, Frames, News, PodList};
+use numacast::cluster::{self, DecodeError, Devices, FrameSplitter, PodFrame, PodListDecoder};
 use numacast::config::{Config, Layers};
 use numacast::core_v1::{self, decode_pod, read_pod};
 use numacast::grpc;
@@ -212,11 +212,11 @@ pub(crate) fn pods(data: &[u8]) {
             let list = [b"{\"items\":[", data, b"]}"].concat();
             // No annotations are requested from a list.
             let bare = Pod { annotations: Box::default(), ..pod };
-            assert_eq!(kubelet::split_pods([&list[..]]), Ok(vec![bare]));
+            assert_eq!(kubelet::parse_pods([&list[..]]), Ok(vec![bare]));
         }
     }
-    let whole = kubelet::split_pods([data]);
-    assert_eq!(kubelet::split_pods(data.chunks(3)), whole, "however it comes in");
+    let whole = kubelet::parse_pods([data]);
+    assert_eq!(kubelet::parse_pods(data.chunks(3)), whole, "however it comes in");
     whole.iter().flatten().for_each(check_pod);
 }
 
@@ -253,24 +253,24 @@ pub(crate) fn pod_watch(data: &[u8]) {
     if let (pods, Ok(version)) = whole {
         check_list(pods, version);
     }
-    assert_ne!(cluster::refusal(500, sent).code, 0);
+    assert_ne!(cluster::decode_status(500, sent).code, 0);
     assert_eq!(frames(pieces()), frames([sent]), "however it comes in");
 }
 
 /// Returns the pods of a list that arrives in these pieces, and its resource version or the error.
-fn list<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, Result<String, cluster::Odd>) {
-    let (mut list, mut pods) = (PodList::default(), Vec::new());
+fn list<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, Result<String, DecodeError>) {
+    let (mut list, mut pods) = (PodListDecoder::default(), Vec::new());
     for piece in pieces {
-        list.put(piece);
+        list.push(piece);
         loop {
             match list.take() {
                 Ok(Some(pod)) => pods.push(pod.to_vec()),
                 Ok(None) => break,
-                Err(odd) => return (pods, Err(odd)),
+                Err(error) => return (pods, Err(error)),
             }
         }
     }
-    (pods, list.end())
+    (pods, list.finish())
 }
 
 /// Checks that a list encoded again from what was decoded is the same list.
@@ -289,30 +289,30 @@ fn check_list(pods: Vec<Vec<u8>>, version: String) {
 
 /// Returns the events in the frames of a watch that arrives in these pieces.
 fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
-    let (mut frames, mut results) = (Frames::default(), Vec::new());
+    let (mut splitter, mut events) = (FrameSplitter::default(), Vec::new());
     for piece in pieces {
-        frames.put(piece);
+        splitter.push(piece);
         loop {
-            match frames.take() {
-                Ok(Some(frame)) => results.push(news(frame)),
+            match splitter.take() {
+                Ok(Some(frame)) => events.push(event(frame)),
                 Ok(None) => break,
-                Err(odd) => {
-                    results.push(odd.to_string());
-                    return results;
+                Err(error) => {
+                    events.push(error.to_string());
+                    return events;
                 }
             }
         }
     }
-    results
+    events
 }
 
-fn news(frame: &[u8]) -> String {
-    let news = News::read(frame);
-    if let Ok(News::Is(pod, version) | News::Gone(pod, version)) = &news {
+fn event(frame: &[u8]) -> String {
+    let event = PodFrame::decode(frame);
+    if let Ok(PodFrame::Applied(pod, version) | PodFrame::Deleted(pod, version)) = &event {
         assert!(!version.is_empty());
         check_message(pod);
     }
-    format!("{news:?}")
+    format!("{event:?}")
 }
 
 /// Checks that a pod that can be decoded keeps its original bytes.

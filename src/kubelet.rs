@@ -4,13 +4,13 @@
 //! module only servers (the proxy, the Pods API, the simulation) use [`proto`].
 
 mod address;
-mod belief;
 mod checkpoints;
 mod client;
 mod client_error;
 mod config;
 mod connector;
 mod https;
+mod list_filter;
 mod metrics;
 mod pods_api;
 mod pods_page;
@@ -30,8 +30,8 @@ pub use client_error::ClientError;
 pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, parse_config, parse_configz};
 pub use https::{HTTPS_PORT, HttpsClient, HttpsError, HttpsTarget};
 pub(crate) use metrics::RequestMetrics;
-pub use pods_api::{PodsClient, PodsError, PodsFollow, follow_pods};
-pub use pods_page::{poll_pods, split_pods};
+pub use pods_api::{PodsClient, PodsError, PodsWatch, watch_pods};
+pub use pods_page::{parse_pods, poll_pods};
 pub use request::{Request, RequestError, decode_allocatable, decode_list};
 pub use shared::{Caller, FinishedCall, Observer, SharedClient, SharedResponse};
 pub use types::{

@@ -14,11 +14,11 @@ pub mod core_v1;
 #[cfg(test)]
 mod generated;
 pub mod grpc;
+mod json_list;
 pub mod kubelet;
 pub mod machine;
 pub(crate) mod names;
 pub mod nrt;
-mod one_item;
 pub mod pod;
 pub mod pod_source;
 pub mod pods_api;

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use super::list_watch::{Reduced, Told, Which};
+use super::list_watch::{ListWatchEvent, ListWatchParams, PartialObject};
 use super::metadata::metadata;
 use super::nodes::RawStatus;
 use super::pages::{Listing, Pages};
@@ -83,7 +83,7 @@ impl From<RawPod> for AgentPod {
     }
 }
 
-impl Reduced for AgentPod {
+impl PartialObject for AgentPod {
     fn version(&self) -> &str {
         &self.version
     }
@@ -227,14 +227,14 @@ impl Cluster {
         namespace: &str,
         labels: &str,
     ) -> impl Stream<Item = Result<WatchEvent<AgentPod>, String>> + Send + 'static {
-        let which = Which {
+        let params = ListWatchParams {
             what: "the agents' pods",
             path: pods_path(namespace),
             list: ListParams::default().labels(labels).match_any(),
             watch: WatchParams::default().labels(labels),
             metadata: false,
         };
-        self.list_watch(which, Instant::now()).flat_map(|told| iter(seen(told)))
+        self.list_watch(params, Instant::now()).flat_map(|event| iter(watch_events(event)))
     }
 
     /// Lists the pods with these labels; without labels all of the namespace.
@@ -264,15 +264,14 @@ fn pods_path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/pods")
 }
 
-fn seen(told: Result<Told<AgentPod>, ClusterError>) -> Vec<Result<WatchEvent<AgentPod>, String>> {
-    match told {
-        Ok(Told::Listed(pods)) => {
-            let pods = pods.into_iter().map(WatchEvent::InitApply);
-            std::iter::once(WatchEvent::Init).chain(pods).chain([WatchEvent::InitDone]).map(Ok).collect()
-        }
-        Ok(Told::Is(pod)) => vec![Ok(WatchEvent::Apply(pod))],
-        Ok(Told::Gone(pod)) => vec![Ok(WatchEvent::Delete(pod))],
-        Err(error) => vec![Err(format!("the agents' pods are not followed: {error}"))],
+fn watch_events(
+    event: Result<ListWatchEvent<AgentPod>, ClusterError>,
+) -> Vec<Result<WatchEvent<AgentPod>, String>> {
+    match event {
+        Ok(ListWatchEvent::Listed(pods)) => WatchEvent::list(pods).map(Ok).collect(),
+        Ok(ListWatchEvent::Applied(pod)) => vec![Ok(WatchEvent::Apply(pod))],
+        Ok(ListWatchEvent::Deleted(pod)) => vec![Ok(WatchEvent::Delete(pod))],
+        Err(error) => vec![Err(format!("cannot watch the agents' pods: {error}"))],
     }
 }
 

@@ -15,8 +15,7 @@ use serde::Deserialize;
 
 use super::metadata::OnlyMetadata;
 use super::pages::{Listing, Pages};
-use super::slim::reads_as;
-use super::steady::Steady;
+use super::timed_backoff::TimedBackoff;
 use super::{Cluster, ClusterError, Failure, chain};
 use crate::watch_event::WatchEvent;
 
@@ -26,7 +25,8 @@ const PAGE: u32 = 100;
 pub(super) const WATCH_SECONDS: u32 = 240;
 
 /// The decoded part of a Node.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize, Resource)]
+#[resource(inherit = "Node")]
 #[serde(from = "RawNode")]
 pub struct SlimNode {
     /// Name and version, for kube's watcher.
@@ -110,8 +110,6 @@ impl SlimNode {
     }
 }
 
-reads_as!(SlimNode, Node);
-
 /// The part of a Node that describes its kubelet. A whole Node also lists its images, some 15 KiB.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct KubeletNode {
@@ -154,6 +152,18 @@ pub struct KubeletEndpoint {
     pub port: Option<u16>,
 }
 
+impl<T> From<watcher::Event<T>> for WatchEvent<T> {
+    fn from(event: watcher::Event<T>) -> Self {
+        match event {
+            watcher::Event::Init => Self::Init,
+            watcher::Event::InitApply(object) => Self::InitApply(object),
+            watcher::Event::InitDone => Self::InitDone,
+            watcher::Event::Apply(object) => Self::Apply(object),
+            watcher::Event::Delete(object) => Self::Delete(object),
+        }
+    }
+}
+
 fn nodes() -> Request {
     Request::new(Node::url_path(&(), None))
 }
@@ -173,7 +183,7 @@ impl Cluster {
     pub fn nodes(&self) -> impl Stream<Item = Result<WatchEvent<SlimNode>, String>> + Send + 'static {
         let nodes: Api<SlimNode> = Api::all(self.client_for_watcher());
         let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
-        watcher(nodes, config).backoff(Steady::default()).map(|event| match event {
+        watcher(nodes, config).backoff(TimedBackoff::default()).map(|event| match event {
             Ok(event) => Ok(event.into()),
             Err(error) => Err(format!("cannot watch the Nodes: {}", chain(&error))),
         })

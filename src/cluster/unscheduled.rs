@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::list_watch::{Reduced, Tellings, Which};
+use super::list_watch::{ListWatchParams, ListWatchStream, PartialObject};
 use super::{Cluster, ClusterError};
 
 /// The annotation that a nudge changes.
@@ -109,7 +109,7 @@ impl From<RawObject> for ChangedObject {
     }
 }
 
-impl Reduced for UnscheduledPod {
+impl PartialObject for UnscheduledPod {
     fn version(&self) -> &str {
         &self.version
     }
@@ -119,7 +119,7 @@ impl Reduced for UnscheduledPod {
     }
 }
 
-impl Reduced for ChangedObject {
+impl PartialObject for ChangedObject {
     fn version(&self) -> &str {
         &self.version
     }
@@ -131,29 +131,29 @@ impl Cluster {
     ///
     /// The API server has an index of pods by node, and serves list and watch from its cache.
     #[must_use]
-    pub fn unscheduled_pods(&self) -> Tellings<UnscheduledPod> {
-        let which = Which {
+    pub fn unscheduled_pods(&self) -> ListWatchStream<UnscheduledPod> {
+        let params = ListWatchParams {
             what: "pods without a node",
             path: "/api/v1/pods".to_owned(),
             list: ListParams::default().fields("spec.nodeName=").match_any(),
             watch: WatchParams::default().fields("spec.nodeName="),
             metadata: false,
         };
-        self.list_watch(which, Instant::now())
+        self.list_watch(params, Instant::now())
     }
 
     /// Watches the metadata of all objects, starting at `not_before`. The list has only the first object by
     /// name.
     #[must_use]
-    pub fn changed_topologies(&self, not_before: Instant) -> Tellings<ChangedObject> {
-        let which = Which {
+    pub fn changed_topologies(&self, not_before: Instant) -> ListWatchStream<ChangedObject> {
+        let params = ListWatchParams {
             what: "noderesourcetopologies",
             path: self.topologies_path(),
             list: ListParams::default().limit(1),
             watch: WatchParams::default(),
             metadata: true,
         };
-        self.list_watch(which, not_before)
+        self.list_watch(params, not_before)
     }
 
     /// Sets the annotation [`NUDGE`] of an object to `value`. Returns the object's new version.

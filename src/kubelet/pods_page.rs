@@ -2,7 +2,7 @@
 //! all pods the kubelet knows, with the status last seen from the API server.
 
 mod outline;
-mod split;
+mod page_reader;
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -13,26 +13,26 @@ use futures::stream::{Stream, unfold};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::belief::{Belief, SOON, Teller};
 use super::https::HttpsClient;
-use crate::one_item::{LARGEST, LeftOutLog};
+use super::list_filter::{KubeletAge, ListFilter, RECHECK_DELAY};
+use crate::json_list::{MAX_ITEM_BYTES, log_omitted};
 use crate::pod::{Pod, PodEvent, Wanted};
 use crate::util::backoff::{back_off, jittered};
-use split::Splitter;
+use crate::util::log_throttle::LastLogged;
+use page_reader::PageReader;
 
 /// The path.
 const PATH: &str = "/pods";
 /// Maximum size of a response: 250 pods of the largest size. Only one of them is in memory at a time.
-const MOST: usize = 250 * LARGEST;
+const MAX_BYTES: usize = 250 * MAX_ITEM_BYTES;
 
-/// The interval between reads is at least this many times the work of the last one.
-const SHARE: u32 = 1000;
-/// Limit of that minimum interval.
-const LONGEST_WAIT: Duration = Duration::from_secs(120);
+/// The interval between reads is at least this many times the work of the last one, up to a limit.
+const WORK_FACTOR: u32 = 1000;
+const MAX_WORK_INTERVAL: Duration = Duration::from_secs(120);
 
-/// Minimum interval of prompted reads, and the multiple of the last read's work that it takes.
-const PROMPTED: Duration = Duration::from_millis(100);
-const PROMPTED_SHARE: u32 = 20;
+/// Minimum interval of requested refreshes, and the multiple of the last read's work that it takes.
+const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
+const REFRESH_WORK_FACTOR: u32 = 20;
 
 /// First delay after a failure.
 const RETRY: Duration = Duration::from_secs(1);
@@ -41,13 +41,13 @@ const RETRY_LIMIT: Duration = Duration::from_secs(30);
 
 /// Reads the pods of a kubelet every `period`, less often if that would be too much work. `connect` returns a
 /// client and is called again after each failure, since the kubelet's address may have changed. A
-/// notification on `prompt` triggers a read at once. An error is one sentence; the stream continues after a
+/// notification on `refresh` triggers a read at once. An error is one sentence; the stream continues after a
 /// backoff. Each read is reported as a whole list, unless it seems to be incomplete.
 pub fn poll_pods<C, F>(
     connect: C,
     period: Duration,
     wanted: Wanted,
-    prompt: Arc<Notify>,
+    refresh: Arc<Notify>,
 ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static
 where
     C: Fn() -> F + Send + 'static,
@@ -57,12 +57,12 @@ where
         connect,
         period,
         wanted,
-        prompt,
+        refresh,
         client: None,
-        belief: Belief::default(),
+        filter: ListFilter::default(),
         events: VecDeque::new(),
         failures: 0,
-        left_out: LeftOutLog::default(),
+        omitted: LastLogged::default(),
         next: Instant::now(),
         not_before: Instant::now(),
     };
@@ -74,10 +74,10 @@ where
 /// # Errors
 /// If the response is invalid. One invalid pod fails the whole response, as the rest cannot be trusted. One
 /// that is too large is left out.
-pub fn split_pods<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Pod>, String> {
-    let mut splitter = Splitter::default();
-    pieces.into_iter().for_each(|piece| splitter.push(piece));
-    splitter.finish()
+pub fn parse_pods<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Pod>, String> {
+    let mut reader = PageReader::default();
+    pieces.into_iter().for_each(|piece| reader.push(piece));
+    Ok(reader.finish()?.0)
 }
 
 struct Poll<C> {
@@ -85,16 +85,17 @@ struct Poll<C> {
     period: Duration,
     wanted: Wanted,
     /// Requests an immediate read.
-    prompt: Arc<Notify>,
+    refresh: Arc<Notify>,
     client: Option<HttpsClient>,
-    belief: Belief,
+    filter: ListFilter,
     /// Events of the last read that were not returned yet.
     events: VecDeque<PodEvent>,
     failures: u32,
-    left_out: LeftOutLog,
+    /// Whether pods that the last response omitted were logged.
+    omitted: LastLogged,
     /// When to read again.
     next: Instant,
-    /// No prompted read starts before this.
+    /// No requested refresh starts before this.
     not_before: Instant,
 }
 
@@ -112,24 +113,25 @@ where
             match self.read().await {
                 Ok(work) => {
                     self.failures = 0;
-                    self.next = Instant::now() + self.wait(work);
-                    self.not_before = Instant::now() + PROMPTED.max(work.saturating_mul(PROMPTED_SHARE));
+                    self.next = Instant::now() + self.interval(work);
+                    let refresh_interval = REFRESH_INTERVAL.max(work.saturating_mul(REFRESH_WORK_FACTOR));
+                    self.not_before = Instant::now() + refresh_interval;
                 }
-                Err(sentence) => {
+                Err(error) => {
                     self.client = None;
                     self.next = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
-                    return Err(sentence);
+                    return Err(error);
                 }
             }
         }
     }
 
-    /// Waits for the next read: until it is due or prompted. Prompts are ignored after a failure and delayed
-    /// right after a read.
+    /// Waits for the next read: until it is due or requested. Requests are ignored after a failure and
+    /// delayed right after a read.
     async fn wait_for_next(&mut self) {
         tokio::select! {
             () = sleep_until(self.next) => {}
-            () = self.prompt.notified(), if self.failures == 0 => sleep_until(self.next.min(self.not_before)).await,
+            () = self.refresh.notified(), if self.failures == 0 => sleep_until(self.next.min(self.not_before)).await,
         }
     }
 
@@ -139,23 +141,22 @@ where
             Some(client) => client,
             None => self.client.insert((self.connect)().await?),
         };
-        let (mut splitter, mut work) = (Splitter::keeping(self.wanted.clone()), Duration::ZERO);
+        let (mut reader, mut work) = (PageReader::new(self.wanted.clone()), Duration::ZERO);
         let sink = |piece: &[u8]| {
             let start = Instant::now();
-            splitter.push(piece);
+            reader.push(piece);
             work += start.elapsed();
         };
-        client.stream(PATH, MOST, sink).await.map_err(|error| error.to_string())?;
-        let explain = |reason| format!("what the kubelet answers to GET {PATH} is not understood: {reason}");
-        let left_out = splitter.left_out();
-        let pods = splitter.finish().map_err(explain)?;
-        self.left_out.log(&format!("what the kubelet answers to GET {PATH}"), left_out);
-        self.events = self.belief.take(pods, Teller::Young, Instant::now()).into();
+        client.stream(PATH, MAX_BYTES, sink).await.map_err(|error| error.to_string())?;
+        let response = format!("the kubelet's response to GET {PATH}");
+        let (pods, omitted) = reader.finish().map_err(|reason| format!("{response} is invalid: {reason}"))?;
+        log_omitted(&self.omitted, &response, omitted.as_deref());
+        self.events = self.filter.filter_list(pods, KubeletAge::Restarted, Instant::now()).into();
         Ok(work)
     }
 
-    fn wait(&self, work: Duration) -> Duration {
-        let usual = jittered(self.period.max(work.saturating_mul(SHARE).min(LONGEST_WAIT)));
-        if self.belief.doubts() { usual.min(SOON) } else { usual }
+    fn interval(&self, work: Duration) -> Duration {
+        let usual = jittered(self.period.max(work.saturating_mul(WORK_FACTOR).min(MAX_WORK_INTERVAL)));
+        if self.filter.is_doubtful() { usual.min(RECHECK_DELAY) } else { usual }
     }
 }

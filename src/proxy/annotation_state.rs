@@ -364,7 +364,7 @@ impl AnnotationState {
     /// Looks up one pod, and returns false if that failed. The result is cached at once: the caller may give
     /// up while it waits for the others.
     async fn look_up(&self, PodLookup { cluster, node, wanted }: &PodLookup, name: &PodName) -> bool {
-        match cluster.pod_of(node, name, wanted).await {
+        match cluster.get_pod(node, name, wanted).await {
             Ok(pod) => {
                 self.state().lookups.insert(name.clone(), Some(pod));
                 true

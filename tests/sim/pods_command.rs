@@ -276,7 +276,7 @@ async fn a_watch_waits_for_a_kubelet_that_is_just_starting() {
     node.kubelet.set(&pod("a", "1", "Pending"));
     node.kubelet.fail_with(Some(tonic::Status::failed_precondition("Kubelet is initializing")));
     let sentence = node.refuses(&["list"]).await;
-    assert!(sentence.contains("cannot tell its pods yet: Kubelet is initializing"), "{sentence}");
+    assert!(sentence.contains("does not know its pods yet: Kubelet is initializing"), "{sentence}");
     // Our own socket does not exist.
     let mut watch = node.watch(&["-o", "name"]);
     while node.kubelet.watch_calls() == 0 {

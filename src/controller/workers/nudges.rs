@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
 use super::Workers;
-use crate::cluster::{ChangedObject, ClusterError, Tellings, Told, UnscheduledPod};
+use crate::cluster::{ChangedObject, ClusterError, ListWatchEvent, ListWatchStream, UnscheduledPod};
 use crate::controller::nudge::{NudgePlan, Nudger};
 use crate::util::backoff::back_off;
 use crate::util::log_once::LogOnce;
@@ -29,7 +29,7 @@ struct Nudging<'a> {
     /// Pods that are pending because of the plugin.
     pending: BTreeSet<Box<str>>,
     /// The watch of objects, while pods are pending.
-    changes: Option<Tellings<ChangedObject>>,
+    changes: Option<ListWatchStream<ChangedObject>>,
     /// When the watch of objects was last started.
     watched: Option<Instant>,
     /// Whether objects were listed since.
@@ -106,9 +106,9 @@ impl<'a> Nudging<'a> {
         }
     }
 
-    fn apply_pods(&mut self, event: Result<Told<UnscheduledPod>, ClusterError>) {
+    fn apply_pods(&mut self, event: Result<ListWatchEvent<UnscheduledPod>, ClusterError>) {
         match event {
-            Ok(Told::Listed(pods)) => {
+            Ok(ListWatchEvent::Listed(pods)) => {
                 self.pods_log.recovered("pods without a node can be watched again");
                 let listed: BTreeSet<_> = pods.into_iter().map(|pod| pod.name).collect();
                 // Drop pods that are gone first, so that new ones count even if their number is the same.
@@ -116,8 +116,10 @@ impl<'a> Nudging<'a> {
                 self.update_count();
                 self.pending = listed;
             }
-            Ok(Told::Is(pod)) if pod.rejected => drop(self.pending.insert(pod.name)),
-            Ok(Told::Is(pod) | Told::Gone(pod)) => drop(self.pending.remove(&pod.name)),
+            Ok(ListWatchEvent::Applied(pod)) if pod.rejected => drop(self.pending.insert(pod.name)),
+            Ok(ListWatchEvent::Applied(pod) | ListWatchEvent::Deleted(pod)) => {
+                self.pending.remove(&pod.name);
+            }
             Err(error) => {
                 self.workers.metrics.request_failed(&error);
                 let message = "rejected pods are unknown, and there are no nudges for new ones";
@@ -134,9 +136,9 @@ impl<'a> Nudging<'a> {
         self.workers.metrics.rejected_pods(pods);
     }
 
-    fn apply_objects(&mut self, event: Result<Told<ChangedObject>, ClusterError>) {
+    fn apply_objects(&mut self, event: Result<ListWatchEvent<ChangedObject>, ClusterError>) {
         match event {
-            Ok(Told::Listed(first)) => {
+            Ok(ListWatchEvent::Listed(first)) => {
                 self.objects_log.recovered("the objects can be watched again");
                 self.object = first.into_iter().next().map(|object| object.name);
                 // Changes since the last list may have been missed.
@@ -145,15 +147,15 @@ impl<'a> Nudging<'a> {
                 }
                 self.listed = true;
             }
-            Ok(Told::Is(object)) if object.version == self.nudged => {}
-            Ok(Told::Is(object)) => {
+            Ok(ListWatchEvent::Applied(object)) if object.version == self.nudged => {}
+            Ok(ListWatchEvent::Applied(object)) => {
                 self.object.get_or_insert(object.name);
                 self.nudger.changed(self.started.elapsed());
             }
-            Ok(Told::Gone(object)) if self.object.as_ref() == Some(&object.name) => {
+            Ok(ListWatchEvent::Deleted(object)) if self.object.as_ref() == Some(&object.name) => {
                 self.choose_another_object();
             }
-            Ok(Told::Gone(_)) => {}
+            Ok(ListWatchEvent::Deleted(_)) => {}
             Err(error) => {
                 self.workers.metrics.request_failed(&error);
                 self.objects_log.warn(&format!("the objects cannot be watched for nudges: {error}"));
@@ -196,7 +198,7 @@ impl<'a> Nudging<'a> {
 }
 
 /// Returns the next event; waits forever without a watch.
-async fn next<T>(watch: &mut Option<Tellings<T>>) -> Option<Result<Told<T>, ClusterError>> {
+async fn next<T>(watch: &mut Option<ListWatchStream<T>>) -> Option<Result<ListWatchEvent<T>, ClusterError>> {
     match watch {
         Some(events) => events.next().await,
         None => std::future::pending().await,

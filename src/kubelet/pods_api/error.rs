@@ -15,7 +15,7 @@ use crate::kubelet::connector::innermost;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(
     missing_docs,
-    reason = "`path` is the socket, `call` the gRPC method, the rest is the other side's words"
+    reason = "`path` is the socket, `call` the gRPC method, the rest is from the server"
 )]
 pub enum PodsError {
     /// The path does not exist.
@@ -43,23 +43,23 @@ pub enum PodsError {
     /// The response exceeds the size limit.
     TooLarge { path: PathBuf, call: &'static str, message: String },
     /// The response cannot be decoded.
-    Garbled { path: PathBuf, call: &'static str, reason: String },
+    Invalid { path: PathBuf, call: &'static str, reason: String },
     /// The server ended the watch without an error.
     Ended { path: PathBuf },
     /// The server stalled in the middle of a list.
-    Stuck { path: PathBuf, after: Duration },
+    Stalled { path: PathBuf, after: Duration },
     /// The connection broke.
     Lost { path: PathBuf, call: &'static str, reason: String },
     /// Any other status.
     Status { path: PathBuf, call: &'static str, code: String, message: String },
     /// No socket was configured.
-    Nowhere,
+    NoSocketConfigured,
     /// All of several sockets failed, with an error for each.
-    Nobody(Vec<PodsError>),
+    All(Vec<PodsError>),
 }
 
 /// Maximum number of characters quoted from the server's message.
-const WORDS: usize = 300;
+const MAX_QUOTED: usize = 300;
 
 impl PodsError {
     /// Returns the error for a failed connection.
@@ -76,7 +76,7 @@ impl PodsError {
     /// Returns the error for a status.
     pub(super) fn of_status(path: &Path, call: &'static str, status: &Status) -> Self {
         let path = path.to_owned();
-        let message: String = status.message().chars().take(WORDS).collect();
+        let message: String = status.message().chars().take(MAX_QUOTED).collect();
         match status.code() {
             Code::Unimplemented => Self::Unserved { path, message },
             Code::FailedPrecondition => Self::Starting { path, message },
@@ -102,20 +102,20 @@ impl PodsError {
     }
 
     /// Combines the errors of all sockets.
-    pub(super) fn all(mut reasons: Vec<Self>) -> Self {
-        match reasons.len() {
-            0 => Self::Nowhere,
-            1 => reasons.swap_remove(0),
-            _ => Self::Nobody(reasons),
+    pub(super) fn all(mut errors: Vec<Self>) -> Self {
+        match errors.len() {
+            0 => Self::NoSocketConfigured,
+            1 => errors.swap_remove(0),
+            _ => Self::All(errors),
         }
     }
 
     /// Returns true if the error concerns the requested pods or the client, so that no other socket should be
     /// tried.
-    pub(super) fn is_an_answer(&self) -> bool {
+    pub(super) fn is_final(&self) -> bool {
         matches!(
             self,
-            Self::NoSuchPod { .. } | Self::RateLimited { .. } | Self::TooLarge { .. } | Self::Garbled { .. }
+            Self::NoSuchPod { .. } | Self::RateLimited { .. } | Self::TooLarge { .. } | Self::Invalid { .. }
         )
     }
 
@@ -124,10 +124,10 @@ impl PodsError {
     #[must_use]
     pub fn is_unserved(&self) -> bool {
         match self {
-            Self::Unserved { .. } | Self::Nowhere => true,
+            Self::Unserved { .. } | Self::NoSocketConfigured => true,
             // A kubelet that is just starting creates the directory before the socket.
             Self::NoSocket { path } => path.parent().is_none_or(|directory| !directory.is_dir()),
-            Self::Nobody(reasons) => reasons.iter().all(Self::is_unserved),
+            Self::All(errors) => errors.iter().all(Self::is_unserved),
             _ => false,
         }
     }
@@ -137,7 +137,7 @@ impl PodsError {
     pub fn is_starting(&self) -> bool {
         match self {
             Self::Starting { .. } => true,
-            Self::Nobody(reasons) => reasons.iter().any(Self::is_starting),
+            Self::All(errors) => errors.iter().any(Self::is_starting),
             _ => false,
         }
     }
@@ -155,8 +155,8 @@ impl PodsError {
             Self::Denied { .. } => "it is for root and the socket's group: run this as root",
             Self::NotGrpc { .. } => "is the path right?",
             Self::Lost { .. } => "it is restarting, or no gRPC server at all",
-            Self::RateLimited { .. } => "ask less often, or watch",
-            Self::Nowhere => "name a socket",
+            Self::RateLimited { .. } => "send fewer requests, or watch",
+            Self::NoSocketConfigured => "configure a socket",
             _ => return None,
         })
     }
@@ -168,51 +168,51 @@ impl PodsError {
             Self::Denied { path } => write!(f, "permission to connect to {} is denied", path.display()),
             Self::Connect { path, reason } => write!(f, "cannot connect to {}: {reason}", path.display()),
             Self::NotGrpc { path, reason } => {
-                write!(f, "{} is a socket, but no gRPC server answers on it ({reason})", path.display())
+                write!(f, "{} is a socket, but no gRPC server responds on it ({reason})", path.display())
             }
             Self::Deadline { path, call, after } => {
-                write!(f, "the server at {} did not answer {call} within {after:?}", path.display())
+                write!(f, "the server at {} did not respond to {call} within {after:?}", path.display())
             }
             Self::Starting { path, message } => {
-                write!(f, "the server at {} cannot tell its pods yet: {message}", path.display())
+                write!(f, "the server at {} does not know its pods yet: {message}", path.display())
             }
             Self::Unserved { path, message } => {
                 write!(f, "the server at {} does not serve the Pods API ({message})", path.display())
             }
             Self::NoSuchPod { path, uid } => {
-                write!(f, "the server at {} knows no pod with the UID {uid}", path.display())
+                write!(f, "the server at {} has no pod with the UID {uid}", path.display())
             }
             Self::RateLimited { path, call } => {
-                write!(f, "the server at {} refused {call}: rejected by rate limit", path.display())
+                write!(f, "the server at {}: {call} was rejected by rate limit", path.display())
             }
             Self::TooSlow { path, message } => write!(
                 f,
-                "the server at {} ended the watch of its pods, for we were too slow or it has too many clients: {message}",
+                "the server at {} ended the watch of its pods, since we were too slow or it has too many clients: {message}",
                 path.display()
             ),
             Self::TooLarge { path, call, message } => {
-                write!(f, "the answer to {call} of the server at {} is too large: {message}", path.display())
+                write!(f, "the response to {call} of the server at {} is too large: {message}", path.display())
             }
-            Self::Garbled { path, call, reason } => {
-                write!(f, "the answer to {call} of the server at {} cannot be read: {reason}", path.display())
+            Self::Invalid { path, call, reason } => {
+                write!(f, "the response to {call} of the server at {} is invalid: {reason}", path.display())
             }
             Self::Ended { path } => write!(f, "the server at {} ended the watch of its pods", path.display()),
-            Self::Stuck { path, after } => {
+            Self::Stalled { path, after } => {
                 let path = path.display();
-                write!(f, "the server at {path} did not go on with the list of its pods within {after:?}")
+                write!(f, "the server at {path} did not continue the list of its pods within {after:?}")
             }
             Self::Lost { path, call, reason } => {
                 write!(f, "the connection to the server at {} broke during {call}: {reason}", path.display())
             }
             Self::Status { path, call, code, message } => {
-                write!(f, "the server at {} answered {call} with {code}: {message}", path.display())
+                write!(f, "the server at {} responded to {call} with {code}: {message}", path.display())
             }
-            Self::Nowhere => f.write_str("there is no socket to ask at"),
-            Self::Nobody(reasons) => {
+            Self::NoSocketConfigured => f.write_str("no socket is configured"),
+            Self::All(errors) => {
                 f.write_str("nobody serves the Pods API here: ")?;
-                for (index, reason) in reasons.iter().enumerate() {
+                for (index, error) in errors.iter().enumerate() {
                     f.write_str(if index == 0 { "" } else { "; " })?;
-                    reason.what(f)?;
+                    error.what(f)?;
                 }
                 Ok(())
             }
@@ -237,15 +237,15 @@ impl fmt::Display for PodsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.what(f)?;
         let all = match self {
-            Self::Nobody(reasons) => reasons,
+            Self::All(errors) => errors,
             one => std::slice::from_ref(one),
         };
         // Each advice once.
-        let mut said: Vec<&str> = Vec::new();
+        let mut written: Vec<&str> = Vec::new();
         for advice in all.iter().filter_map(Self::advice) {
-            if !said.contains(&advice) {
-                write!(f, "{}{advice}", if said.is_empty() { ": " } else { "; " })?;
-                said.push(advice);
+            if !written.contains(&advice) {
+                write!(f, "{}{advice}", if written.is_empty() { ": " } else { "; " })?;
+                written.push(advice);
             }
         }
         Ok(())

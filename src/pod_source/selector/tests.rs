@@ -21,7 +21,7 @@ async fn listed(selector: &mut SourceSelector, errors: &mut Vec<String>) -> (Pod
 
 /// Starts an API server with one pod.
 async fn api_server() -> ApiServer {
-    let server = ApiServer::start_anywhere(0).await.unwrap();
+    let server = ApiServer::start_on_any_port(0).await.unwrap();
     let metadata = json!({"name": "a", "namespace": "default", "uid": "u"});
     server.put(&PODS, json!({"metadata": metadata, "spec": {"nodeName": "worker"}})).unwrap();
     server
@@ -95,15 +95,15 @@ async fn a_preferred_source_is_switched_to_once_it_has_listed_all_pods() {
     assert_eq!(listed(&mut selector, &mut errors).await, (PodSourceKind::ApiServer, vec!["a".to_owned()]));
     // A source that is up but cannot list all pods is not switched to.
     let kubelet = SimPodsApi::start(socket).unwrap();
-    kubelet.refuse(Some(tonic::Status::failed_precondition("Kubelet is initializing")));
+    kubelet.fail_with(Some(tonic::Status::failed_precondition("Kubelet is initializing")));
     let before = Instant::now();
     while before.elapsed() < 3 * INTERVAL {
         let next = tokio::time::timeout(INTERVAL / 10, selector.next()).await;
         assert!(next.is_err(), "{next:?}");
     }
-    assert!(kubelet.watches() > 0, "it was tried");
+    assert!(kubelet.watch_calls() > 0, "it was tried");
     assert_eq!(selector.source(), PodSourceKind::ApiServer);
-    kubelet.refuse(None);
+    kubelet.fail_with(None);
     assert_eq!(listed(&mut selector, &mut errors).await, (PodSourceKind::PodsApi, vec![]));
     assert!(errors.is_empty(), "{errors:?}");
 }

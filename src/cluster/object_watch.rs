@@ -4,16 +4,18 @@ use futures::StreamExt;
 use futures::stream::{BoxStream, unfold};
 use kube::api::{GetParams, ObjectMeta, WatchEvent};
 
+use super::error::Failure;
+use super::frames::FrameSplitter;
 use super::metadata::OnlyMetadata;
-use super::pods::{Frames, Odd};
-use super::watch::{Heard, Lost, Told, Watch, Watched};
-use super::{Cluster, ClusterError, Failure};
+use super::protobuf::DecodeError;
+use super::watch::{Frame, Interruption, Watch, WatchItem, WatchTarget};
+use super::{Cluster, ClusterError};
 
 /// A watch from this version starts with the object as it is in the watch cache. One from the object's own
 /// version fails with 410 if the API server has restarted since the object was last written.
 const FROM_CACHE: &str = "0";
 /// Only the metadata, one event per line.
-const ACCEPTED: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+const CONTENT: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
 /// An event about the object.
 #[derive(Clone, Debug)]
@@ -34,7 +36,7 @@ impl ObjectWatch {
     /// See [`ClusterError`].
     pub async fn next(&mut self) -> Result<ObjectEvent, ClusterError> {
         match self.0.next().await {
-            Some(news) => news,
+            Some(event) => event,
             // The stream never ends.
             None => std::future::pending().await,
         }
@@ -45,25 +47,25 @@ impl Cluster {
     /// Watches the object of a node, starting after `version`.
     #[must_use]
     pub fn watch_topology(&self, name: &str, version: &str) -> ObjectWatch {
-        let object = Object { name: name.to_owned(), path: self.topologies_path() };
-        let following = Following {
+        let target = ObjectOfNode { name: name.to_owned(), path: self.topologies_path() };
+        let watcher = ObjectWatcher {
             name: name.to_owned(),
-            missed: version.is_empty(),
-            watch: Watch::new(self.clone(), object, version.to_owned()),
+            is_stale: version.is_empty(),
+            watch: Watch::new(self.clone(), target, version.to_owned()),
         };
-        let events = unfold(following, |mut following| async { Some((following.next().await, following)) });
+        let events = unfold(watcher, |mut watcher| async { Some((watcher.next().await, watcher)) });
         ObjectWatch(events.boxed())
     }
 }
 
 /// The watch's selection.
-struct Object {
+struct ObjectOfNode {
     name: String,
     /// The path of all objects.
     path: String,
 }
 
-impl Watched for Object {
+impl WatchTarget for ObjectOfNode {
     type Event = ObjectEvent;
 
     fn what(&self) -> String {
@@ -71,28 +73,28 @@ impl Watched for Object {
     }
 
     fn request(&self) -> (String, &'static str) {
-        (format!("{}?fieldSelector=metadata.name%3D{}", self.path, self.name), ACCEPTED)
+        (format!("{}?fieldSelector=metadata.name%3D{}", self.path, self.name), CONTENT)
     }
 
-    fn frames(&self) -> Frames {
-        Frames::lines()
+    fn splitter(&self) -> FrameSplitter {
+        FrameSplitter::lines()
     }
 
-    fn read(&self, frame: &[u8]) -> Result<Told<ObjectEvent>, Odd> {
+    fn decode(&self, frame: &[u8]) -> Result<Frame<ObjectEvent>, DecodeError> {
         let event: WatchEvent<OnlyMetadata> =
-            serde_json::from_slice(frame).map_err(|error| Odd::Line(error.to_string()))?;
-        let version = |metadata: &ObjectMeta| metadata.resource_version.clone().ok_or(Odd::NoVersion);
+            serde_json::from_slice(frame).map_err(|error| DecodeError::Line(error.to_string()))?;
+        let version = |metadata: &ObjectMeta| metadata.resource_version.clone().ok_or(DecodeError::NoVersion);
         Ok(match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                 let version = version(&object.metadata)?;
-                Told::Event(ObjectEvent::Applied(Box::new(object.metadata)), version)
+                Frame::Event(ObjectEvent::Applied(Box::new(object.metadata)), version)
             }
             WatchEvent::Deleted(object) => {
                 let version = version(&object.metadata)?;
-                Told::Event(ObjectEvent::Deleted(Some(Box::new(object.metadata))), version)
+                Frame::Event(ObjectEvent::Deleted(Some(Box::new(object.metadata))), version)
             }
-            WatchEvent::Bookmark(bookmark) => Told::Until(bookmark.metadata.resource_version),
-            WatchEvent::Error(status) => Told::Failed(status),
+            WatchEvent::Bookmark(bookmark) => Frame::Bookmark(bookmark.metadata.resource_version),
+            WatchEvent::Error(status) => Frame::Error(status),
         })
     }
 
@@ -102,34 +104,34 @@ impl Watched for Object {
 }
 
 /// The object and its watch.
-struct Following {
+struct ObjectWatcher {
     name: String,
-    watch: Watch<Object>,
+    watch: Watch<ObjectOfNode>,
     /// Events may have been missed: the object has to be read.
-    missed: bool,
+    is_stale: bool,
 }
 
-impl Following {
+impl ObjectWatcher {
     async fn next(&mut self) -> Result<ObjectEvent, ClusterError> {
         loop {
-            if self.missed {
-                self.watch.pace.wait().await;
-                if let Some(event) = self.look().await? {
+            if self.is_stale {
+                self.watch.backoff.wait().await;
+                if let Some(event) = self.read().await? {
                     return Ok(event);
                 }
             }
             match self.watch.next().await {
-                Ok(Heard::Event(event)) => return Ok(event),
-                Ok(Heard::Again) => {}
-                Err(Lost::Failed(error)) => return Err(error),
+                Ok(WatchItem::Event(event)) => return Ok(event),
+                Ok(WatchItem::Resumed) => {}
+                Err(Interruption::Failed(error)) => return Err(error),
                 // Mostly 410: the version is too old to resume from.
-                Err(Lost::Stale(_)) => self.missed = true,
+                Err(Interruption::MustRelist(_)) => self.is_stale = true,
             }
         }
     }
 
     /// Reads the object; `None` if RBAC does not allow it.
-    async fn look(&mut self) -> Result<Option<ObjectEvent>, ClusterError> {
+    async fn read(&mut self) -> Result<Option<ObjectEvent>, ClusterError> {
         let cluster = self.watch.cluster.clone();
         let what = format!("get noderesourcetopology {}", self.name);
         let request = cluster.topologies().get_metadata(&self.name, &GetParams::default());
@@ -145,8 +147,8 @@ impl Following {
                 }
             },
         };
-        self.watch.go_on_from(FROM_CACHE.to_owned());
-        self.missed = false;
+        self.watch.resume_from(FROM_CACHE.to_owned());
+        self.is_stale = false;
         Ok(event)
     }
 }
@@ -157,13 +159,13 @@ mod tests {
     use crate::cluster::metadata::nested;
 
     #[test]
-    fn an_event_is_read_whatever_the_managed_fields_are() {
-        let object = Object { name: "w".to_owned(), path: String::new() };
+    fn managed_fields_of_any_depth_are_decoded() {
+        let target = ObjectOfNode { name: "w".to_owned(), path: String::new() };
         for levels in [1, 130, 10_000] {
             for kind in ["ADDED", "MODIFIED", "DELETED"] {
                 let event = format!(r#"{{"type":"{kind}","object":{{"metadata":{}}}}}"#, nested(levels));
-                let told = object.read(event.as_bytes()).map_err(|odd| odd.to_string());
-                assert!(matches!(told, Ok(Told::Event(_, version)) if version == "7"), "{kind}, {levels}");
+                let frame = target.decode(event.as_bytes()).map_err(|error| error.to_string());
+                assert!(matches!(frame, Ok(Frame::Event(_, version)) if version == "7"), "{kind}, {levels}");
             }
         }
     }

@@ -1,0 +1,240 @@
+//! A client of the Pods API on the first of several sockets that serves it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use prost::Message;
+use prost::bytes::Bytes;
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+use tonic::Streaming;
+use tonic::transport::Channel;
+use tracing::warn;
+
+use super::call::{Method, Outcome, unary, watch};
+use super::error::PodsError;
+use crate::core_v1::read_pod;
+use crate::kubelet::connector::{SocketId, channel, innermost};
+use crate::kubelet::proto::pods::{GetPodRequest, GetPodResponse, ListPodsResponse};
+use crate::pod::{Pod, Wanted};
+
+/// Relative to the host's root: the socket of numacast's own Pods API, then the kubelet's.
+const SOCKETS: [&str; 2] = ["run/numacast/pods-api/pods-api.sock", "var/lib/kubelet/pods-api/pods-api.sock"];
+
+/// A client of the Pods API on the first of several sockets that serves it.
+///
+/// ```no_run
+/// use std::path::Path;
+/// use std::time::Duration;
+///
+/// use numacast::kubelet::PodsClient;
+/// use numacast::pod::{PodEvent, RawPod, Wanted};
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// // Numacast's socket, then the kubelet's: the first that responds.
+/// let mut client = PodsClient::new(PodsClient::sockets(Path::new("/")), Duration::from_secs(10));
+/// for pod in client.list(&Wanted::default()).await? {
+///     println!("{}/{} is {:?}", pod.namespace, pod.name, pod.phase);
+/// }
+/// // One pod with all its fields: the undecoded `core/v1` message.
+/// let pod = client.get("0b5f3b0e-91d6-4f5c-8c3f-7d2f3a1f0e11", &Wanted::default().with_raw()).await?;
+/// if let Some(RawPod::Protobuf(message)) = pod.raw.as_deref() {
+///     println!("{} bytes", message.len());
+/// }
+/// let mut watch = client.watch(Wanted::default());
+/// loop {
+///     match watch.next().await {
+///         Ok(PodEvent::Apply(pod)) => println!("{}/{} was added or changed", pod.namespace, pod.name),
+///         Ok(PodEvent::Delete(pod)) => println!("{}/{} was deleted", pod.namespace, pod.name),
+///         // All pods are listed at the start and again periodically: a pod not listed is gone.
+///         Ok(_) => {}
+///         // The watch is retried after a backoff.
+///         Err(error) => eprintln!("{error}"),
+///     }
+/// }
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct PodsClient {
+    pub(super) sockets: Vec<PathBuf>,
+    pub(super) deadline: Duration,
+    pub(super) verifies_lists: bool,
+    /// Maximum bytes of serialized pods in an incoming list.
+    pub(super) raw_limit: usize,
+    /// The connection to the socket that last responded.
+    pub(super) open: Option<OpenSocket>,
+    /// Why the sockets before it were skipped.
+    pub(super) skipped: Vec<PodsError>,
+}
+
+/// A connection.
+#[derive(Clone, Debug)]
+pub(super) struct OpenSocket {
+    pub(super) channel: Channel,
+    /// The index of the path, and the identity of the socket at that path.
+    pub(super) index: usize,
+    pub(super) identity: SocketId,
+}
+
+impl PodsClient {
+    /// Returns the sockets of a node whose root is at `root`: numacast's own, then the kubelet's.
+    #[must_use]
+    pub fn sockets(root: &Path) -> Vec<PathBuf> {
+        SOCKETS.iter().map(|socket| root.join(socket)).collect()
+    }
+
+    /// Returns a client that tries `sockets` in order. `deadline` limits everything but the wait for events.
+    /// It does not connect yet.
+    #[must_use]
+    pub fn new(sockets: impl IntoIterator<Item = PathBuf>, deadline: Duration) -> Self {
+        let (sockets, skipped) = (sockets.into_iter().collect(), Vec::new());
+        Self { sockets, deadline, verifies_lists: false, raw_limit: usize::MAX, open: None, skipped }
+    }
+
+    /// For callers that act on a pod's deletion: [`PodsClient::watch`] does not at once take a pod for deleted
+    /// that a recently started kubelet does not list. The kubelet may not have found it again yet.
+    #[must_use]
+    pub fn verifying_lists(self) -> Self {
+        Self { verifies_lists: true, ..self }
+    }
+
+    /// For callers that cache all pods of a node: of those listed by [`PodsClient::watch`], at most `bytes`
+    /// come serialized in full; the largest are reduced to outlines
+    /// ([`RawPod::Outline`](crate::pod::RawPod::Outline)).
+    #[must_use]
+    pub fn with_raw_limit(self, bytes: usize) -> Self {
+        Self { raw_limit: bytes, ..self }
+    }
+
+    /// Returns the socket that last responded.
+    #[must_use]
+    pub fn socket(&self) -> Option<&Path> {
+        self.open.as_ref().map(|open| &*self.sockets[open.index])
+    }
+
+    /// Returns why the sockets before it failed.
+    #[must_use]
+    pub fn skipped(&self) -> &[PodsError] {
+        &self.skipped
+    }
+
+    /// Returns all pods, sorted by UID; `wanted` selects what is kept of each. A pod that cannot be decoded
+    /// is left out and logged.
+    ///
+    /// # Errors
+    /// See [`PodsError`].
+    pub async fn list(&mut self, wanted: &Wanted) -> Result<Vec<Pod>, PodsError> {
+        let response = self.call(Method::List, Bytes::new()).await?;
+        let list = ListPodsResponse::decode(response).map_err(|error| self.invalid(Method::List, &error))?;
+        let mut pods = Vec::with_capacity(list.pods.len());
+        for bytes in list.pods {
+            match read_pod(&bytes, wanted) {
+                Ok(pod) => pods.push(pod),
+                Err(reason) => {
+                    warn!("a pod in the response to ListPods cannot be read and is left out: {reason}");
+                }
+            }
+        }
+        // The server should have sorted them already.
+        pods.sort_by(|one, other| one.uid.cmp(&other.uid));
+        Ok(pods)
+    }
+
+    /// Returns the pod with this UID; `wanted` selects what is kept of it.
+    ///
+    /// # Errors
+    /// See [`PodsError`]; [`PodsError::NoSuchPod`] if there is none.
+    pub async fn get(&mut self, uid: &str, wanted: &Wanted) -> Result<Pod, PodsError> {
+        let request = GetPodRequest { pod_uid: uid.to_owned() };
+        let response = self.call(Method::Get, request.encode_to_vec().into()).await?;
+        let response = GetPodResponse::decode(response).map_err(|error| self.invalid(Method::Get, &error))?;
+        read_pod(&response.pod, wanted).map_err(|reason| self.invalid(Method::Get, &reason))
+    }
+
+    /// Makes a call, trying one socket after the other.
+    async fn call(&mut self, method: Method, message: Bytes) -> Result<Bytes, PodsError> {
+        let mut errors = Vec::new();
+        for index in 0..self.sockets.len() {
+            match self.call_at(index, method, message.clone()).await {
+                Ok(response) => {
+                    self.skipped = errors;
+                    return Ok(response);
+                }
+                Err(error) if error.is_final() => return Err(error),
+                Err(error) => errors.push(error),
+            }
+        }
+        Err(PodsError::all(errors))
+    }
+
+    /// Makes a call at one socket, retried if an earlier connection turns out to be broken.
+    async fn call_at(&mut self, index: usize, method: Method, message: Bytes) -> Result<Bytes, PodsError> {
+        loop {
+            let known = self.known(index);
+            let was_known = known.is_some();
+            let open = match known {
+                Some(open) => open,
+                None => self.connect(index).await?,
+            };
+            let call = unary(open.channel.clone(), method, message.clone());
+            let error = match timeout(self.deadline, call).await {
+                Ok(Ok(response)) => {
+                    self.open = Some(open);
+                    return Ok(response);
+                }
+                outcome => self.explain(index, method, outcome),
+            };
+            self.open = None;
+            if !(was_known && matches!(error, PodsError::Lost { .. })) {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Starts a watch at one socket.
+    pub(super) async fn watch_at(&self, index: usize) -> Result<(OpenSocket, Streaming<Bytes>), PodsError> {
+        let open = match self.known(index) {
+            Some(open) => open,
+            None => self.connect(index).await?,
+        };
+        match timeout(self.deadline, watch(open.channel.clone())).await {
+            Ok(Ok(stream)) => Ok((open, stream)),
+            outcome => Err(self.explain(index, Method::Watch, outcome)),
+        }
+    }
+
+    /// Returns the open connection to this socket, unless the socket at the path was replaced.
+    fn known(&self, index: usize) -> Option<OpenSocket> {
+        let open = self.open.as_ref().filter(|open| open.index == index)?;
+        SocketId::of(&self.sockets[index]).is_ok_and(|now| now == open.identity).then(|| open.clone())
+    }
+
+    async fn connect(&self, index: usize) -> Result<OpenSocket, PodsError> {
+        let path = &self.sockets[index];
+        let unreached = |error| PodsError::unreached(path, &error);
+        let identity = SocketId::of(path).map_err(unreached)?;
+        let silent = || PodsError::NotGrpc { path: path.clone(), reason: "it does not respond".to_owned() };
+        let stream = timeout(self.deadline, UnixStream::connect(path)).await;
+        let stream = stream.map_err(|_| silent())?.map_err(unreached)?;
+        match timeout(self.deadline, channel(stream)).await {
+            Ok(Ok(channel)) => Ok(OpenSocket { channel, index, identity }),
+            Ok(Err(error)) => Err(PodsError::NotGrpc { path: path.clone(), reason: innermost(&error) }),
+            Err(_) => Err(silent()),
+        }
+    }
+
+    /// Returns the error for a failed call.
+    fn explain<T>(&self, index: usize, method: Method, outcome: Outcome<T>) -> PodsError {
+        let (path, call) = (&self.sockets[index], method.name());
+        match outcome {
+            Ok(Err(status)) => PodsError::of_status(path, call, &status),
+            _ => PodsError::Deadline { path: path.clone(), call, after: self.deadline },
+        }
+    }
+
+    /// Returns the error for an invalid response.
+    fn invalid(&self, method: Method, reason: &dyn ToString) -> PodsError {
+        let path = self.socket().unwrap_or(Path::new("")).to_owned();
+        PodsError::Invalid { path, call: method.name(), reason: reason.to_string() }
+    }
+}
