@@ -1,10 +1,11 @@
 # The commands for people. `make` alone lists them.
 
-.PHONY: help demo test heart matrix faults real-faults contract proxy-load pods-load fleet fleet-load soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image reproduce sbom clean
+.PHONY: help demo check test heart matrix faults real-faults contract proxy-load pods-load fleet fleet-load soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image reproduce sbom clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
-	@echo 'make test    every test, those on a real kubelet and API server included (needs root and Go for these)'
+	@echo 'make check   between two edits: format, clippy, unit tests (under a minute once built)'
+	@echo 'make test    every test, those on a real kubelet and API server included (needs root and Go for these; eight minutes once built)'
 	@echo 'make heart   only the unit tests of code without I/O, in seconds'
 	@echo 'make matrix  random walks over every machine, five kubelet versions and all policies (a quarter of an hour; ARGS=--help)'
 	@echo 'make real-faults  a hundred faults of a real kubelet, API server and etcd (a quarter of an hour; ARGS=--help)'
@@ -28,6 +29,12 @@ help:
 
 demo:
 	cargo run --locked -- demo
+
+# One profile of clippy, and no test program: `make lint` and `make test` have the rest.
+check:
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --lib --bins -- -D warnings
+	cargo test --locked --workspace --lib --bins
 
 test:
 	tests/run
@@ -57,7 +64,7 @@ pods-load: shipped
 fleet: export NUMACAST_FLEET = $(or $(FLEET),5000)
 fleet: export NUMACAST_BINARY = $(CURDIR)/target/shipped/numacast
 fleet: parts shipped
-	cargo test --locked --test real controller::objects_of_nodes -- --nocapture
+	cargo test --locked --test real controller::objects_of_removed_nodes -- --nocapture
 
 fleet-load:
 	tests/parts/build helm kube-apiserver@1.33 kube-apiserver@1.36
