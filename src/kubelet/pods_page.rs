@@ -131,7 +131,9 @@ where
     async fn wait_for_next(&mut self) {
         tokio::select! {
             () = sleep_until(self.next) => {}
-            () = self.refresh.notified(), if self.failures == 0 => sleep_until(self.next.min(self.not_before)).await,
+            () = self.refresh.notified(), if self.failures == 0 => {
+                sleep_until(self.next.min(self.not_before)).await;
+            }
         }
     }
 

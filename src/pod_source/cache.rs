@@ -138,8 +138,8 @@ impl PodCache {
         self.pods().has_current(name)
     }
 
-    /// Returns true if this pod has terminated or was recently deleted, and no pod with its name is running or
-    /// will run.
+    /// Returns true if this pod has terminated or was recently deleted, and no pod with its name is running
+    /// or will run.
     #[must_use]
     pub fn is_gone(&self, name: &PodName) -> bool {
         self.pods().is_gone(name)
@@ -181,7 +181,7 @@ mod tests {
         let cache = PodCache::none();
         let apply = |event, at| cache.pods().apply(event, at);
         let name = |name: &str| ("ns".to_owned(), name.to_owned());
-        let pod = |name: &str| Pod { namespace: "ns".into(), name: name.into(), uid: "1".into(), ..Pod::default() };
+        let pod = |name: &str| Pod { namespace: "ns".into(), name: name.into(), ..Pod::default() };
         let (early, requested, late) = {
             let now = Instant::now();
             (now, now + Duration::from_secs(1), now + Duration::from_secs(2))

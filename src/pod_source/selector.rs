@@ -119,7 +119,9 @@ impl SourceSelector {
                     return Ok(event);
                 }
                 Ok(Some(Err(error))) => error,
-                Ok(None) | Err(_) => format!("{} did not list the pods within {TRIAL_TIMEOUT:?}", self.source()),
+                Ok(None) | Err(_) => {
+                    format!("{} did not list the pods within {TRIAL_TIMEOUT:?}", self.source())
+                }
             };
             debug!("{error}; trying the next source of pods");
             self.errors.push(error);

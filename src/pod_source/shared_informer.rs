@@ -89,8 +89,8 @@ impl SharedInformer {
         let id = lock(&source.state).subscribe(wants_raw);
         let mut changes = source.changed.subscribe();
         changes.mark_changed();
-        let subscription = Subscription { source, changes, id, wanted };
-        unfold(subscription, |mut subscription| async { Some((subscription.next().await, subscription)) }).boxed()
+        let events = Subscription { source, changes, id, wanted };
+        unfold(events, |mut events| async { Some((events.next().await, events)) }).boxed()
     }
 
     fn source(

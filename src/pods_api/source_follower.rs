@@ -163,7 +163,7 @@ impl SourceFollower {
                 return false;
             }
         };
-        let is_proof = event.confirms_health();
+        let is_healthy = event.confirms_health();
         if event == PodEvent::InitDone
             && let Some(before) = self.state.synced_source.replace(source).filter(|before| *before != source)
         {
@@ -173,12 +173,12 @@ impl SourceFollower {
         let is_synced = self.state.synced_source == Some(source);
         self.store.set_source_synced(is_synced);
         let result = self.store.apply(event, Instant::now());
-        let is_up = is_synced && is_proof;
+        let is_up = is_synced && is_healthy;
         if is_up {
             self.state.failing_since = None;
             self.has_only_kubelet_pods.store(false, Ordering::Relaxed);
         }
-        self.record(source, is_proof, is_up, result.err());
+        self.record(source, is_healthy, is_up, result.err());
         is_up
     }
 
@@ -188,15 +188,15 @@ impl SourceFollower {
             Ok(event) => event,
             Err(message) => return self.fail(PodSourceKind::Kubelet, message),
         };
-        let is_proof = event.confirms_health();
+        let is_healthy = event.confirms_health();
         let result = self.store.apply_kubelet(event, Instant::now());
         let is_up = self.store.serves_kubelet_pods();
         self.has_only_kubelet_pods.store(is_up && !is_starting, Ordering::Relaxed);
-        self.record(PodSourceKind::Kubelet, is_proof, is_up, result.err());
+        self.record(PodSourceKind::Kubelet, is_healthy, is_up, result.err());
     }
 
-    fn record(&mut self, source: PodSourceKind, is_proof: bool, is_up: bool, invalid: Option<InvalidPod>) {
-        if is_proof {
+    fn record(&mut self, source: PodSourceKind, is_healthy: bool, is_up: bool, invalid: Option<InvalidPod>) {
+        if is_healthy {
             self.metrics.source_event(source.label(), is_up);
             self.state.errors[index(source)].reset();
         }

@@ -1,10 +1,11 @@
 //! A cache of watched objects: those of the last complete list, and the changes since.
 //!
-//! kube-runtime's `reflector` does not do. It keys objects by namespace and name, so a pod is taken for an
-//! earlier one of its name; it keeps whole objects, of any size, where a Node is reduced to a few bytes here and
-//! pods share a budget; and it does not report what a list replaced, from which deletions are derived that no
-//! event reported. The Pods API's cache (`pods_api::watch_cache`) is not a `Reflector` either: its new list
-//! shares a budget with the pods being served, and unchanged pods are not held twice.
+//! kube-runtime's `reflector` does not do. It keys objects by namespace and name, so that a pod would be taken
+//! for an earlier one of its name. It keeps whole objects of any size, where a Node is reduced to a few bytes
+//! here and pods share a limit. And it does not report what a list replaced, which shows the deletions that no
+//! event reported. The Pods API's cache (`pods_api::watch_cache`) is no `Reflector` either: its next list
+//! shares a limit with the pods that are served meanwhile, and holds no second copy of those that have not
+//! changed.
 
 use std::collections::BTreeMap;
 
@@ -83,13 +84,18 @@ mod tests {
     #[test]
     fn a_list_replaces_all_objects_once_it_is_complete() {
         let mut reflector = Reflector::<BTreeMap<&str, u8>>::default();
-        let listed = |names: &[&'static str]| WatchEvent::list(names.iter().map(|name| (*name, 1))).collect::<Vec<_>>();
+        let listed = |names: &'static str| -> Vec<_> {
+            WatchEvent::list((0..names.len()).map(move |at| (&names[at..=at], 1))).collect()
+        };
         let names = |objects: &BTreeMap<&str, u8>| objects.keys().copied().collect::<String>();
-        let list = listed(&["a", "b"]);
+        let state = |reflector: &Reflector<BTreeMap<&str, u8>>| {
+            (names(reflector.objects()), reflector.incoming().map(names))
+        };
+        let list = listed("ab");
         for event in list[..3].iter().cloned() {
             assert_eq!(reflector.apply(event), None);
         }
-        assert_eq!((names(reflector.objects()), reflector.incoming().map(names)), ("".into(), Some("ab".into())));
+        assert_eq!(state(&reflector), (String::new(), Some("ab".to_owned())));
         assert!(!reflector.is_synced());
         assert_eq!(reflector.apply(list[3].clone()), Some(BTreeMap::new()));
         assert!(reflector.is_synced() && reflector.incoming().is_none());
@@ -98,11 +104,12 @@ mod tests {
         }
         assert_eq!(names(reflector.objects()), "bc");
         // A list that begins again drops what was received of the one before.
-        for event in [&listed(&["d"])[..2], &listed(&["c"])[..2]].concat() {
+        for event in [&listed("d")[..2], &listed("c")[..2]].concat() {
             reflector.apply(event);
         }
-        assert_eq!((names(reflector.objects()), reflector.incoming().map(names)), ("bc".into(), Some("c".into())));
+        assert_eq!(state(&reflector), ("bc".to_owned(), Some("c".to_owned())));
         let before = reflector.apply(WatchEvent::InitDone);
-        assert_eq!((before.as_ref().map(names), names(reflector.objects())), (Some("bc".into()), "c".into()));
+        assert_eq!(before.as_ref().map(names).as_deref(), Some("bc"));
+        assert_eq!(state(&reflector), ("c".to_owned(), None));
     }
 }

@@ -91,8 +91,8 @@ impl PodsClient {
         Self { sockets, deadline, verifies_lists: false, raw_limit: usize::MAX, open: None, skipped }
     }
 
-    /// For callers that act on a pod's deletion: [`PodsClient::watch`] does not at once take a pod for deleted
-    /// that a recently started kubelet does not list. The kubelet may not have found it again yet.
+    /// For callers that act on a pod's deletion: [`PodsClient::watch`] does not at once take a pod for
+    /// deleted that a recently started kubelet does not list. The kubelet may not have found it again yet.
     #[must_use]
     pub fn verifying_lists(self) -> Self {
         Self { verifies_lists: true, ..self }

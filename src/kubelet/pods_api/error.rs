@@ -187,14 +187,14 @@ impl PodsError {
             }
             Self::TooSlow { path, message } => write!(
                 f,
-                "the server at {} ended the watch of its pods, since we were too slow or it has too many clients: {message}",
+                "the server at {} ended the watch, since we were too slow or it has too many clients: {message}",
                 path.display()
             ),
             Self::TooLarge { path, call, message } => {
-                write!(f, "the response to {call} of the server at {} is too large: {message}", path.display())
+                write!(f, "the {call} response of the server at {} is too large: {message}", path.display())
             }
             Self::Invalid { path, call, reason } => {
-                write!(f, "the response to {call} of the server at {} is invalid: {reason}", path.display())
+                write!(f, "the {call} response of the server at {} is invalid: {reason}", path.display())
             }
             Self::Ended { path } => write!(f, "the server at {} ended the watch of its pods", path.display()),
             Self::Stalled { path, after } => {

@@ -165,7 +165,8 @@ impl PodsWatch {
         let lookup = self.deletions.due().filter(|due| !is_listing && *due < limit);
         if self.deletions.has_started() || lookup.is_some_and(|due| due <= Instant::now()) {
             let channel = &open.socket.channel;
-            match self.deletions.look_up(channel, self.client.deadline, &self.wanted).await {
+            let found = self.deletions.look_up(channel, self.client.deadline, &self.wanted).await;
+            match found {
                 Some(Lookup::Exists(pod)) => self.apply(*pod),
                 Some(Lookup::Gone(pod)) => self.delete(pod),
                 None => {}

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::core_v1::SOURCE_ANNOTATIONS;
 
 /// Maximum size of an outline in bytes: conditions take a few hundred each.
-const LONGEST: usize = 64 << 10;
+const MAX_BYTES: usize = 64 << 10;
 
 #[derive(Default, Deserialize, Serialize)]
 #[serde(default)]
@@ -51,5 +51,5 @@ pub(super) fn outline(pod: &[u8]) -> Result<Option<Bytes>, String> {
         annotations.retain(|key, _| SOURCE_ANNOTATIONS.contains(&key.as_str()));
     }
     let outline = serde_json::to_vec(&outline).map_err(|error| error.to_string())?;
-    Ok((outline.len() <= LONGEST).then(|| outline.into()))
+    Ok((outline.len() <= MAX_BYTES).then(|| outline.into()))
 }

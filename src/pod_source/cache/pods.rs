@@ -127,8 +127,8 @@ impl CachedPods {
         terminated.map(|(name, pod)| (name.clone(), pod.uid.clone())).collect()
     }
 
-    /// Returns the pods that were deleted, stopped or terminated within [`RELEASE_TIMEOUT`], and forgets older
-    /// deletions.
+    /// Returns the pods that were deleted, stopped or terminated within [`RELEASE_TIMEOUT`], and forgets
+    /// older deletions.
     pub(super) fn recently_deleted(&mut self, now: Instant) -> &BTreeMap<PodName, Instant> {
         self.deletions.history.retain(|_, at| now.duration_since(*at) < HISTORY);
         self.deletions.recent.retain(|_, at| now.duration_since(*at) < RELEASE_TIMEOUT);
@@ -149,12 +149,13 @@ impl Deletions {
     /// Records a change of the pod with this name; `None` if there was or is none.
     fn record(&mut self, name: &PodName, before: Option<&Pod>, after: Option<&Pod>, at: Instant) {
         let was_live = before.is_some_and(is_live);
+        let is_same = |after: &Pod| before.is_some_and(|before| before.uid == after.uid);
         match after {
             // It may be another pod with the same name.
             Some(after) if is_live(after) => {
                 self.recent.remove(name);
             }
-            Some(after) if was_live || before.is_none_or(|before| before.uid != after.uid) => self.add(name, at),
+            Some(after) if was_live || !is_same(after) => self.add(name, at),
             None if was_live => self.add(name, at),
             Some(_) | None => {}
         }
@@ -210,7 +211,7 @@ mod tests {
         assert_eq!(deleted(PodEvent::Apply(pod("a", "1", Liveness::Terminated)), 15), "a,b,c");
         assert_eq!(deleted(PodEvent::Delete(pod("a", "1", Liveness::Terminated)), 16), "b,c", "long enough");
         assert_eq!(deleted(PodEvent::Apply(pod("b", "2", Liveness::Live)), 16), "c", "another pod");
-        assert_eq!(deleted(PodEvent::Apply(pod("d", "1", Liveness::Terminated)), 18), "d", "rejected at once");
+        assert_eq!(deleted(PodEvent::Apply(pod("d", "1", Liveness::Terminated)), 18), "d", "rejected");
         assert_eq!(names(pods.deletions.history.keys()), "a,b,c,d");
         pods.recently_deleted(start + HISTORY + Duration::from_secs(10));
         assert_eq!(names(pods.deletions.history.keys()), "d");
@@ -269,17 +270,17 @@ mod tests {
         let (mut pods, now) = (CachedPods::default(), Instant::now());
         let bounds = MAX_ANNOTATION_BYTES / 2..=MAX_ANNOTATION_BYTES;
         let many = || (0..1000).map(|number| annotated(&number.to_string(), Annotation::MAX_BYTES));
-        let small = || PodEvent::Apply(annotated("small", 1000));
         pods.apply(PodEvent::Init, now);
         many().for_each(|pod| pods.apply(PodEvent::InitApply(pod), now));
         assert!(bounds.contains(&annotation_bytes(pods.pods.incoming().unwrap())));
         pods.apply(PodEvent::InitDone, now);
         assert!(bounds.contains(&annotation_bytes(pods.all())));
-        pods.apply(small(), now);
+        pods.apply(PodEvent::Apply(annotated("small", 1000)), now);
         let version = pods.version;
         many().for_each(|pod| pods.apply(PodEvent::Apply(pod), now));
         assert!(bounds.contains(&annotation_bytes(pods.all())));
-        assert_eq!(pods.all()[&("ns".into(), "small".into())].annotation_bytes(), 1000, "the longest are dropped");
+        let small = &pods.all()[&("ns".into(), "small".into())];
+        assert_eq!(small.annotation_bytes(), 1000, "the longest are dropped");
         assert!(pods.version > version);
         many().for_each(|pod| pods.apply(PodEvent::Delete(pod), now));
         assert_eq!(annotation_bytes(pods.all()), 1000);

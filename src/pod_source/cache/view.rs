@@ -48,7 +48,8 @@ mod tests {
             let pods = pods.iter().map(|(name, at)| (("ns".into(), (*name).into()), *at));
             PodView { recently_deleted: Arc::new(pods.collect()), ..PodView::default() }
         };
-        let (one, both, next) = (view(&[("a", start)]), view(&[("a", start), ("b", later)]), view(&[("b", later)]));
+        let (one, next) = (view(&[("a", start)]), view(&[("b", later)]));
+        let both = view(&[("a", start), ("b", later)]);
         assert!(one.needs_rescan(&view(&[])) && both.needs_rescan(&one) && next.needs_rescan(&one));
         assert!(view(&[("a", later)]).needs_rescan(&one), "another pod of that name");
         assert!(!next.needs_rescan(&both) && !one.needs_rescan(&one));
