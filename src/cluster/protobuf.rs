@@ -19,7 +19,7 @@ pub(super) const MAGIC: &[u8] = b"k8s\0";
 pub(super) const CONTENT: &str = "application/vnd.kubernetes.protobuf";
 
 /// Maximum number of characters quoted from an unexpected response.
-pub(super) const MAX_QUOTED: usize = 300;
+const MAX_QUOTED: usize = 300;
 
 /// A response that is not what was requested.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -136,7 +136,7 @@ impl Config {
             interval: self.scan.poll.get(),
             port: self.kubelet_port(),
             wanted: Wanted::default(),
-            relay: None,
+            informer: None,
         }
     }
 
