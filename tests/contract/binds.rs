@@ -23,7 +23,7 @@ const PROBE: Duration = Duration::from_millis(12);
 /// Times since the bind request was sent.
 #[derive(Debug, Default)]
 pub(crate) struct Binds {
-    answered: Vec<Duration>,
+    responded: Vec<Duration>,
     watched: Vec<Duration>,
     listed: Vec<Duration>,
     /// Until the List shows its CPUs.
@@ -79,7 +79,7 @@ impl Binds {
         });
         let sent = Instant::now();
         let _: Value = api.create_subresource("binding", name, &PostParams::default(), &bind).await?;
-        self.answered.push(sent.elapsed());
+        self.responded.push(sent.elapsed());
 
         let mut watched = None;
         loop {
@@ -146,7 +146,7 @@ impl Binds {
 
     pub(crate) fn table(&mut self) -> String {
         let rows = [
-            ("the API server responds to the request", &mut self.answered),
+            ("the API server responds to the request", &mut self.responded),
             ("a watch of the node's pods delivers the bound pod", &mut self.watched),
             ("the kubelet's List names it", &mut self.listed),
             ("the List shows its CPUs", &mut self.allocated),

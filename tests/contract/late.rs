@@ -75,14 +75,14 @@ async fn fate(node: &RealNode, name: &str) -> Result<Fate> {
     api.create(&PostParams::default(), &wide).await?;
     until(&format!("it is known what becomes of {name}"), async || {
         let status = api.get(name).await?.status.unwrap_or_default();
-        let said = status.conditions.iter().flatten().filter_map(|condition| condition.message.as_deref());
-        let filtered = said.into_iter().any(|message| message.contains("cannot align"));
+        let messages = status.conditions.iter().flatten().filter_map(|condition| condition.message.as_deref());
+        let filtered = messages.into_iter().any(|message| message.contains("cannot align"));
         let rejected = status.reason.as_deref() == Some("TopologyAffinityError");
         match (filtered, rejected, status.phase.as_deref()) {
             (true, ..) => Ok(Fate::Filtered),
             (_, true, _) => Ok(Fate::Rejected),
             (.., Some("Running")) => bail!("it runs, on two zones"),
-            (.., phase) => bail!("it is {phase:?}, and nobody said why"),
+            (.., phase) => bail!("it is {phase:?}, without a reason"),
         }
     })
     .await

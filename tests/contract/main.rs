@@ -116,7 +116,7 @@ async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let mut out = std::io::stdout();
     let rows = options.rows();
-    ensure!(!rows.is_empty(), "no row is chosen; `--list` without the rest says which there are");
+    ensure!(!rows.is_empty(), "no row is chosen; `--list` without other options prints them");
     if options.list {
         rows.iter().try_for_each(|row| writeln!(out, "{}", row.name()))?;
         return Ok(ExitCode::SUCCESS);
@@ -137,7 +137,7 @@ async fn main() -> Result<ExitCode> {
     if options.late {
         let (table, as_documented) = late::table(&parts, &options.binary()).await?;
         writeln!(out, "{table}")?;
-        ensure!(as_documented, "docs/scheduler.md says otherwise");
+        ensure!(as_documented, "docs/scheduler.md differs");
         return Ok(ExitCode::SUCCESS);
     }
     let (mut table, mut broken) = (String::new(), Vec::new());

@@ -220,7 +220,7 @@ pub(crate) struct Total {
     writes: u64,
     nudges: u64,
     gets: u64,
-    agreed: (usize, usize),
+    matched: (usize, usize),
     pub(crate) frozen: usize,
 }
 
@@ -239,7 +239,7 @@ impl Total {
         self.writes += figures.writes;
         self.nudges += figures.nudges;
         self.gets += figures.gets;
-        self.agreed = (self.agreed.0 + figures.log.agreed, self.agreed.1 + figures.log.compared);
+        self.matched = (self.matched.0 + figures.log.matched, self.matched.1 + figures.log.compared);
         self.frozen += usize::from(figures.pause > FROZEN);
     }
 
@@ -264,12 +264,12 @@ impl Total {
             .busy
             .iter()
             .fold((f64::MAX, 0.0), |(least, most): (f64, f64), busy| (least.min(*busy), most.max(*busy)));
-        let agreed = match self.agreed {
+        let matched = match self.matched {
             (_, 0) => String::new(),
-            (agreed, compared) => format!("{agreed} of {compared}"),
+            (matched, compared) => format!("{matched} of {compared}"),
         };
         format!(
-            "{} | {:.0} | {:.0} % ({:.0}-{:.0}) | {:.0} % | {} ({:.1} %) | {p50:.1} / {p90:.1} | {:.1} | {:.2} | {:.1} | {agreed}",
+            "{} | {:.0} | {:.0} % ({:.0}-{:.0}) | {:.0} % | {} ({:.1} %) | {p50:.1} / {p90:.1} | {:.1} | {:.2} | {:.1} | {matched}",
             self.runs,
             pods,
             100.0 * self.busy(),

@@ -86,7 +86,7 @@ impl Scheduler {
         let sign = if setup.cache.is_direct() { "Handlers synced" } else { "nrtcache.resync" };
         until("the scheduler is ready", async || {
             scheduler.still_runs()?;
-            ensure!(scheduler.text()?.contains(sign), "it does not say `{sign}`");
+            ensure!(scheduler.text()?.contains(sign), "its log has no `{sign}`");
             Ok(())
         })
         .await?;
@@ -167,7 +167,7 @@ fn arguments(setup: &Setup) -> Value {
 pub(crate) struct Log {
     /// Resync ticks at which fingerprints were compared, and those at which they matched.
     pub(crate) compared: usize,
-    pub(crate) agreed: usize,
+    pub(crate) matched: usize,
     /// Ticks at which the object had no fingerprint.
     pub(crate) missing: usize,
     /// Ticks at which the plugin had no pods to compare with.
@@ -188,7 +188,7 @@ impl Log {
                 read = at;
             } else if line.contains("\"podset fingerprint check\"") {
                 log.compared += 1;
-                log.agreed += usize::from(value(line, "expected") == value(line, "computed"));
+                log.matched += usize::from(value(line, "expected") == value(line, "computed"));
             } else if line.contains("\"missing NodeTopology podset fingerprint data\"") {
                 log.missing += 1;
             } else if line.contains("\"cannot find any pod for node\"") {

@@ -32,13 +32,13 @@ pub(crate) enum Attack {
     None,
     /// Calls of a method that is not served.
     Unknown,
-    /// Calls with two hundred made-up fields, given up at once.
+    /// Calls with two hundred unknown fields, cancelled at once.
     Fields,
     /// The same from HPACK's table, a byte each.
     Indexed,
     /// Calls with two hundred trailers.
     Trailers,
-    /// Calls that are given up at once.
+    /// Calls that are cancelled at once.
     Resets,
     /// PINGs.
     Pings,
@@ -51,7 +51,7 @@ const CONNECTIONS: usize = 64;
 /// Concurrent calls per connection.
 const CALLS: u32 = 64;
 /// Number of legitimate clients, and the interval of their requests.
-const HONEST: usize = 20;
+const CLIENTS: usize = 20;
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// Prints a row for each attack.
@@ -76,7 +76,7 @@ async fn under(attack: Attack, options: &Options) -> Result<String> {
     let mut agent = Running::start(&options.binary, kubelet, &settings).await?;
     let socket = dir.path().join("proxy/kubelet.sock");
     let mut clients = Vec::new();
-    for _ in 0..HONEST {
+    for _ in 0..CLIENTS {
         let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
         clients.push(endpoint.connect().await?);
     }
@@ -84,8 +84,8 @@ async fn under(attack: Attack, options: &Options) -> Result<String> {
     tokio::time::sleep(Duration::from_secs(2)).await;
     let (begun, spent) = (Instant::now(), agent.cpu()?);
     let end = begun + Duration::from_secs(options.seconds.into());
-    let mut asking = JoinSet::new();
-    clients.into_iter().for_each(|channel| drop(asking.spawn(ask(channel, end))));
+    let mut requests = JoinSet::new();
+    clients.into_iter().for_each(|channel| drop(requests.spawn(request(channel, end))));
     let mut published = Vec::new();
     while Instant::now() < end {
         let name = format!("pod-{}", published.len());
@@ -95,10 +95,10 @@ async fn under(attack: Attack, options: &Options) -> Result<String> {
         agent.agrees().await?;
     }
     let (mut took, mut failed) = (Vec::new(), 0);
-    while let Some(asked) = asking.join_next().await {
-        let asked = asked?;
-        took.extend(asked.0);
-        failed += asked.1;
+    while let Some(result) = requests.join_next().await {
+        let (times, failures) = result?;
+        took.extend(times);
+        failed += failures;
     }
     let cpu = (agent.cpu()? - spent).as_secs_f64() / begun.elapsed().as_secs_f64();
     let peak = agent.sample()?.peak;
@@ -124,7 +124,7 @@ async fn under(attack: Attack, options: &Options) -> Result<String> {
 }
 
 /// Sends List requests until `end`. Returns the response times and the number of failed calls.
-async fn ask(channel: Channel, end: Instant) -> (Vec<Duration>, usize) {
+async fn request(channel: Channel, end: Instant) -> (Vec<Duration>, usize) {
     let mut client = PodResourcesListerClient::new(channel);
     let (mut took, mut failed) = (Vec::new(), 0);
     let mut times = tokio::time::interval(PERIOD);

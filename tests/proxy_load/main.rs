@@ -55,7 +55,7 @@ struct Options {
     /// Is such an attacker.
     #[arg(long, hide = true, requires = "socket")]
     attacker: Option<Attack>,
-    /// Whom it attacks.
+    /// What it attacks.
     #[arg(long, hide = true)]
     socket: Option<PathBuf>,
     /// The binary under test.
@@ -92,9 +92,9 @@ struct Figures {
 impl Figures {
     fn row(&self, what: &str, more: &str) -> String {
         let Self { accepted_per_second, p50, p99, max, bytes, .. } = self;
-        let refused = 100.0 * (self.calls - self.accepted) as f64 / self.calls.max(1) as f64;
+        let failed = 100.0 * (self.calls - self.accepted) as f64 / self.calls.max(1) as f64;
         format!(
-            "| {what} | {accepted_per_second:.0} | {refused:.2} % | {p50:.1} | {p99:.1} | {max:.0} | {} | {more} |",
+            "| {what} | {accepted_per_second:.0} | {failed:.2} % | {p50:.1} | {p99:.1} | {max:.0} | {} | {more} |",
             size(*bytes)
         )
     }
@@ -215,8 +215,8 @@ fn memory(process: u32) -> Result<(usize, usize)> {
 /// Returns the user and system time so far, in seconds.
 fn time(process: u32) -> Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
-    let words: Vec<&str> = stat.rsplit_once(')').context("no stat")?.1.split_whitespace().collect();
-    Ok((words[11].parse::<f64>()? + words[12].parse::<f64>()?) / 100.0)
+    let fields: Vec<&str> = stat.rsplit_once(')').context("no stat")?.1.split_whitespace().collect();
+    Ok((fields[11].parse::<f64>()? + fields[12].parse::<f64>()?) / 100.0)
 }
 
 fn name(place: Place) -> &'static str {
@@ -259,7 +259,7 @@ impl Load {
         let sent = recorder.sent_since(known)?;
         let per_second = most_per_second(&sent);
         let in_flight = most_in_flight(&sent);
-        let bound = most_resident(options, place, figures.bytes);
+        let bound = max_resident(options, place, figures.bytes);
         let mib = |bytes: usize| bytes as f64 / 1048576.0;
         let more = format!(
             "{:.1} calls of the kubelet per second, at most {per_second} in any, {in_flight} at once; {:.1} MiB before, {:.1} \
@@ -289,11 +289,11 @@ impl Load {
 /// - in the agent, the last decoded response and the one being decoded.
 ///
 /// More clients only add connections: if each had its own response, 200 would need 1 GiB.
-fn most_resident(options: &Options, place: Place, answer: usize) -> usize {
+fn max_resident(options: &Options, place: Place, response: usize) -> usize {
     let clients = options.clients as usize;
-    let sent = Limits::default().response_bytes.min(clients * answer) + IN_FLIGHT * answer;
-    let decoded = if place == Place::Agent { 2 * answer } else { 0 };
-    AT_REST + clients * CONNECTION + sent + IN_FLIGHT * answer + decoded
+    let sent = Limits::default().response_bytes.min(clients * response) + IN_FLIGHT * response;
+    let decoded = if place == Place::Agent { 2 * response } else { 0 };
+    AT_REST + clients * CONNECTION + sent + IN_FLIGHT * response + decoded
 }
 
 /// Waits until the proxy has merged every annotation.
