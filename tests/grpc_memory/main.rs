@@ -204,7 +204,7 @@ fn trailers_in_parts(stream: u32) -> [Vec<u8>; 2] {
 }
 
 /// Encodes a request that is rejected because `name` has this value.
-fn refused(stream: u32, name: &[u8], value: u8) -> [Vec<u8>; 2] {
+fn rejected(stream: u32, name: &[u8], value: u8) -> [Vec<u8>; 2] {
     let value = field(name, &[value; 7000]);
     let mut block = request("Hang");
     if name == b"content-type" {
@@ -225,15 +225,15 @@ const FIELDS: usize = 230;
 
 const KINDS: &[Kind] = &[
     Kind::new("at work", |stream| [unary(stream, "Hang"), Vec::new()]),
-    Kind::new("that waits for its turn", |stream| [unary(stream, "Hang"), Vec::new()]).waiting(),
+    Kind::new("that is queued", |stream| [unary(stream, "Hang"), Vec::new()]).waiting(),
     Kind::new("that is a watch", |stream| [unary(stream, "Watch"), Vec::new()]),
-    Kind::new("that is answered and not read", |stream| [unary(stream, "Large"), Vec::new()]),
+    Kind::new("whose response is not read", |stream| [unary(stream, "Large"), Vec::new()]),
     Kind::new("with a long field", |stream| with(stream, &field(b"x", &[b'y'; 7000]))),
     Kind::new("with many fields", |stream| with(stream, &short_fields(FIELDS - 20))),
     Kind::new("with trailers", |stream| trailers(stream, "Hang")),
     Kind::new("that waits, with trailers", |stream| trailers(stream, "Hang")).waiting(),
     Kind::new("that is a watch, with trailers", |stream| trailers(stream, "Watch")),
-    Kind::new("that is answered and not read, with trailers", |stream| trailers(stream, "Large")),
+    Kind::new("whose response is not read, with trailers", |stream| trailers(stream, "Large")),
     Kind::new("with trailers in many frames", trailers_in_parts),
     Kind::new("with trailers at once", |stream| [trailers(stream, "Hang").concat(), Vec::new()]),
     Kind::new("with data behind its message", |stream| {
@@ -251,9 +251,9 @@ const KINDS: &[Kind] = &[
         let half = frame(DATA, 0, stream, &[0, 0, 0, 1, 0, 1, 2, 3]);
         [[head(stream, "Hang", &[]), half].concat(), Vec::new()]
     }),
-    Kind::new("that is refused for its type", |stream| refused(stream, b"content-type", 0x80)),
-    Kind::new("that is refused for its timeout", |stream| refused(stream, b"grpc-timeout", b'9')),
-    Kind::new("that is refused for its encoding", |stream| refused(stream, b"grpc-encoding", b'z')),
+    Kind::new("that is rejected for its type", |stream| rejected(stream, b"content-type", 0x80)),
+    Kind::new("that is rejected for its timeout", |stream| rejected(stream, b"grpc-timeout", b'9')),
+    Kind::new("that is rejected for its encoding", |stream| rejected(stream, b"grpc-encoding", b'z')),
     Kind::new("that was reset", |stream| {
         [unary(stream, "Hang"), frame(RST_STREAM, 0, stream, &[0, 0, 0, 8])]
     }),
@@ -308,15 +308,15 @@ fn call(kind: &Kind) -> usize {
 }
 
 /// What a client makes a connection keep in memory.
-struct Held {
+struct ConnectionKind {
     name: &'static str,
     script: fn(&mut Client),
     bound: usize,
 }
 
-const HELD: &[Held] = &[
-    Held { name: "idle", script: Client::settle, bound: 40 << 10 },
-    Held {
+const CONNECTION_KINDS: &[ConnectionKind] = &[
+    ConnectionKind { name: "idle", script: Client::settle, bound: 40 << 10 },
+    ConnectionKind {
         name: "idle after 128 calls at once",
         script: |client| {
             for number in 0..128 {
@@ -326,17 +326,17 @@ const HELD: &[Held] = &[
         },
         bound: 192 << 10,
     },
-    Held {
+    ConnectionKind {
         name: "with a path in the table from each of 15 reads",
         script: |client| paths(client, 15),
         bound: 320 << 10,
     },
-    Held {
+    ConnectionKind {
         name: "with a path in the table from each of 90 reads",
         script: |client| paths(client, 90),
         bound: 320 << 10,
     },
-    Held {
+    ConnectionKind {
         name: "half a frame of fields",
         script: |client| {
             client.settle();
@@ -345,7 +345,7 @@ const HELD: &[Held] = &[
         },
         bound: 64 << 10,
     },
-    Held {
+    ConnectionKind {
         name: "fields in many frames, without an end",
         script: |client| {
             client.settle();
@@ -370,13 +370,13 @@ fn paths(client: &mut Client, count: u8) {
     }
 }
 
-fn connection(held: &Held) -> usize {
+fn connection(kind: &ConnectionKind) -> usize {
     let server = Running::start(limits(4096));
     let before = HEAP.current_usage();
     let mut clients: Vec<_> = (0..CONNECTIONS).map(|_| Client::connect(&server.path(), u16::MAX)).collect();
-    clients.iter_mut().for_each(held.script);
+    clients.iter_mut().for_each(kind.script);
     std::thread::sleep(Duration::from_millis(500));
-    measure(before, CONNECTIONS, held.bound)
+    measure(before, CONNECTIONS, kind.bound)
 }
 
 /// Maximum memory of all connections together, in bytes: see `Limits::connections`.
@@ -413,11 +413,11 @@ fn calls_and_connections_keep_what_the_limits_say() {
             more.push(kind.name);
         }
     }
-    for held in HELD {
-        let each = connection(held);
-        println!("{each:>8} bytes for a connection {} (bound {})", held.name, held.bound);
-        if each > held.bound {
-            more.push(held.name);
+    for kind in CONNECTION_KINDS {
+        let each = connection(kind);
+        println!("{each:>8} bytes for a connection {} (bound {})", kind.name, kind.bound);
+        if each > kind.bound {
+            more.push(kind.name);
         }
     }
     for (name, count) in PATHS {

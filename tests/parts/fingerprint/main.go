@@ -49,8 +49,8 @@ type container struct {
 	} `json:"resources"`
 }
 
-// answer is the output.
-type answer struct {
+// result is the output.
+type result struct {
 	Fingerprint string   `json:"fingerprint"`
 	Pods        []string `json:"pods"`
 }
@@ -85,7 +85,7 @@ func (r rules) run(in io.Reader, out io.Writer) error {
 	if err := json.NewDecoder(in).Decode(&list); err != nil {
 		return fmt.Errorf("standard input is no PodList: %w", err)
 	}
-	said := answer{Pods: []string{}}
+	output := result{Pods: []string{}}
 	fp := podfingerprint.NewFingerprint(len(list.Items))
 	for _, p := range list.Items {
 		if !r.counts(p) {
@@ -94,10 +94,10 @@ func (r rules) run(in io.Reader, out io.Writer) error {
 		if err := fp.Add(p.Metadata.Namespace, p.Metadata.Name); err != nil {
 			return err
 		}
-		said.Pods = append(said.Pods, p.Metadata.Namespace+"/"+p.Metadata.Name)
+		output.Pods = append(output.Pods, p.Metadata.Namespace+"/"+p.Metadata.Name)
 	}
-	said.Fingerprint = fp.Sign()
-	return json.NewEncoder(out).Encode(said)
+	output.Fingerprint = fp.Sign()
+	return json.NewEncoder(out).Encode(output)
 }
 
 // counts reports whether a pod is in the set.

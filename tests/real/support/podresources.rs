@@ -125,7 +125,7 @@ impl Clients {
             ClientKind::Python => (&self.python, None),
         };
         let mut command = tokio::process::Command::new(program);
-        command.arg("ask").arg("--socket").arg(socket).args(rpc.arguments()).args(more);
+        command.arg("request").arg("--socket").arg(socket).args(rpc.arguments()).args(more);
         command.args(dial.into_iter().flat_map(|dial| ["--dial", dial]));
         let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
         let error = String::from_utf8_lossy(&output.stderr);

@@ -41,8 +41,8 @@ type request struct {
 	Code      int32    `json:"code"`
 }
 
-// answer is the response to one request.
-type answer struct {
+// response is the response to one request.
+type response struct {
 	OK    bool   `json:"ok"`
 	Error string `json:"error,omitempty"`
 }
@@ -79,18 +79,18 @@ type node struct {
 
 // serve processes requests until their stream ends.
 func (n *node) serve(in io.Reader, out io.Writer) error {
-	answers := json.NewEncoder(out)
-	if err := answers.Encode(answer{OK: true}); err != nil {
+	responses := json.NewEncoder(out)
+	if err := responses.Encode(response{OK: true}); err != nil {
 		return err
 	}
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, 16<<20) // a line names every device of a resource
 	for lines.Scan() {
-		reply := answer{OK: true}
+		reply := response{OK: true}
 		if err := n.handle(lines.Bytes()); err != nil {
-			reply = answer{Error: err.Error()}
+			reply = response{Error: err.Error()}
 		}
-		if err := answers.Encode(reply); err != nil {
+		if err := responses.Encode(reply); err != nil {
 			return err
 		}
 	}

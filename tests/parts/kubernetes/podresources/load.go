@@ -91,25 +91,25 @@ func parseMix(mix string) ([]call, error) {
 }
 
 func (t *target) loop(clients clients, calls []call, decode bool, ends time.Time) tally {
-	mine := tally{codes: map[string]int{}, texts: map[string]bool{}}
+	own := tally{codes: map[string]int{}, texts: map[string]bool{}}
 	for time.Now().Before(ends) {
 		codec := &sized{listening: newListening(), decode: decode}
 		ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 		begun := time.Now()
-		_, err := calls[mine.calls%len(calls)].by(ctx, clients, grpc.ForceCodecV2(codec))
+		_, err := calls[own.calls%len(calls)].by(ctx, clients, grpc.ForceCodecV2(codec))
 		took := time.Since(begun)
 		cancel()
-		mine.calls++
-		mine.bytes = max(mine.bytes, codec.bytes)
+		own.calls++
+		own.bytes = max(own.bytes, codec.bytes)
 		result := status.Convert(err)
-		mine.codes[result.Code().String()]++
+		own.codes[result.Code().String()]++
 		if err == nil {
-			mine.took = append(mine.took, took)
+			own.took = append(own.took, took)
 		} else {
-			mine.texts[result.Message()] = true
+			own.texts[result.Message()] = true
 		}
 	}
-	return mine
+	return own
 }
 
 func summed(tallies []tally, took time.Duration) figures {

@@ -106,8 +106,8 @@ func decoded(came []byte) (one, error) {
 	return made, err
 }
 
-// answered is a line that list, get and call print.
-type answered struct {
+// response is a line that list, get and call print.
+type response struct {
 	Code string `json:"code"`
 	Text string `json:"text"`
 	Pods []one  `json:"pods"`
@@ -115,9 +115,9 @@ type answered struct {
 	Message []byte `json:"message,omitempty"`
 }
 
-func answer(pods [][]byte, err error) error {
+func printResponse(pods [][]byte, err error) error {
 	result := status.Convert(err)
-	line := answered{Code: result.Code().String(), Text: result.Message(), Pods: []one{}}
+	line := response{Code: result.Code().String(), Text: result.Message(), Pods: []one{}}
 	for _, came := range pods {
 		made, err := decoded(came)
 		if err != nil {
@@ -134,7 +134,7 @@ func list(a arguments, conn *grpc.ClientConn) error {
 		ctx, cancel := context.WithTimeout(context.Background(), deadline)
 		came, err := client.ListPods(ctx, &v1alpha1.ListPodsRequest{})
 		cancel()
-		if err := answer(came.GetPods(), err); err != nil {
+		if err := printResponse(came.GetPods(), err); err != nil {
 			return err
 		}
 	}
@@ -151,7 +151,7 @@ func get(a arguments, conn *grpc.ClientConn) error {
 		if err == nil {
 			pods = [][]byte{came.GetPod()}
 		}
-		if err := answer(pods, err); err != nil {
+		if err := printResponse(pods, err); err != nil {
 			return err
 		}
 	}
@@ -235,5 +235,5 @@ func call(a arguments, conn *grpc.ClientConn) error {
 		err = stream.RecvMsg(&message)
 	}
 	result := status.Convert(err)
-	return print(answered{Code: result.Code().String(), Text: result.Message(), Pods: []one{}, Message: message.bytes})
+	return print(response{Code: result.Code().String(), Text: result.Message(), Pods: []one{}, Message: message.bytes})
 }

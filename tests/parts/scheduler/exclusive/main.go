@@ -32,11 +32,11 @@ func main() {
 		zones := strings.Split(os.Args[1], ",")
 		rule = func(pod *corev1.Pod) bool { return areExclusive(pod, zones) }
 	}
-	said := make([]bool, len(list.Items))
+	results := make([]bool, len(list.Items))
 	for i := range list.Items {
-		said[i] = rule(&list.Items[i])
+		results[i] = rule(&list.Items[i])
 	}
-	if err := json.NewEncoder(os.Stdout).Encode(said); err != nil {
+	if err := json.NewEncoder(os.Stdout).Encode(results); err != nil {
 		log.Fatal(err)
 	}
 }

@@ -6,7 +6,7 @@ the API and those of Pods; of ours for PodInfo.
     grpcio-pods watch --socket S
     grpcio-pods conditions-list --socket S        # and conditions-get, conditions-watch
 
-Each prints JSON lines: an answer's code, text and pods; a watch's events, and how it ended.
+Each prints JSON lines: a response's code, text and pods; a watch's events, and how it ended.
 """
 
 import argparse
@@ -26,7 +26,7 @@ DEADLINE = 10
 
 
 def decoded(came):
-    """A pod, by the definitions of its types; what nobody knows is kept, so that the bytes come back."""
+    """A pod, by the definitions of its types; unknown fields are kept, so that encoding it again gives the same bytes."""
     pod = core.Pod.FromString(came)
     return {
         "bytes": len(came),
@@ -57,7 +57,7 @@ def write(line):
     print(json.dumps(line), flush=True)
 
 
-def answer(method, request, pods_of):
+def respond(method, request, pods_of):
     try:
         pods = pods_of(method(request, timeout=DEADLINE))
     except grpc.RpcError as error:
@@ -78,9 +78,9 @@ def follow(events, kind, pod_of):
 def pods(arguments, channel):
     stub = api_pb2_grpc.PodsStub(channel)
     if arguments.command == "list":
-        answer(stub.ListPods, api_pb2.ListPodsRequest(), lambda came: [decoded(pod) for pod in came.pods])
+        respond(stub.ListPods, api_pb2.ListPodsRequest(), lambda came: [decoded(pod) for pod in came.pods])
     elif arguments.command == "get":
-        answer(stub.GetPod, api_pb2.GetPodRequest(podUID=arguments.uid), lambda came: [decoded(came.pod)])
+        respond(stub.GetPod, api_pb2.GetPodRequest(podUID=arguments.uid), lambda came: [decoded(came.pod)])
     else:
         events = stub.WatchPods(api_pb2.WatchPodsRequest())
         follow(events, api_pb2.EventType, lambda event: decoded(event.pod) if event.pod else {})
@@ -90,10 +90,10 @@ def conditions(arguments, channel):
     stub = v1alpha1_pb2_grpc.PodInfoStub(channel)
     if arguments.command == "conditions-list":
         request = v1alpha1_pb2.ListPodConditionsRequest()
-        answer(stub.ListPodConditions, request, lambda came: [condition(pod) for pod in came.pods])
+        respond(stub.ListPodConditions, request, lambda came: [condition(pod) for pod in came.pods])
     elif arguments.command == "conditions-get":
         request = v1alpha1_pb2.GetPodConditionsRequest(podUID=arguments.uid)
-        answer(stub.GetPodConditions, request, lambda came: [condition(came.pod)])
+        respond(stub.GetPodConditions, request, lambda came: [condition(came.pod)])
     else:
         events = stub.WatchPodConditions(v1alpha1_pb2.WatchPodConditionsRequest())
         pod_of = lambda event: condition(event.pod) if event.HasField("pod") else {}

@@ -1,8 +1,8 @@
 """A client of a kubelet's podresources socket as one written in Python is: grpcio, and what grpcio-tools makes of proto/.
 
-    grpcio ask --socket S --rpc list [--limit 4194304] [--times 3]
+    grpcio request --socket S --rpc list [--limit 4194304] [--times 3]
 
-Arguments and answers are those of `podresources ask` in ../kubernetes/podresources.
+Arguments and output are those of `podresources request` in ../kubernetes/podresources.
 """
 
 import argparse
@@ -17,23 +17,23 @@ import v1alpha1_pb2_grpc
 from google.protobuf import json_format
 
 
-class Listening:
+class Recording:
     """A channel that keeps the last message that was read from it."""
 
     def __init__(self, channel):
         self.channel = channel
-        self.heard = b""
+        self.received = b""
 
     def unary_unary(self, method, request_serializer=None, response_deserializer=None, **more):
         def decode(message):
-            self.heard = message
+            self.received = message
             return response_deserializer(message)
 
         return self.channel.unary_unary(method, request_serializer, decode, **more)
 
 
 def call_of(arguments, channel):
-    """The method that was asked for, with its request."""
+    """The requested method and its request."""
     v1 = v1_pb2_grpc.PodResourcesListerStub(channel)
     namespace, _, name = arguments.pod.partition("/")
     if arguments.rpc == "list":
@@ -49,23 +49,23 @@ def call_of(arguments, channel):
     return method, v1_pb2.ListPodResourcesRequest()
 
 
-def ask(arguments, channel):
+def request_of(arguments, channel):
     method, request = call_of(arguments, channel)
-    channel.heard = b""
+    channel.received = b""
     try:
-        answer = method(request, timeout=10)
+        response = method(request, timeout=10)
     except grpc.RpcError as error:
         # DEADLINE_EXCEEDED is DeadlineExceeded elsewhere.
-        code, text, answer = error.code().name.title().replace("_", ""), error.details(), None
+        code, text, response = error.code().name.title().replace("_", ""), error.details(), None
     else:
-        code, text, answer = "OK", "", json_format.MessageToDict(answer)
-    heard = base64.b64encode(channel.heard).decode()
-    return {"code": code, "text": text, "bytes": heard, "answer": answer}
+        code, text, response = "OK", "", json_format.MessageToDict(response)
+    received = base64.b64encode(channel.received).decode()
+    return {"code": code, "text": text, "bytes": received, "answer": response}
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("command", choices=["ask"])
+    parser.add_argument("command", choices=["request"])
     parser.add_argument("--socket", required=True)
     parser.add_argument("--rpc", default="list")
     parser.add_argument("--pod", default="")
@@ -74,9 +74,9 @@ def main():
     arguments = parser.parse_args()
     options = [("grpc.max_receive_message_length", arguments.limit)]
     with grpc.insecure_channel("unix://" + arguments.socket, options=options) as channel:
-        listening = Listening(channel)
+        recording = Recording(channel)
         for _ in range(arguments.times):
-            print(json.dumps(ask(arguments, listening)), flush=True)
+            print(json.dumps(request_of(arguments, recording)), flush=True)
 
 
 main()
