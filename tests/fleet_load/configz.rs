@@ -29,7 +29,7 @@ impl Configz {
         let text = std::fs::read_to_string(config).with_context(|| config.display().to_string())?;
         let config: Value = serde_saphyr::from_str(&text)?;
         let body = json!({"kubeletconfig": config}).to_string();
-        let answer = format!(
+        let response = format!(
             "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
@@ -41,7 +41,7 @@ impl Configz {
         let task = tokio::spawn(async move {
             loop {
                 let Ok((stream, _)) = listener.accept().await else { continue };
-                tokio::spawn(answer_one(acceptor.clone(), stream, answer.clone()));
+                tokio::spawn(respond(acceptor.clone(), stream, response.clone()));
             }
         });
         Ok(Self { address, ca_file, task })
@@ -80,11 +80,11 @@ fn acceptor() -> Result<(TlsAcceptor, String)> {
 }
 
 /// Sends the response to one request of any kind. Errors of a client that disconnects are ignored.
-async fn answer_one(acceptor: TlsAcceptor, stream: TcpStream, answer: String) {
+async fn respond(acceptor: TlsAcceptor, stream: TcpStream, response: String) {
     let Ok(mut stream) = acceptor.accept(stream).await else { return };
     let mut request = [0; 4096];
     if matches!(stream.read(&mut request).await, Ok(1..)) {
-        let _ = stream.write_all(answer.as_bytes()).await;
+        let _ = stream.write_all(response.as_bytes()).await;
         let _ = stream.shutdown().await;
     }
 }

@@ -156,8 +156,8 @@ impl Phase {
     /// Returns a sentence for each bound that this phase violates.
     pub(crate) fn broken(&self) -> Vec<String> {
         let mut broken = Vec::new();
-        let mut must = |holds: bool, sentence: String| {
-            if !holds {
+        let mut must = |is_true: bool, sentence: String| {
+            if !is_true {
                 broken.push(format!("{}: {sentence}", self.name));
             }
         };

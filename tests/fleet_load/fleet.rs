@@ -99,7 +99,7 @@ pub(crate) struct Fleet {
     replicas: Vec<Running>,
     /// The counters of stopped agents.
     gone: Mutex<Vec<Samples>>,
-    lives: std::sync::atomic::AtomicUsize,
+    generations: std::sync::atomic::AtomicUsize,
     _configz: Configz,
 }
 
@@ -147,7 +147,7 @@ impl Fleet {
             let uid = pod.metadata.uid.clone().unwrap_or_default();
             let own =
                 PodSpec { namespace: RELEASE.to_owned(), uid, ..PodSpec::new(&format!("{AGENT}-{name}")) };
-            kubelet.start_pod(own).await.context("the simulated kubelet refuses the agent's pod")?;
+            kubelet.start_pod(own).await.context("the simulated kubelet rejects the agent's pod")?;
             let token = tokens::request(&admin, RELEASE, AGENT, Some(tokens::to_pod(&pod))).await?;
             let kubeconfig = kubeconfig(cluster, &name, &token, &agents)?;
             let view = view(&kubelet)?;
@@ -183,7 +183,7 @@ impl Fleet {
             controller,
             replicas: Vec::new(),
             gone: Mutex::default(),
-            lives: std::sync::atomic::AtomicUsize::new(1),
+            generations: std::sync::atomic::AtomicUsize::new(1),
             _configz: configz,
         })
     }
@@ -262,8 +262,8 @@ impl Fleet {
             members.swap_remove(index)
         };
         let stage = Stage::new(&self.admin, &node.name, &node.kubelet);
-        let life = self.lives.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let new = Member::new(&node.name, number, life);
+        let generation = self.generations.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let new = Member::new(&node.name, number, generation);
         stage.end(&old).await?;
         stage.start(&new).await?;
         lock(&node.members).push((number, new));
@@ -298,7 +298,7 @@ impl Fleet {
     }
 
     /// Deletes these pods.
-    pub(crate) async fn forget(&self, names: &[String]) -> Result<()> {
+    pub(crate) async fn stop_tracking(&self, names: &[String]) -> Result<()> {
         let api: Api<Pod> = Api::namespaced(self.admin.clone(), pods::NAMESPACE);
         for name in names {
             api.delete(name, &kube::api::DeleteParams::default().grace_period(0)).await?;

@@ -30,7 +30,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use figures::{Extrapolation, FLEET, Kind, Phase, leases};
 use phases::Run;
-use support::cluster::Unusual;
+use support::cluster::ApiServerOptions;
 use support::{Cluster, Needs, Parts, parts};
 
 /// Some hundreds of agents and the controller against a real API server.
@@ -49,15 +49,15 @@ struct Options {
     /// Only these phases.
     #[arg(long, value_delimiter = ',', value_enum)]
     phases: Vec<Stage>,
-    /// How long nothing happens, in seconds.
+    /// How long nothing changes, in seconds.
     #[arg(long, default_value_t = 120)]
     calm: u64,
-    /// How long pods come and go, and how long they wait for the scheduler plugin, in seconds.
+    /// How long pods are created and deleted, and how long they wait for the scheduler plugin, in seconds.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// How long pods live, in minutes: a phase for each. The one of 60 is what is extrapolated.
+    /// Lifetimes of pods, in minutes: a phase for each. The one of 60 is extrapolated.
     #[arg(long, value_delimiter = ',', default_values_t = [10, 60, 240])]
-    lives: Vec<u64>,
+    lifetimes: Vec<u64>,
     /// Any key of the agents' configuration, e.g. --set publish.events=false
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -95,7 +95,7 @@ impl Options {
 
     /// Returns true if the run is complete, so that its results may be written to the documentation.
     fn is_whole(&self) -> bool {
-        self.phases.is_empty() && self.set.is_empty() && self.lives.contains(&60)
+        self.phases.is_empty() && self.set.is_empty() && self.lifetimes.contains(&60)
     }
 }
 
@@ -144,8 +144,8 @@ async fn run(options: &Options, parts: &Parts, minor: &str, seed: u64) -> Result
     // this from a client's list.
     let checks = ["--feature-gates=DetectCacheInconsistency=false"];
     let arguments = if minor == "1.33" { &[] } else { &checks[..] };
-    let unusual = Unusual { program, audit: true, arguments, ..Unusual::default() };
-    let cluster = Cluster::start_unusual(parts, &unusual).await?;
+    let server = ApiServerOptions { program, audit: true, arguments, ..ApiServerOptions::default() };
+    let cluster = Cluster::start_with(parts, &server).await?;
     let version = cluster.client().apiserver_version().await?.git_version;
     let mut run = Run::furnish(options, parts, cluster, &version, Rng::with_seed(seed)).await?;
     run.all(options).await?;
@@ -165,7 +165,7 @@ async fn run(options: &Options, parts: &Parts, minor: &str, seed: u64) -> Result
 
 /// Extrapolates the writes to a large fleet, from those of the required phases that were run.
 fn extrapolate(phases: &[Phase]) -> (String, Vec<String>) {
-    let an_hour = phases::life(60);
+    let an_hour = phases::lifetime(60);
     let find = |kind: Kind| phases.iter().find(|phase| phase.kind == kind && phase.name.contains(&an_hour));
     let waiting = phases.iter().find(|phase| phase.kind == Kind::Pending);
     let mut text = String::new();
