@@ -6,9 +6,9 @@
 //! restarted, and all agents of the cluster lost their watches at the same moment.
 //!
 //! kube-runtime's `watcher` does not do: it decodes JSON only, and whole pages of a list at a time; it may
-//! relist to a state older than the last event; it neither reports that a watch works again nor notices a
-//! silent connection before the watch's own timeout; and it ignores the delay that a busy API server asks
-//! for.
+//! relist to a state older than the last event; it neither reports that a watch works again nor detects a
+//! silent connection before the watch's own timeout; and it ignores the delay that a busy API server
+//! requests.
 
 use std::time::Duration;
 

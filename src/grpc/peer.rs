@@ -20,8 +20,8 @@ pub struct Peer {
     pub uid: u32,
     /// The process's name if `/proc` shows it, else `uid <n>`. Untrusted, for display only.
     pub name: Arc<str>,
-    /// The same for all connections of one process, and only for these. If the kernel does not tell processes
-    /// apart (before Linux 6.9, a process of another PID namespace), each connection has its own.
+    /// The same for all connections of one process, and only for these. If the kernel cannot distinguish
+    /// processes (before Linux 6.9, one of another PID namespace), each connection has its own.
     pub client: u64,
 }
 

@@ -22,8 +22,8 @@ use crate::util::token_bucket::TokenBucket;
 
 /// Interval between checks of the socket file and of responses that make no progress.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// If checks are further apart than this, the server itself was stopped and cannot tell which clients
-/// stalled.
+/// If checks are further apart than this, the server itself was stopped and does not know which
+/// clients stalled.
 const LATE_CHECK: Duration = Duration::from_secs(3);
 /// Rate limit and burst of accepted connections: accepting is expensive, and clients keep a connection for
 /// long.

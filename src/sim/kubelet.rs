@@ -6,6 +6,7 @@
 mod cpu_manager;
 mod device_manager;
 mod faults;
+mod files;
 mod limiter;
 mod memory_manager;
 pub mod model;
@@ -17,7 +18,6 @@ mod service;
 mod settings;
 mod shared;
 mod sockets;
-mod files;
 mod traffic;
 
 use std::collections::BTreeMap;
@@ -272,7 +272,7 @@ impl SimKubelet {
         self.shared.write_checkpoints_or_warn(state);
     }
 
-    /// Changes the hardware. The caller writes its sysfs tree. The kubelet does not notice before
+    /// Changes the hardware. The caller writes its sysfs tree. The kubelet does not detect it before
     /// [`SimKubelet::reset`].
     pub fn set_hardware(&self, hardware: &MachineSpec) {
         self.shared.lock().model.set_hardware(hardware);

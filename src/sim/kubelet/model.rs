@@ -322,7 +322,7 @@ impl Model {
         self.restart();
     }
 
-    /// Changes the hardware while the kubelet runs; its managers do not notice.
+    /// Changes the hardware while the kubelet runs; its managers do not detect it.
     pub(super) fn set_hardware(&mut self, hardware: &MachineSpec) {
         self.hardware = MachineSpec { kubelet: self.hardware.kubelet.clone(), ..hardware.clone() };
     }

@@ -124,7 +124,7 @@ kinds! {
     WatchGone "watches cut, history forgotten (410)" Cluster REWRITE,
     Edited "object edited by a person" Cluster NEXT_REFRESH,
     Deleted "object deleted" Cluster NEXT_REFRESH,
-    Rival "another manager rewrites it" Cluster REWRITE,
+    CompetingPublisher "another manager rewrites it" Cluster REWRITE,
     NodeAgain "Node deleted and made again" Cluster REMADE,
     Uninstalled "CRD uninstalled and installed" Cluster REWRITE,
 }
@@ -282,7 +282,7 @@ impl Kind {
                 pause(rng, 300).await;
                 server.delete(&TOPOLOGIES, "", NODE);
             }
-            Self::Rival => {
+            Self::CompetingPublisher => {
                 for _ in 0..rng.u8(3..15) {
                     edit(world, rng, "another-exporter").await?;
                     pause(rng, 250).await;

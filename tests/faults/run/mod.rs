@@ -163,7 +163,7 @@ impl Run {
                 }
             }
         }
-        if kinds.contains(&Kind::Rival) {
+        if kinds.contains(&Kind::CompetingPublisher) {
             // The agent does not overwrite a competing publisher, but publishes the next change, correctly.
             self.world.change(&mut life).await;
         } else if life.bool() {

@@ -28,7 +28,7 @@ const ANCHOR: &str = "anchor";
 /// Maximum number of pods at a time.
 const CROWD: usize = 9;
 /// Maximum number of actions that a failure report lists.
-const TOLD: usize = 30;
+const MAX_LISTED: usize = 30;
 const GIB: u64 = 1 << 30;
 const RESOURCES: [&str; 2] = ["example.com/nic", "example.com/bridge"];
 
@@ -190,7 +190,7 @@ impl World {
     pub(crate) fn note(&self, deed: String) {
         let deeds = &mut *self.deeds.borrow_mut();
         deeds.push_back((self.start.elapsed(), deed));
-        if deeds.len() > TOLD {
+        if deeds.len() > MAX_LISTED {
             deeds.pop_front();
         }
     }

@@ -95,7 +95,7 @@ fn a_pod_deleted_while_pending_is_waited_for_until_it_is_gone() {
 }
 
 #[test]
-fn a_pod_with_the_name_of_an_earlier_one_is_told_apart() {
+fn a_pod_with_the_name_of_an_earlier_one_is_distinguished() {
     let mut bench = Bench::new();
     assert_eq!(bench.decision(&[pod("a", "1", Running)], "a+", 0), Decision::Publish);
     // The kubelet has not learned yet that the first pod was force-deleted.
