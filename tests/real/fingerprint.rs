@@ -2,8 +2,6 @@
 //! while the zones do not account for a bound pod it matches no set of pods. The expected value is computed
 //! by upstream's own library from the API server's pods; the kubelet and its pods are real.
 
-use std::hash::{BuildHasher, RandomState};
-
 use anyhow::{Context, Result, ensure};
 use kube::ResourceExt;
 use numacast::pod::Pod;
@@ -16,7 +14,7 @@ use crate::support::fingerprint::{Counting, WITHHELD, Upstream, attribute, publi
 use crate::support::parts::fetched;
 use crate::support::pods::PodSpec;
 use crate::support::wait::until;
-use crate::support::{Cluster, Needs, Observer, Parts, RealNode, Stop, nrt, pod};
+use crate::support::{Cluster, Needs, Observer, Parts, RealNode, Stop, nrt, pod, seed};
 
 const NIC: &str = "example.com/nic";
 const FAR: &str = "example.com/far";
@@ -353,10 +351,7 @@ fn random_pod(random: &mut fastrand::Rng, name: usize) -> Value {
 #[test]
 fn random_pods_count_as_the_plugin_counts_them() -> Result<()> {
     let Some(dir) = fetched(&["exclusive"])? else { return Ok(()) };
-    let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed: u64 = given.unwrap_or_else(|| RandomState::new().hash_one(0));
-    eprintln!("NUMACAST_SEED={seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
+    let mut random = fastrand::Rng::with_seed(seed("pods that count"));
     let pods: Vec<Value> = (0..4000).map(|name| random_pod(&mut random, name)).collect();
     let ours = |release| {
         let listed = |name: &str| LISTED.contains(&name);

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Write as _;
 
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
@@ -15,7 +14,7 @@ use crate::support::node::Fate;
 use crate::support::nrt::{self, Figures, Zones};
 use crate::support::pods::{PodSpec, pod};
 use crate::support::wait::until;
-use crate::support::{Cluster, Needs, Parts, RealNode, oracle};
+use crate::support::{Cluster, Needs, Parts, RealNode, oracle, seed};
 
 const NIC: &str = "example.com/nic";
 const COUNTING: Counting = Counting { informer: "dedicated", method: "all", plugin: "v0.35" };
@@ -108,10 +107,7 @@ fn devices(amounts: &Amounts) -> u64 {
 
 async fn walk(policy: &str, scope: &str) -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
-    let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = given.unwrap_or_else(|| fastrand::u64(..));
-    let _ = writeln!(std::io::stderr(), "init containers, {policy}, {scope}: NUMACAST_SEED={seed}");
-    let mut random = Rng::with_seed(seed);
+    let mut random = Rng::with_seed(seed(&format!("init containers, {policy}, {scope}")));
     let cluster = Cluster::shared(&parts).await?;
     let node = RealNode::on("two-by-eight")?
         .kubelet("topologyManagerPolicy", policy.into())

@@ -1,8 +1,6 @@
 //! Random pods, made with Kubernetes' own types, are parsed and printed as Kubernetes does.
 
-use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::BuildHasher;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,13 +10,14 @@ use numacast::sim::pods_api::SimPodsApi;
 use serde_json::Value;
 
 use crate::support::parts::fetched;
+use crate::support::seed;
 
 /// Returns random pods: each message, and what Kubernetes' types make of it. `None` if the program that makes
 /// them cannot be built here.
 fn made_pods(form: &str, count: usize) -> Result<Option<Vec<(Vec<u8>, String)>>> {
     let Some(dir) = fetched(&["madepods"])? else { return Ok(None) };
     let mut command = Command::new(dir.join("madepods"));
-    let output = command.arg(form).arg((seed() >> 1).to_string()).arg(count.to_string()).output()?;
+    let output = command.arg(form).arg((seed("random pods") >> 1).to_string()).arg(count.to_string()).output()?;
     ensure!(output.status.success(), "madepods: {}", String::from_utf8_lossy(&output.stderr));
     let pair = |line: &str| {
         let (message, form) = line.split_once('\t').context("no tab")?;
@@ -33,13 +32,6 @@ fn made_pods(form: &str, count: usize) -> Result<Option<Vec<(Vec<u8>, String)>>>
 fn of_hex(text: &str) -> Result<Vec<u8>> {
     let digits = |at| u8::from_str_radix(text.get(at..at + 2).unwrap_or_default(), 16);
     Ok((0..text.len()).step_by(2).map(digits).collect::<Result<_, _>>()?)
-}
-
-fn seed() -> u64 {
-    let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = given.unwrap_or_else(|| RandomState::new().hash_one(0));
-    eprintln!("NUMACAST_SEED={seed}");
-    seed
 }
 
 #[test]

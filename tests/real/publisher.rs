@@ -37,7 +37,7 @@ impl World {
         let kubectl = parts.program("kubectl");
         let node = SimNode::start();
         let mut values = json!({});
-        let mut arguments: Vec<String> = with.iter().map(|word| (*word).to_owned()).collect();
+        let mut arguments: Vec<String> = with.iter().map(|argument| (*argument).to_owned()).collect();
         for (key, value) in config {
             let (section, name) = key.split_once('.').context("no key of two parts")?;
             values[section][name] = serde_saphyr::from_str(value)?;
@@ -93,23 +93,23 @@ impl World {
         .await
     }
 
-    async fn kubectl(&self, words: &[&str]) -> Result<String> {
-        run(&self.kubectl, &self.cluster, words, &[]).await
+    async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        run(&self.kubectl, &self.cluster, arguments, &[]).await
     }
 }
 
 async fn run(
     kubectl: &PathBuf,
     cluster: &Cluster,
-    words: &[&str],
+    arguments: &[&str],
     environment: &[(&str, &str)],
 ) -> Result<String> {
     let mut command = Command::new(kubectl);
-    command.arg("--cache-dir").arg(cluster.dir().join("cache")).args(words);
+    command.arg("--cache-dir").arg(cluster.dir().join("cache")).args(arguments);
     command.env("KUBECONFIG", cluster.admin_kubeconfig()).envs(environment.iter().copied());
     let output = tokio::task::spawn_blocking(move || command.output()).await??;
     let (out, err) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
-    ensure!(output.status.success(), "kubectl {words:?}: {out}{err}");
+    ensure!(output.status.success(), "kubectl {arguments:?}: {out}{err}");
     Ok(out)
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,6 +10,7 @@ use numacast::quantity::Parsed;
 use serde_json::Value;
 
 use crate::support::parts::{fetched, repository, script};
+use crate::support::seed;
 
 /// Number of random texts.
 const RANDOM: usize = 100_000;
@@ -39,9 +39,7 @@ fn ours(line: &str) -> String {
 #[test]
 fn random_quantities_are_parsed_as_in_go() -> Result<()> {
     let Some(dir) = fetched(&["quantity"])? else { return Ok(()) };
-    let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed: u64 = given.unwrap_or_else(|| RandomState::new().hash_one(0) >> 1);
-    eprintln!("NUMACAST_SEED={seed}");
+    let seed = seed("random quantities") >> 1;
     let lines = lines_of(&dir.join("quantity"), &["random", &seed.to_string(), &RANDOM.to_string()])?;
     ensure!(lines.len() == RANDOM, "{} lines", lines.len());
     let wrong: Vec<&String> = lines.iter().filter(|line| ours(line) != **line).collect();

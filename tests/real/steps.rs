@@ -1,15 +1,13 @@
 //! After every step of a seeded random walk the published object matches the kubelet's own state files. The
 //! agent has the chart's rights, under the chart's admission policies.
 
-use std::io::Write;
-
 use anyhow::Result;
 use serde_json::Value;
 
 use crate::support::agent::Agent;
 use crate::support::chart;
 use crate::support::walk::Walk;
-use crate::support::{Cluster, Needs, Parts, RealNode};
+use crate::support::{Cluster, Needs, Parts, RealNode, seed};
 
 /// Steps of one walk.
 const STEPS: usize = 36;
@@ -58,9 +56,6 @@ async fn without_static_policies_every_cpu_is_available() -> Result<()> {
 
 /// Returns a walk with the seed `NUMACAST_SEED`, or a random one, and prints the seed.
 fn walk(node: RealNode, agent: Agent, max_pods: usize) -> Walk {
-    let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = given.unwrap_or_else(|| fastrand::u64(..));
-    // To stderr directly, since the test harness captures the output of passing tests.
-    let _ = writeln!(std::io::stderr(), "walk on {}: NUMACAST_SEED={seed}", node.name());
+    let seed = seed(&format!("walk on {}", node.name()));
     Walk::new(node, agent, max_pods, seed)
 }

@@ -28,6 +28,8 @@ pub(crate) mod prober;
 pub(crate) mod process;
 #[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) mod proxy;
+#[allow(dead_code, reason = "not every test program uses everything")]
+pub(crate) mod seed;
 pub(crate) mod tokens;
 pub(crate) mod wait;
 pub(crate) mod walk;
@@ -37,3 +39,5 @@ pub(crate) use node::{RealNode, Stop};
 pub(crate) use nrt::Observer;
 pub(crate) use parts::{Needs, Parts};
 pub(crate) use pods::pod;
+#[allow(unused_imports, reason = "not every test program uses everything")]
+pub(crate) use seed::seed;
