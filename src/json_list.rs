@@ -3,6 +3,7 @@
 
 mod item_buffer;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use serde::Deserialize;
 use tracing::warn;
 
@@ -54,13 +55,7 @@ pub(crate) struct List {
 #[derive(Deserialize)]
 struct Envelope {
     #[serde(default)]
-    metadata: Metadata,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Metadata {
-    resource_version: Option<String>,
+    metadata: ListMeta,
 }
 
 impl ListSplitter {

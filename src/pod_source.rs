@@ -8,12 +8,10 @@ mod kubelet_port;
 mod metrics;
 mod selector;
 mod shared_informer;
-mod sources;
 
 pub use cache::{PodCache, PodView, RELEASE_TIMEOUT};
 pub use kind::PodSourceKind;
 pub use kubelet_port::KubeletPort;
 pub use metrics::PodSourceMetrics;
-pub use selector::SourceSelector;
+pub use selector::{PodSources, SourceSelector};
 pub use shared_informer::SharedInformer;
-pub use sources::PodSources;

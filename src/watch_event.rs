@@ -39,18 +39,6 @@ impl<T> WatchEvent<T> {
         }
     }
 
-    /// Converts the object of the event; returns `None` if `convert` does.
-    pub fn filter_map<U>(self, convert: impl FnOnce(T) -> Option<U>) -> Option<WatchEvent<U>> {
-        Some(match self {
-            Self::Init => WatchEvent::Init,
-            Self::InitApply(object) => WatchEvent::InitApply(convert(object)?),
-            Self::InitDone => WatchEvent::InitDone,
-            Self::Apply(object) => WatchEvent::Apply(convert(object)?),
-            Self::Delete(object) => WatchEvent::Delete(convert(object)?),
-            Self::Resumed => WatchEvent::Resumed,
-        })
-    }
-
     /// Returns the object of the event.
     pub const fn object(&self) -> Option<&T> {
         match self {

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::api::ListParams;
 use kube::core::Request;
 use serde::Deserialize;
@@ -13,22 +14,9 @@ use super::{Cluster, ClusterError, Failure};
 #[derive(Debug, Deserialize)]
 pub(super) struct Page<T> {
     #[serde(default)]
-    metadata: PageMetadata,
+    metadata: ListMeta,
     /// The API server encodes an empty list of metadata as null.
-    #[serde(default = "no_items")]
     items: Option<Vec<T>>,
-}
-
-/// A default that has no bounds on `T`.
-fn no_items<T>() -> Option<Vec<T>> {
-    None
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct PageMetadata {
-    r#continue: String,
-    remaining_item_count: Option<u64>,
 }
 
 /// The listed resource.
@@ -68,7 +56,7 @@ impl<T: DeserializeOwned> Pages<T> {
     pub async fn next(&mut self) -> Result<Option<Vec<T>>, ClusterError> {
         let Some(next) = self.next.clone() else { return Ok(None) };
         let page = self.cluster.page::<T>(&self.listing, &next).await?;
-        self.next = Some(page.metadata.r#continue).filter(|next| !next.is_empty());
+        self.next = page.metadata.continue_.filter(|next| !next.is_empty());
         Ok(Some(page.items.unwrap_or_default()))
     }
 }
@@ -95,8 +83,8 @@ impl Cluster {
     pub(super) async fn count(&self, listing: &Listing) -> Result<u64, ClusterError> {
         let one = Listing { page: 1, metadata: true, ..listing.clone() };
         let page = self.page::<serde::de::IgnoredAny>(&one, "").await?;
-        Ok(page.items.map_or(0, |items| items.len() as u64)
-            + page.metadata.remaining_item_count.unwrap_or_default())
+        let remaining = page.metadata.remaining_item_count.and_then(|count| u64::try_from(count).ok());
+        Ok(page.items.map_or(0, |items| items.len() as u64) + remaining.unwrap_or_default())
     }
 
     /// Maps a failed list: for our objects, the resource itself may be unknown.
@@ -113,10 +101,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_of_nothing_may_be_null_or_missing() {
+    fn items_may_be_null_or_missing() {
         for items in [r#","items":null"#, r#","items":[]"#, ""] {
             let page: Page<u8> = serde_json::from_str(&format!(r#"{{"metadata":{{}}{items}}}"#)).unwrap();
-            assert!(page.items.unwrap_or_default().is_empty() && page.metadata.r#continue.is_empty());
+            assert!(page.items.unwrap_or_default().is_empty() && page.metadata.continue_.is_none());
         }
     }
 }

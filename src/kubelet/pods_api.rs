@@ -1,7 +1,6 @@
 //! The client of the Pods API (KEP-4188), which serves and watches all pods known to the kubelet.
 //! Kubelets serve it from 1.36 on, numacast for all others; the client treats both alike.
 
-mod call;
 mod client;
 mod deletions;
 mod error;

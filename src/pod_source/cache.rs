@@ -16,10 +16,9 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::metrics::PodSourceMetrics;
-use super::selector::SourceSelector;
-use super::sources::PodSources;
+use super::selector::{PodSources, SourceSelector};
 use crate::cluster::Cluster;
-use crate::pod::{Pod, PodName};
+use crate::pod::{Liveness, Pod, PodName};
 use crate::util::task::Task;
 
 pub use pods::RELEASE_TIMEOUT;
@@ -128,21 +127,30 @@ impl PodCache {
     /// Returns true if this pod is running or will run, as of the last list and the events since.
     #[must_use]
     pub fn has_live(&self, name: &PodName) -> bool {
-        self.pods().has_live(name)
+        self.pods().all().get(name).is_some_and(|pod| pod.liveness == Liveness::Live)
     }
 
     /// Returns true if there is a pod with this name, as of the last list and the events since, that is
     /// running or will run, or has terminated and is not being deleted: no newer pod can have its name.
     #[must_use]
     pub fn has_current(&self, name: &PodName) -> bool {
-        self.pods().has_current(name)
+        self.pods().all().get(name).is_some_and(|pod| match pod.liveness {
+            Liveness::Live => true,
+            Liveness::Stopped => false,
+            Liveness::Terminated => !pod.deleted,
+        })
     }
 
     /// Returns true if this pod has terminated or was recently deleted, and no pod with its name is running
     /// or will run.
     #[must_use]
     pub fn is_gone(&self, name: &PodName) -> bool {
-        self.pods().is_gone(name)
+        let pods = self.pods();
+        match pods.all().get(name).map(|pod| pod.liveness) {
+            Some(Liveness::Live) => false,
+            Some(Liveness::Terminated) => true,
+            Some(Liveness::Stopped) | None => pods.was_deleted(name),
+        }
     }
 
     /// Returns true if a complete list that was requested after `moment`, and the events since, lack this
@@ -150,20 +158,22 @@ impl PodCache {
     #[must_use]
     pub fn lacks_since(&self, name: &PodName, moment: Instant) -> bool {
         let pods = self.pods();
-        pods.listed_since(moment) && !pods.all().contains_key(name)
+        pods.listed_at.is_some_and(|at| at > moment) && !pods.all().contains_key(name)
     }
 
     /// Returns true if the pods are those of a complete list that was requested after `moment`, and of the
     /// events since.
     #[must_use]
     pub fn listed_since(&self, moment: Instant) -> bool {
-        self.pods().listed_since(moment)
+        self.pods().listed_at.is_some_and(|at| at > moment)
     }
 
     /// Returns the number of pods that are running or will run and are not among `listed`.
     #[must_use]
     pub fn count_live_except(&self, listed: &BTreeSet<PodName>) -> usize {
-        self.pods().live().filter(|name| !listed.contains(*name)).count()
+        let pods = self.pods();
+        let live = pods.all().iter().filter(|(_, pod)| pod.liveness == Liveness::Live);
+        live.filter(|(name, _)| !listed.contains(*name)).count()
     }
 
     fn pods(&self) -> MutexGuard<'_, CachedPods> {
@@ -198,5 +208,23 @@ mod tests {
         assert!(!cache.lacks_since(&name("b"), early), "it was created since");
         apply(PodEvent::Init, late);
         assert!(!cache.lacks_since(&name("c"), requested), "the next list is incomplete");
+    }
+
+    #[test]
+    fn a_name_may_be_taken_again_once_its_pod_is_stopped_or_deleted() {
+        let cache = PodCache::none();
+        let name = ("ns".to_owned(), "a".to_owned());
+        assert!(!cache.has_current(&name));
+        for (liveness, deleted, is_current) in [
+            (Liveness::Live, false, true),
+            (Liveness::Live, true, true),
+            (Liveness::Stopped, true, false),
+            (Liveness::Terminated, false, true),
+            (Liveness::Terminated, true, false),
+        ] {
+            let pod = Pod { namespace: "ns".into(), name: "a".into(), liveness, deleted, ..Pod::default() };
+            cache.pods().apply(PodEvent::Apply(pod), Instant::now());
+            assert_eq!(cache.has_current(&name), is_current, "{liveness:?} {deleted}");
+        }
     }
 }

@@ -1,8 +1,9 @@
-//! Selects the source of pods: the first of several that works.
+//! The sources of pods, and which of them is used: the first that works.
 
 mod trial;
 
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +14,8 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::kind::PodSourceKind;
+use super::kubelet_port::KubeletPort;
 use super::shared_informer::SharedInformer;
-use super::sources::PodSources;
 use crate::cluster::Cluster;
 use crate::kubelet;
 use crate::pod::{PodEvent, Wanted};
@@ -31,6 +32,25 @@ const RETRY_LIMIT: Duration = Duration::from_secs(60);
 const NO_CREDENTIALS: &str = "there are no credentials for the API server: set --kubeconfig";
 
 type Events = BoxStream<'static, Result<PodEvent, String>>;
+
+/// The sources to use, and how to reach them.
+#[derive(Clone, Debug, Default)]
+pub struct PodSources {
+    /// The sources, in order of preference.
+    pub order: Vec<PodSourceKind>,
+    /// The socket of the Pods API.
+    pub socket: PathBuf,
+    /// The deadline of a call to the kubelet.
+    pub timeout: Duration,
+    /// How often `/pods` is read.
+    pub interval: Duration,
+    /// The address of `/pods`.
+    pub port: KubeletPort,
+    /// The optional parts of a pod to keep.
+    pub wanted: Wanted,
+    /// Shares the sources with others in this process, if set.
+    pub informer: Option<SharedInformer>,
+}
 
 /// Selects a source and yields its events.
 pub struct SourceSelector {

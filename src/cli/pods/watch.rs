@@ -94,7 +94,11 @@ impl Printer {
     /// Returns the output for an event.
     fn apply(&mut self, event: PodEvent) -> String {
         let is_deletion = matches!(event, PodEvent::Delete(_));
-        let Some(event) = event.filter_map(|pod| self.entry(&pod, is_deletion)) else { return String::new() };
+        let entry = event.object().map(|pod| self.entry(pod, is_deletion));
+        if entry == Some(None) {
+            return String::new();
+        }
+        let event = event.map(|pod| entry.flatten().unwrap_or_else(|| (key(&pod), None)));
         let changed = match &event {
             WatchEvent::Apply((key, _)) | WatchEvent::Delete((key, _)) => Some(key.clone()),
             _ => None,

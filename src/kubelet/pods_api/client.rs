@@ -7,16 +7,21 @@ use prost::Message;
 use prost::bytes::Bytes;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
-use tonic::Streaming;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
+use tonic::{Request, Status, Streaming};
 use tracing::warn;
 
-use super::call::{Method, Outcome, unary, watch};
 use super::error::PodsError;
 use crate::core_v1::read_pod;
 use crate::kubelet::connector::{SocketId, channel, innermost};
 use crate::kubelet::proto::pods::{GetPodRequest, GetPodResponse, ListPodsResponse};
+use crate::kubelet::request::Raw;
 use crate::pod::{Pod, Wanted};
+
+/// 500 full pods take some 5 MiB, which is above the default receive limit of gRPC clients, 4 MiB.
+const MAX_MESSAGE_BYTES: usize = 32 << 20;
 
 /// Relative to the host's root: the socket of numacast's own Pods API, then the kubelet's.
 const SOCKETS: [&str; 2] = ["run/numacast/pods-api/pods-api.sock", "var/lib/kubelet/pods-api/pods-api.sock"];
@@ -63,8 +68,6 @@ pub struct PodsClient {
     pub(super) raw_limit: usize,
     /// The connection to the socket that last responded.
     pub(super) open: Option<OpenSocket>,
-    /// Why the sockets before it were skipped.
-    pub(super) skipped: Vec<PodsError>,
 }
 
 /// A connection.
@@ -87,8 +90,8 @@ impl PodsClient {
     /// It does not connect yet.
     #[must_use]
     pub fn new(sockets: impl IntoIterator<Item = PathBuf>, deadline: Duration) -> Self {
-        let (sockets, skipped) = (sockets.into_iter().collect(), Vec::new());
-        Self { sockets, deadline, verifies_lists: false, raw_limit: usize::MAX, open: None, skipped }
+        let sockets = sockets.into_iter().collect();
+        Self { sockets, deadline, verifies_lists: false, raw_limit: usize::MAX, open: None }
     }
 
     /// For callers that act on a pod's deletion: [`PodsClient::watch`] does not at once take a pod for
@@ -110,12 +113,6 @@ impl PodsClient {
     #[must_use]
     pub fn socket(&self) -> Option<&Path> {
         self.open.as_ref().map(|open| &*self.sockets[open.index])
-    }
-
-    /// Returns why the sockets before it failed.
-    #[must_use]
-    pub fn skipped(&self) -> &[PodsError] {
-        &self.skipped
     }
 
     /// Returns all pods, sorted by UID; `wanted` selects what is kept of each. A pod that cannot be decoded
@@ -156,12 +153,8 @@ impl PodsClient {
         let mut errors = Vec::new();
         for index in 0..self.sockets.len() {
             match self.call_at(index, method, message.clone()).await {
-                Ok(response) => {
-                    self.skipped = errors;
-                    return Ok(response);
-                }
-                Err(error) if error.is_final() => return Err(error),
-                Err(error) => errors.push(error),
+                Err(error) if !error.is_final() => errors.push(error),
+                result => return result,
             }
         }
         Err(PodsError::all(errors))
@@ -177,16 +170,10 @@ impl PodsClient {
                 None => self.connect(index).await?,
             };
             let call = unary(open.channel.clone(), method, message.clone());
-            let error = match timeout(self.deadline, call).await {
-                Ok(Ok(response)) => {
-                    self.open = Some(open);
-                    return Ok(response);
-                }
-                outcome => self.explain(index, method, outcome),
-            };
-            self.open = None;
-            if !(was_known && matches!(error, PodsError::Lost { .. })) {
-                return Err(error);
+            let result = self.within_deadline(index, method, call).await;
+            self.open = result.is_ok().then_some(open);
+            if !(was_known && matches!(result, Err(PodsError::Lost { .. }))) {
+                return result;
             }
         }
     }
@@ -197,10 +184,8 @@ impl PodsClient {
             Some(open) => open,
             None => self.connect(index).await?,
         };
-        match timeout(self.deadline, watch(open.channel.clone())).await {
-            Ok(Ok(stream)) => Ok((open, stream)),
-            outcome => Err(self.explain(index, Method::Watch, outcome)),
-        }
+        let call = watch(open.channel.clone());
+        Ok((open, self.within_deadline(index, Method::Watch, call).await?))
     }
 
     /// Returns the open connection to this socket, unless the socket at the path was replaced.
@@ -223,12 +208,16 @@ impl PodsClient {
         }
     }
 
-    /// Returns the error for a failed call.
-    fn explain<T>(&self, index: usize, method: Method, outcome: Outcome<T>) -> PodsError {
-        let (path, call) = (&self.sockets[index], method.name());
-        match outcome {
-            Ok(Err(status)) => PodsError::of_status(path, call, &status),
-            _ => PodsError::Deadline { path: path.clone(), call, after: self.deadline },
+    async fn within_deadline<T>(
+        &self,
+        index: usize,
+        method: Method,
+        call: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, PodsError> {
+        let (path, call_name) = (&self.sockets[index], method.name());
+        match timeout(self.deadline, call).await {
+            Ok(result) => result.map_err(|status| PodsError::of_status(path, call_name, &status)),
+            Err(_) => Err(PodsError::Deadline { path: path.clone(), call: call_name, after: self.deadline }),
         }
     }
 
@@ -237,4 +226,50 @@ impl PodsClient {
         let path = self.socket().unwrap_or(Path::new("")).to_owned();
         PodsError::Invalid { path, call: method.name(), reason: reason.to_string() }
     }
+}
+
+/// The methods of the service.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Method {
+    List,
+    Get,
+    Watch,
+}
+
+impl Method {
+    /// Returns its name, for messages.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::List => "ListPods",
+            Self::Get => "GetPod",
+            Self::Watch => "WatchPods",
+        }
+    }
+
+    fn path(self) -> PathAndQuery {
+        PathAndQuery::from_static(match self {
+            Self::List => "/v1alpha1.Pods/ListPods",
+            Self::Get => "/v1alpha1.Pods/GetPod",
+            Self::Watch => "/v1alpha1.Pods/WatchPods",
+        })
+    }
+}
+
+async fn client(channel: Channel) -> Result<Grpc<Channel>, Status> {
+    let mut client = Grpc::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    let ready = client.ready().await;
+    ready.map_err(|error| Status::from_error(error.into()))?;
+    Ok(client)
+}
+
+pub(super) async fn unary(channel: Channel, method: Method, message: Bytes) -> Result<Bytes, Status> {
+    let mut client = client(channel).await?;
+    client.unary(Request::new(message), method.path(), Raw).await.map(tonic::Response::into_inner)
+}
+
+/// Resolves with the first pod, or with the end of an empty list.
+pub(super) async fn watch(channel: Channel) -> Result<Streaming<Bytes>, Status> {
+    let mut client = client(channel).await?;
+    let request = Request::new(Bytes::new());
+    client.server_streaming(request, Method::Watch.path(), Raw).await.map(tonic::Response::into_inner)
 }

@@ -9,14 +9,15 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use prost::Message;
 use prost::bytes::Bytes;
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
-use tonic::Code;
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 
-use super::call::{Method, Outcome, unary};
+use super::client::{Method, unary};
 use crate::core_v1::read_pod;
 use crate::kubelet::proto::pods::{GetPodRequest, GetPodResponse};
-use crate::pod::{Pod, RawPod, Wanted};
+use crate::pod::{Pod, Wanted};
 use crate::util::backoff::back_off;
 
 /// First and last delay between lookups of a pod: kubelets report a deletion a moment before the object is
@@ -44,30 +45,12 @@ pub(super) struct Deletions {
 }
 
 struct DeletedPod {
+    /// Without annotations and the serialized pod, which may be large.
     pod: Pod,
-    /// The pod as of the last lookup.
-    last: Option<Digest>,
+    /// A hash of the pod as of the last lookup.
+    last: Option<u64>,
     lookups: u32,
     due: Instant,
-}
-
-/// A pod as returned by a lookup. A hash replaces the serialized pod and the annotations, which may be large
-/// and are only compared.
-#[derive(Debug, PartialEq, Eq)]
-struct Digest {
-    pod: Pod,
-    hash: u64,
-}
-
-impl Digest {
-    fn of(pod: &Pod) -> Self {
-        let mut hasher = DefaultHasher::new();
-        pod.annotations.hash(&mut hasher);
-        if let Some(RawPod::Protobuf(bytes)) = pod.raw.as_deref() {
-            bytes.hash(&mut hasher);
-        }
-        Self { pod: identity_of(pod.clone()), hash: hasher.finish() }
-    }
 }
 
 /// What a lookup found.
@@ -78,24 +61,21 @@ pub(super) enum Lookup {
     Gone(Pod),
 }
 
-/// The response of a lookup: the pod, or `None` if there is none.
-type Response = Option<Box<Pod>>;
+/// The response of a lookup: the pod and a hash of its message, or `None` if there is none.
+type Response = Option<(Box<Pod>, u64)>;
 
 /// Returns the response of a lookup; `None` if the lookup failed.
-fn response(outcome: Outcome<Bytes>, wanted: &Wanted) -> Option<Response> {
+fn response(outcome: Result<Result<Bytes, Status>, Elapsed>, wanted: &Wanted) -> Option<Response> {
     match outcome {
         Ok(Ok(response)) => {
-            let response = GetPodResponse::decode(response).ok()?;
-            Some(Some(Box::new(read_pod(&response.pod, wanted).ok()?)))
+            let message = GetPodResponse::decode(response).ok()?.pod;
+            let mut hasher = DefaultHasher::new();
+            message.hash(&mut hasher);
+            Some(Some((Box::new(read_pod(&message, wanted).ok()?), hasher.finish())))
         }
         Ok(Err(status)) if status.code() == Code::NotFound => Some(None),
         Ok(Err(_)) | Err(_) => None,
     }
-}
-
-/// Drops what may be large: annotations and the serialized pod.
-fn identity_of(pod: Pod) -> Pod {
-    Pod { raw: None, annotations: Box::default(), ..pod }
 }
 
 impl Deletions {
@@ -105,9 +85,9 @@ impl Deletions {
 
     /// Adds a pod that was reported deleted.
     pub(super) fn add(&mut self, pod: Pod) {
-        let key = key(&pod);
-        let deleted = DeletedPod { pod: identity_of(pod), last: None, lookups: 0, due: Instant::now() };
-        self.pods.insert(key, deleted);
+        let (key, due) = (key(&pod), Instant::now());
+        let pod = Pod { raw: None, annotations: Box::default(), ..pod };
+        self.pods.insert(key, DeletedPod { pod, last: None, lookups: 0, due });
     }
 
     /// Removes a pod that was reported to exist.
@@ -156,11 +136,10 @@ impl Deletions {
         match response {
             Some(None) => Some(Lookup::Gone(deleted.pod)),
             // It has terminated but was not deleted, so it stays.
-            Some(Some(pod)) if !pod.deleted => Some(Lookup::Exists(pod)),
-            Some(Some(pod)) => {
-                let digest = Some(Digest::of(&pod));
-                let is_changed = deleted.last != digest;
-                self.pods.insert(key, DeletedPod { last: digest, ..deleted });
+            Some(Some((pod, _))) if !pod.deleted => Some(Lookup::Exists(pod)),
+            Some(Some((pod, hash))) => {
+                let is_changed = deleted.last.replace(hash) != Some(hash);
+                self.pods.insert(key, deleted);
                 is_changed.then_some(Lookup::Exists(pod))
             }
             None => {

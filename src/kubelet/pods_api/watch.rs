@@ -2,7 +2,7 @@
 //! cannot be resumed (KEP-4188), and the kubelet drops events when its queue is full.
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use futures::stream::{Stream, unfold};
@@ -12,8 +12,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tonic::Streaming;
 use tracing::{debug, warn};
 
-use super::call::Method;
-use super::client::{OpenSocket, PodsClient};
+use super::client::{Method, OpenSocket, PodsClient};
 use super::deletions::{Deletions, Key, Lookup, key};
 use super::error::PodsError;
 use crate::core_v1::{read_pod, reduce_to};
@@ -137,17 +136,7 @@ impl PodsWatch {
     /// Returns the socket that is watched.
     #[must_use]
     pub fn socket(&self) -> Option<&Path> {
-        self.open.as_ref().map(|open| &**self.path(open))
-    }
-
-    /// Returns why the sockets before it failed.
-    #[must_use]
-    pub fn skipped(&self) -> &[PodsError] {
-        self.client.skipped()
-    }
-
-    fn path(&self, open: &OpenWatch) -> &PathBuf {
-        &self.client.sockets[open.socket.index]
+        self.open.as_ref().map(|open| &*self.client.sockets[open.socket.index])
     }
 
     /// Waits for one event, lookup or timeout and handles it.
@@ -287,7 +276,6 @@ impl PodsWatch {
         for index in 0..self.client.sockets.len() {
             match self.client.watch_at(index).await {
                 Ok((socket, stream)) => {
-                    self.client.skipped = errors;
                     let ends = Instant::now() + jittered(RESYNC);
                     let (list, unreadable) = (Some(PodMap::default()), LastLogged::default());
                     return Ok(OpenWatch { socket, stream, list, ends, synced_at: None, unreadable });

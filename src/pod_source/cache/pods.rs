@@ -25,7 +25,7 @@ pub(super) struct CachedPods {
     pods: Reflector<PodMap<PodName>>,
     /// When the list that is being received was requested, and when the last complete one was.
     list_requested_at: Option<Instant>,
-    listed_at: Option<Instant>,
+    pub(super) listed_at: Option<Instant>,
     /// Incremented whenever a pod changes, and when the first list is complete.
     pub(super) version: u64,
     /// Since when the source has been failing.
@@ -92,33 +92,9 @@ impl CachedPods {
         self.pods.objects()
     }
 
-    /// Returns the names of pods that are running or will run.
-    pub(super) fn live(&self) -> impl Iterator<Item = &PodName> {
-        self.all().iter().filter(|(_, pod)| is_live(pod)).map(|(name, _)| name)
-    }
-
-    pub(super) fn has_live(&self, name: &PodName) -> bool {
-        self.all().get(name).is_some_and(is_live)
-    }
-
-    pub(super) fn has_current(&self, name: &PodName) -> bool {
-        self.all().get(name).is_some_and(|pod| match pod.liveness {
-            Liveness::Live => true,
-            Liveness::Stopped => false,
-            Liveness::Terminated => !pod.deleted,
-        })
-    }
-
-    pub(super) fn is_gone(&self, name: &PodName) -> bool {
-        match self.all().get(name).map(|pod| pod.liveness) {
-            Some(Liveness::Live) => false,
-            Some(Liveness::Terminated) => true,
-            Some(Liveness::Stopped) | None => self.deletions.history.contains_key(name),
-        }
-    }
-
-    pub(super) fn listed_since(&self, moment: Instant) -> bool {
-        self.listed_at.is_some_and(|at| at > moment)
+    /// Returns true if a pod with this name was deleted, stopped or terminated within [`HISTORY`].
+    pub(super) fn was_deleted(&self, name: &PodName) -> bool {
+        self.deletions.history.contains_key(name)
     }
 
     /// Returns the terminated pods with their UIDs.
@@ -218,23 +194,6 @@ mod tests {
         let many = (0..3 * MAX_HISTORY).map(|number| pod(&number.to_string(), "1", Liveness::Terminated));
         many.for_each(|pod| pods.apply(PodEvent::Apply(pod), start));
         assert_eq!(pods.deletions.history.len(), MAX_HISTORY);
-    }
-
-    #[test]
-    fn a_name_may_be_taken_again_once_its_pod_is_stopped_or_deleted() {
-        let mut pods = CachedPods::default();
-        let name = ("ns".to_owned(), "a".to_owned());
-        assert!(!pods.has_current(&name));
-        for (liveness, deleted, is_current) in [
-            (Liveness::Live, false, true),
-            (Liveness::Live, true, true),
-            (Liveness::Stopped, true, false),
-            (Liveness::Terminated, false, true),
-            (Liveness::Terminated, true, false),
-        ] {
-            pods.apply(PodEvent::Apply(Pod { deleted, ..pod("a", "1", liveness) }), Instant::now());
-            assert_eq!(pods.has_current(&name), is_current, "{liveness:?} {deleted}");
-        }
     }
 
     #[test]
