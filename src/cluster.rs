@@ -19,7 +19,7 @@ mod object_watch;
 mod pages;
 mod pods;
 mod protobuf;
-mod request;
+mod raw_request;
 mod scheduler;
 mod timed_backoff;
 mod topologies;
