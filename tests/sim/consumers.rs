@@ -1,5 +1,5 @@
-//! What each choice of `consumer` publishes with the chart's default mounts: the directories of
-//! the kubelet's sockets, without its checkpoints.
+//! What is published for each `consumer` with the chart's default mounts: the directories of the kubelet's
+//! sockets, without its checkpoints.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use numacast::topology::Exclude;
 use numacast::util::glob::PodPattern;
 use serde_json::{Value, json};
 
-use crate::agent::{World, quick, server};
-use crate::support::SimNode;
+use crate::support::Node;
+use crate::world::{World, api_server, quick};
 
 const GIB: u64 = 1 << 30;
 
 /// Every consumer.
-const CHOICES: [Consumer; 4] =
+const CONSUMERS: [Consumer; 4] =
     [Consumer::SchedulerPlugins, Consumer::SchedulerPluginsDirect, Consumer::Kai, Consumer::None];
 
 /// Hides the directories that the chart does not mount, and disables polling.
-fn in_the_charts_mounts(settings: &mut Settings) {
+fn with_default_mounts(settings: &mut Settings) {
     settings.kubelet_dir = PathBuf::from("/nowhere");
     settings.poll = Duration::from_secs(3600);
 }
@@ -38,27 +38,27 @@ async fn start(
         configure(config);
     };
     let change = |settings: &mut Settings| {
-        in_the_charts_mounts(settings);
+        with_default_mounts(settings);
         change(settings);
     };
-    let world = World::configured(SimNode::with(quick()), server().await, choose, change);
-    world.agrees().await;
+    let world = World::configured(Node::with(quick()), api_server().await, choose, change);
+    world.converges().await;
     world
 }
 
-async fn world(choice: Consumer) -> World {
-    world_with(choice, |_| {}).await
+async fn world(consumer: Consumer) -> World {
+    world_with(consumer, |_| {}).await
 }
 
 /// As [`world`], with settings that no configuration can express.
-async fn world_with(choice: Consumer, change: impl FnOnce(&mut Settings)) -> World {
-    let world = start(choice, |_| {}, change).await;
-    quiet(&world).await;
+async fn world_with(consumer: Consumer, change: impl FnOnce(&mut Settings)) -> World {
+    let world = start(consumer, |_| {}, change).await;
+    idle(&world).await;
     world
 }
 
 /// Waits until the kubelet gets no more requests, and returns the number of Lists by then.
-async fn quiet(world: &World) -> u64 {
+async fn idle(world: &World) -> u64 {
     loop {
         let before = world.node.kubelet.calls().list;
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -68,84 +68,81 @@ async fn quiet(world: &World) -> u64 {
     }
 }
 
-fn show(world: &World, pod: &PodSpec, phase: &str) {
-    world.server.put(&PODS, pod.object("worker", phase)).unwrap();
-}
-
 /// Returns the object in the API server as JSON.
 fn published(world: &World) -> String {
     serde_json::to_string(&world.server.topology("worker").unwrap()).unwrap()
 }
 
 #[tokio::test]
-async fn an_allocation_and_a_release_show_at_once_in_every_choice() {
-    for choice in CHOICES {
-        let world = world(choice).await;
+async fn allocations_and_releases_are_published_for_every_consumer() {
+    for consumer in CONSUMERS {
+        let world = world(consumer).await;
         let pod = PodSpec::guaranteed("a", 2, GIB);
-        show(&world, &pod, "Pending");
-        // The kubelet needs some time, and neither a checkpoint nor a poll shows when it is done.
+        world.put_pod(&pod, "Pending");
+        // The kubelet needs some time, and neither a checkpoint nor a poll shows when it has admitted the
+        // pod.
         tokio::time::sleep(Duration::from_millis(30)).await;
         world.node.kubelet.start_pod(pod.clone()).await.unwrap();
-        world.agrees().await;
-        show(&world, &pod, "Running");
+        world.converges().await;
+        world.put_pod(&pod, "Running");
         assert!(world.node.kubelet.stop_pod("default", "a"));
         assert!(world.server.delete(&PODS, "default", "a"));
-        world.agrees().await;
+        world.converges().await;
         world.stop().await;
     }
 }
 
 #[tokio::test]
-async fn a_bound_pod_is_looked_for_until_the_list_shows_it_and_no_longer() {
-    for choice in CHOICES {
-        let world = world(choice).await;
+async fn lists_are_repeated_until_a_bound_pod_is_listed() {
+    for consumer in CONSUMERS {
+        let world = world(consumer).await;
         let before = world.node.kubelet.calls().list;
         let pod = PodSpec::guaranteed("a", 2, GIB);
-        show(&world, &pod, "Pending");
-        world.lists_reach(before + 3).await;
+        world.put_pod(&pod, "Pending");
+        world.wait_for_lists(before + 3).await;
         world.node.kubelet.start_pod(pod.clone()).await.unwrap();
-        world.agrees().await;
+        world.converges().await;
         let shown = world.node.kubelet.calls().list;
-        let after = quiet(&world).await;
-        assert!(after <= shown + 1, "{choice:?}: {shown} Lists, and {after} when nothing was left to find");
+        let after = idle(&world).await;
+        assert!(after <= shown + 1, "{consumer:?}: {shown} Lists, then {after}");
         world.stop().await;
     }
 }
 
 #[tokio::test]
-async fn a_pod_that_holds_nothing_alone_is_not_looked_for() {
-    for choice in CHOICES {
-        let world = world(choice).await;
+async fn pods_without_exclusive_resources_cause_no_lists() {
+    for consumer in CONSUMERS {
+        let world = world(consumer).await;
         let before = world.node.kubelet.calls().list;
-        show(&world, &PodSpec::new("modest"), "Pending");
-        assert_eq!(quiet(&world).await, before, "{choice:?}");
+        world.put_pod(&PodSpec::new("modest"), "Pending");
+        assert_eq!(idle(&world).await, before, "{consumer:?}");
         world.stop().await;
     }
 }
 
 #[tokio::test]
-async fn only_the_overreserving_cache_is_told_of_pods() {
-    for choice in CHOICES {
-        let world = world(choice).await;
-        let overreserving = choice == Consumer::SchedulerPlugins;
+async fn only_the_overreserving_cache_gets_a_fingerprint() {
+    for consumer in CONSUMERS {
+        let world = world(consumer).await;
+        let overreserving = consumer == Consumer::SchedulerPlugins;
         let object = published(&world);
-        assert_eq!(object.contains("nodeTopologyPodsFingerprint"), overreserving, "{choice:?}: {object}");
+        assert_eq!(object.contains("nodeTopologyPodsFingerprint"), overreserving, "{consumer:?}: {object}");
         let mut changes = world.server.changes();
         let before = world.server.writes().changes;
-        show(&world, &PodSpec::new("modest"), "Pending");
-        show(&world, &PodSpec::new("modest"), "Running");
+        world.put_pod(&PodSpec::new("modest"), "Pending");
+        world.put_pod(&PodSpec::new("modest"), "Running");
         tokio::time::sleep(Duration::from_millis(500)).await;
-        assert_eq!(world.server.writes().changes, before + u64::from(overreserving), "{choice:?}");
-        // And no fingerprint is withheld.
+        assert_eq!(world.server.writes().changes, before + u64::from(overreserving), "{consumer:?}");
+        // No fingerprint is withheld.
         while let Ok(change) = changes.try_recv() {
-            let object: &Value = &change.object;
-            assert!(change.kind != &TOPOLOGIES || !object.to_string().contains("0000000000000000"), "{object}");
+            let is_withheld = change.object.to_string().contains("0000000000000000");
+            assert!(change.kind != &TOPOLOGIES || !is_withheld, "{}", change.object);
         }
         world.stop().await;
     }
 }
 
-/// The choices whose consumer reads the object directly, without an overreserving cache.
+/// The consumers that read the object directly, without an overreserving cache.
 const DIRECT: [Consumer; 2] = [Consumer::SchedulerPluginsDirect, Consumer::Kai];
 
 fn free(world: &World) -> [u64; 2] {
@@ -153,8 +150,8 @@ fn free(world: &World) -> [u64; 2] {
 }
 
 /// Waits until this number of CPUs is available in each zone.
-async fn frees(world: &World, cpus: [u64; 2]) {
-    world.until(|| (free(world) == cpus).then_some(())).await;
+async fn wait_for_free(world: &World, cpus: [u64; 2]) {
+    world.wait_for(|| (free(world) == cpus).then_some(())).await;
 }
 
 /// Returns the value of one of the agent's metrics.
@@ -168,181 +165,172 @@ fn db(name: &str) -> PodSpec {
 }
 
 #[tokio::test]
-async fn what_a_bound_pod_asks_for_is_taken_from_every_zone_until_the_list_shows_it() {
-    for choice in DIRECT {
-        let world = world(choice).await;
+async fn requests_of_a_bound_pod_are_reserved_in_every_zone_until_it_is_listed() {
+    for consumer in DIRECT {
+        let world = world(consumer).await;
         let ([one, other], writes) = (free(&world), world.server.writes().changes);
         let memory = world.available(1, "memory");
-        show(&world, &db("a"), "Pending");
-        frees(&world, [one - 2, other - 2]).await;
+        world.put_pod(&db("a"), "Pending");
+        wait_for_free(&world, [one - 2, other - 2]).await;
         assert_eq!(world.available(1, "memory"), memory - GIB);
         assert_eq!(metric(&world, r#"numacast_reserved_resources{resource="cpu"}"#).as_deref(), Some("2"));
         world.node.kubelet.start_pod(db("a").on([1])).await.unwrap();
-        world.agrees().await;
+        world.converges().await;
         assert_eq!(free(&world), [one, other - 2]);
-        assert_eq!(world.server.writes().changes, writes + 2, "{choice:?}: the binding, and the account");
+        assert_eq!(world.server.writes().changes, writes + 2, "{consumer:?}: the binding and the allocation");
         assert_eq!(metric(&world, r#"numacast_reserved_resources{resource="cpu"}"#), None);
-        show(&world, &db("a"), "Running");
+        world.put_pod(&db("a"), "Running");
         assert!(world.node.kubelet.stop_pod("default", "a"));
         assert!(world.server.delete(&PODS, "default", "a"));
-        world.agrees().await;
-        assert_eq!(world.server.writes().changes, writes + 3, "{choice:?}: the release");
+        world.converges().await;
+        assert_eq!(world.server.writes().changes, writes + 3, "{consumer:?}: the release");
         world.stop().await;
     }
 }
 
 #[tokio::test]
-async fn a_reservation_needs_no_answer_of_the_kubelet() {
-    for choice in DIRECT {
-        let world = world(choice).await;
+async fn reservations_need_no_response_of_the_kubelet() {
+    for consumer in DIRECT {
+        let world = world(consumer).await;
         let [one, other] = free(&world);
         world.node.kubelet.fail_next(Call::List, 1000, &Fault::Hang);
         // The agent's List for this pod hangs.
-        show(&world, &db("a"), "Pending");
-        frees(&world, [one - 2, other - 2]).await;
-        world.lists_reach(world.node.kubelet.calls().list).await;
-        show(&world, &db("b"), "Pending");
-        frees(&world, [one - 4, other - 4]).await;
+        world.put_pod(&db("a"), "Pending");
+        wait_for_free(&world, [one - 2, other - 2]).await;
+        world.wait_for_lists(world.node.kubelet.calls().list).await;
+        world.put_pod(&db("b"), "Pending");
+        wait_for_free(&world, [one - 4, other - 4]).await;
         world.stop().await;
     }
 }
 
 #[tokio::test]
-async fn a_reservation_goes_with_the_pod_and_with_its_refusal() {
-    for choice in DIRECT {
-        let world = world(choice).await;
+async fn a_reservation_ends_with_the_deletion_or_rejection_of_its_pod() {
+    for consumer in DIRECT {
+        let world = world(consumer).await;
         let [one, other] = free(&world);
-        show(&world, &db("deleted"), "Pending");
-        show(&world, &db("refused"), "Pending");
-        frees(&world, [one - 4, other - 4]).await;
-        show(&world, &db("refused"), "Failed");
-        frees(&world, [one - 2, other - 2]).await;
+        world.put_pod(&db("deleted"), "Pending");
+        world.put_pod(&db("rejected"), "Pending");
+        wait_for_free(&world, [one - 4, other - 4]).await;
+        world.put_pod(&db("rejected"), "Failed");
+        wait_for_free(&world, [one - 2, other - 2]).await;
         assert!(world.server.delete(&PODS, "default", "deleted"));
-        frees(&world, [one, other]).await;
-        // More than the node has: nothing is available, and all of it returns afterwards.
-        show(&world, &PodSpec::guaranteed("large", 100, GIB), "Pending");
-        frees(&world, [0, 0]).await;
+        wait_for_free(&world, [one, other]).await;
+        // A pod that requests more than the node has: nothing is available until it is deleted.
+        world.put_pod(&PodSpec::guaranteed("large", 100, GIB), "Pending");
+        wait_for_free(&world, [0, 0]).await;
         assert!(world.server.delete(&PODS, "default", "large"));
-        frees(&world, [one, other]).await;
-        world.agrees().await;
+        wait_for_free(&world, [one, other]).await;
+        world.converges().await;
         world.stop().await;
     }
 }
 
 #[tokio::test]
-async fn nothing_is_reserved_for_a_pod_for_ever() {
+async fn a_reservation_times_out() {
     let world = world_with(Consumer::Kai, |settings| {
         settings.gate.give_up_after = Duration::from_millis(700);
     })
     .await;
     let [one, other] = free(&world);
-    show(&world, &db("lost"), "Pending");
-    frees(&world, [one - 2, other - 2]).await;
-    frees(&world, [one, other]).await;
-    let told = || {
+    world.put_pod(&db("lost"), "Pending");
+    wait_for_free(&world, [one - 2, other - 2]).await;
+    wait_for_free(&world, [one, other]).await;
+    let is_reported = || {
         let events = world.server.list(&EVENTS, "default");
-        let lost = |event: &Value| {
+        let is_lost = |event: &Value| {
             event["reason"] == "PodAdmissionTimeout" && event["note"].to_string().contains("default/lost")
         };
-        events.iter().any(|event| lost(event)).then_some(())
+        events.iter().any(|event| is_lost(event)).then_some(())
     };
-    world.until(told).await;
+    world.wait_for(is_reported).await;
     assert_eq!(metric(&world, "numacast_pod_admission_timeouts_total").as_deref(), Some("1"));
     world.stop().await;
 }
 
 #[tokio::test]
-async fn what_was_bound_while_the_agent_was_away_is_reserved_with_the_first_write() {
-    for choice in DIRECT {
-        let world = world(choice).await;
+async fn the_first_write_after_a_restart_reserves_for_pods_bound_meanwhile() {
+    for consumer in DIRECT {
+        let world = world(consumer).await;
         let [one, other] = free(&world);
-        let world = world.kill().await;
-        show(&world, &db("a"), "Pending");
+        let world = world.kill_agent().await;
+        world.put_pod(&db("a"), "Pending");
         // The kubelet knows the pod but has not allocated anything to it yet.
         world.node.kubelet.add_pod(db("a")).unwrap();
         let mut changes = world.server.changes();
-        let choose = |config: &mut Config| config.consumer = choice;
-        let world = world.again_configured(choose, in_the_charts_mounts);
-        frees(&world, [one - 2, other - 2]).await;
+        let choose = |config: &mut Config| config.consumer = consumer;
+        let world = world.restart_agent_configured(choose, with_default_mounts);
+        wait_for_free(&world, [one - 2, other - 2]).await;
         let mut writes = 0;
         while let Ok(change) = changes.try_recv() {
             writes += usize::from(change.kind == &TOPOLOGIES);
         }
-        assert_eq!(writes, 1, "{choice:?}: none without it");
+        assert_eq!(writes, 1, "{consumer:?}: no write without the reservation");
         world.stop().await;
     }
 }
 
 #[tokio::test]
-async fn nothing_is_reserved_for_pods_whose_resources_are_to_look_free() {
+async fn nothing_is_reserved_for_excluded_pods() {
     let world = world_with(Consumer::Kai, |settings| {
-        let mine = PodPattern { namespace: "default".parse().unwrap(), name: "mine".parse().unwrap() };
-        settings.rules.exclude = Exclude { pods: vec![mine], ..Exclude::default() };
+        let pattern = PodPattern { namespace: "default".parse().unwrap(), name: "mine".parse().unwrap() };
+        settings.rules.exclude = Exclude { pods: vec![pattern], ..Exclude::default() };
     })
     .await;
     let [one, other] = free(&world);
-    show(&world, &db("mine"), "Pending");
-    show(&world, &db("a"), "Pending");
-    frees(&world, [one - 2, other - 2]).await;
+    world.put_pod(&db("mine"), "Pending");
+    world.put_pod(&db("a"), "Pending");
+    wait_for_free(&world, [one - 2, other - 2]).await;
     world.stop().await;
 }
 
 #[tokio::test]
-async fn without_reservations_a_binding_is_no_write() {
+async fn without_reservations_a_binding_causes_no_write() {
     let world = world(Consumer::None).await;
     let writes = world.server.writes().changes;
-    show(&world, &db("a"), "Pending");
+    world.put_pod(&db("a"), "Pending");
     let lists = world.node.kubelet.calls().list;
-    world.lists_reach(lists + 3).await;
+    world.wait_for_lists(lists + 3).await;
     assert_eq!(world.server.writes().changes, writes);
     world.node.kubelet.start_pod(db("a")).await.unwrap();
-    world.agrees().await;
+    world.converges().await;
     assert_eq!(world.server.writes().changes, writes + 1);
     world.stop().await;
 }
 
-/// The pods that the fingerprint covers.
-#[derive(Clone, Copy, Debug)]
-enum Counted {
-    All,
-    Exclusive,
-}
-
-/// Returns the number of writes that a pod causes from its binding to its end in the common case: the kubelet
-/// admits it soon, it runs for a while, and it is deleted.
-async fn writes_in_a_life(choice: Consumer, counted: Counted, pod: &PodSpec) -> u64 {
-    let world = world_with(choice, |settings| {
-        if let Counted::Exclusive = counted {
-            settings.gate.method = FingerprintMethod::WithExclusiveResources;
-        }
+/// Returns the number of writes that a pod causes from its binding to its deletion in the common case: the
+/// kubelet admits it soon, it runs for a while, and it is deleted.
+async fn writes_per_pod(consumer: Consumer, method: FingerprintMethod, pod: &PodSpec) -> u64 {
+    let world = world_with(consumer, |settings| {
+        settings.gate.method = method;
         // On a busy machine this kubelet may take longer than a real one.
         settings.gate.withhold_after = Duration::from_secs(1);
     })
     .await;
     let before = world.server.writes().changes;
-    show(&world, pod, "Pending");
+    world.put_pod(pod, "Pending");
     world.node.kubelet.start_pod(pod.clone()).await.unwrap();
-    world.agrees().await;
-    settled(&world).await;
-    show(&world, pod, "Running");
-    settled(&world).await;
-    // Its containers end, the kubelet releases its resources, then it is removed from the API server.
-    let mut ended = pod.object("worker", "Succeeded");
-    ended["metadata"]["deletionTimestamp"] = json!("2026-11-21T14:00:00Z");
-    ended["metadata"]["finalizers"] = json!(["example.com/slow"]);
-    world.server.put(&PODS, ended).unwrap();
+    world.converges().await;
+    wait_for_no_writes(&world).await;
+    world.put_pod(pod, "Running");
+    wait_for_no_writes(&world).await;
+    // Its containers terminate, the kubelet releases its resources, then it is removed from the API server.
+    let mut terminated = pod.object("worker", "Succeeded");
+    terminated["metadata"]["deletionTimestamp"] = json!("2026-11-21T14:00:00Z");
+    terminated["metadata"]["finalizers"] = json!(["example.com/slow"]);
+    world.server.put(&PODS, terminated).unwrap();
     assert!(world.node.kubelet.stop_pod("default", &pod.name));
     tokio::time::sleep(Duration::from_millis(40)).await;
     assert!(world.server.delete(&PODS, "default", &pod.name));
-    world.agrees().await;
-    settled(&world).await;
+    world.converges().await;
+    wait_for_no_writes(&world).await;
     let writes = world.server.writes().changes - before;
     world.stop().await;
     writes
 }
 
 /// Waits until there are no more writes.
-async fn settled(world: &World) {
+async fn wait_for_no_writes(world: &World) {
     loop {
         let before = world.server.writes().changes;
         tokio::time::sleep(Duration::from_millis(600)).await;
@@ -353,53 +341,50 @@ async fn settled(world: &World) {
 }
 
 #[tokio::test]
-async fn the_life_of_a_pod_costs_few_writes() {
-    let [overreserving, direct, kai, none] = CHOICES;
+async fn a_pod_causes_few_writes() {
+    use FingerprintMethod::{All, WithExclusiveResources};
+    let [overreserving, direct, kai, none] = CONSUMERS;
     let modest = PodSpec::new("modest");
-    for (choice, counted, pod, most) in [
-        // The allocation, the phase Running, and the end.
-        (overreserving, Counted::All, db("a"), 3),
-        (overreserving, Counted::All, modest.clone(), 2),
-        (overreserving, Counted::Exclusive, db("a"), 3),
-        (overreserving, Counted::Exclusive, modest.clone(), 0),
+    for (consumer, method, pod, max) in [
+        // The allocation, the phase Running, and the release.
+        (overreserving, All, db("a"), 3),
+        (overreserving, All, modest.clone(), 2),
+        (overreserving, WithExclusiveResources, db("a"), 3),
+        (overreserving, WithExclusiveResources, modest.clone(), 0),
         // The binding, the allocation and the release.
-        (direct, Counted::All, db("a"), 3),
-        (direct, Counted::All, modest.clone(), 0),
-        (kai, Counted::All, db("a"), 3),
-        (kai, Counted::All, modest.clone(), 0),
-        (none, Counted::All, db("a"), 2),
-        (none, Counted::All, modest.clone(), 0),
+        (direct, All, db("a"), 3),
+        (direct, All, modest.clone(), 0),
+        (kai, All, db("a"), 3),
+        (kai, All, modest.clone(), 0),
+        (none, All, db("a"), 2),
+        (none, All, modest.clone(), 0),
     ] {
-        assert_eq!(
-            writes_in_a_life(choice, counted, &pod).await,
-            most,
-            "{choice:?}, {counted:?}: {}",
-            pod.name
-        );
+        let writes = writes_per_pod(consumer, method, &pod).await;
+        assert_eq!(writes, max, "{consumer:?}, {method:?}: {}", pod.name);
     }
 }
 
 #[tokio::test]
-async fn what_only_says_that_pods_agree_goes_out_with_what_changes_a_zone() {
+async fn changes_of_the_fingerprint_alone_are_written_together() {
     let world = world(Consumer::SchedulerPlugins).await;
     let before = world.server.writes().changes;
     for number in 0..20 {
-        show(&world, &PodSpec::new(&format!("modest-{number}")), "Running");
+        world.put_pod(&PodSpec::new(&format!("modest-{number}")), "Running");
     }
-    settled(&world).await;
-    let joined = world.server.writes().changes - before;
-    assert!(joined < 20, "{joined} writes for 20 pods that started together");
+    wait_for_no_writes(&world).await;
+    let writes = world.server.writes().changes - before;
+    assert!(writes < 20, "{writes} writes for 20 pods that start together");
     world.stop().await;
 }
 
 #[tokio::test]
-async fn where_nobody_tells_of_pods_the_poll_looks_for_allocations() {
-    let nobody = |config: &mut Config| config.pods.source = PodSource::None;
-    let world = start(Consumer::None, nobody, |_| {}).await;
+async fn without_a_pod_source_allocations_are_found_by_polling() {
+    let without_source = |config: &mut Config| config.pods.source = PodSource::None;
+    let world = start(Consumer::None, without_source, |_| {}).await;
     let before = world.node.kubelet.calls().list;
-    // No fingerprint is withheld and nothing happens: only the poll sends requests.
-    world.lists_reach(before + 2).await;
+    // Nothing happens: only polls send requests.
+    world.wait_for_lists(before + 2).await;
     world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
-    world.agrees().await;
+    world.converges().await;
     world.stop().await;
 }

@@ -2,12 +2,12 @@
 
 use std::process::{Command, Output};
 
-fn demo(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_numacast")).arg("demo").args(arguments).output().unwrap()
+fn demo(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_numacast")).arg("demo").args(args).output().unwrap()
 }
 
 #[test]
-fn without_a_terminal_it_prints_one_page() {
+fn without_a_terminal_one_page_is_printed() {
     for zones in ["2", "4"] {
         let output = demo(&["--zones", zones, "--seed", "42"]);
         let page = String::from_utf8(output.stdout).unwrap();
@@ -24,9 +24,9 @@ fn without_a_terminal_it_prints_one_page() {
 }
 
 #[test]
-fn an_address_in_use_is_reported() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap().to_string();
+fn an_address_in_use_is_an_error() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
     let output = demo(&["--once", "--addr", &address]);
     assert!(!output.status.success());
     let error = String::from_utf8(output.stderr).unwrap();

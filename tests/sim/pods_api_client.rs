@@ -122,8 +122,8 @@ async fn the_first_server_that_responds_is_used_and_the_others_errors_are_kept()
     let error = client.list(&Wanted::default()).await.unwrap_err();
     assert!(matches!(error, PodsError::RateLimited { .. }), "{error}");
     // A pod that one server omits for its size may be available from another.
-    let omitted = "numacast: the pod default/a is left out, for its 9 bytes do not fit beside the node's other \
-                   pods, the largest of which are left out";
+    let omitted = "numacast: the pod default/a is left out, for its 9 bytes do not fit beside the node's \
+                   other pods, the largest of which are left out";
     own.fail_with(Some(Status::resource_exhausted(omitted)));
     assert_eq!(client.get("kubelet", &Wanted::default()).await.unwrap().uid, "kubelet");
     own.fail_with(None);

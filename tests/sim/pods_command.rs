@@ -1,4 +1,4 @@
-//! `numacast pods` against a simulated kubelet that serves pods encoded by Kubernetes' own types.
+//! `numacast pods` with a simulated kubelet that serves pods encoded by Kubernetes' own types.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,8 +12,8 @@ use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-/// Time after which a test is considered to hang.
-const HANGS: Duration = Duration::from_secs(60);
+/// Upper bound for what takes milliseconds.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Node {
     root: TempDir,
@@ -41,35 +41,37 @@ impl Node {
         identity
     }
 
-    fn command(&self, words: &[&str]) -> Command {
+    fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_numacast"));
-        command.arg("pods").args(words).arg("--host-root").arg(self.root.path());
+        command.arg("pods").args(args).arg("--host-root").arg(self.root.path());
         command.kill_on_drop(true).stdin(Stdio::null());
         command
     }
 
-    async fn run(&self, words: &[&str]) -> (Option<i32>, String, String) {
-        let output = tokio::time::timeout(HANGS, self.command(words).output()).await.unwrap().unwrap();
+    async fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
+        let output = tokio::time::timeout(TIMEOUT, self.command(args).output()).await.unwrap().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (output.status.code(), text(output.stdout), text(output.stderr))
     }
 
-    async fn says(&self, words: &[&str]) -> String {
-        let (code, stdout, stderr) = self.run(words).await;
-        assert_eq!((code, &*stderr), (Some(0), ""), "{words:?}");
+    /// Returns the output of a successful command.
+    async fn stdout(&self, args: &[&str]) -> String {
+        let (code, stdout, stderr) = self.run(args).await;
+        assert_eq!((code, &*stderr), (Some(0), ""), "{args:?}");
         stdout
     }
 
-    async fn refuses(&self, words: &[&str]) -> String {
-        let (code, stdout, stderr) = self.run(words).await;
-        assert_eq!((code, &*stdout), (Some(1), ""), "{words:?}");
-        let sentence = stderr.strip_prefix("numacast: ").unwrap().trim_end().to_owned();
-        assert!(!sentence.contains('\n'), "{stderr}");
-        sentence
+    /// Returns the error, one line, of a command that fails.
+    async fn error(&self, args: &[&str]) -> String {
+        let (code, stdout, stderr) = self.run(args).await;
+        assert_eq!((code, &*stdout), (Some(1), ""), "{args:?}");
+        let error = stderr.strip_prefix("numacast: ").unwrap().trim_end().to_owned();
+        assert!(!error.contains('\n'), "{stderr}");
+        error
     }
 
-    fn watch(&self, words: &[&str]) -> Watch {
-        let mut command = self.command(&[&["watch"], words].concat());
+    fn watch(&self, args: &[&str]) -> Watch {
+        let mut command = self.command(&[&["watch"], args].concat());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Watch { child, lines }
@@ -83,8 +85,8 @@ struct Watch {
 
 impl Watch {
     async fn line(&mut self) -> String {
-        let line = tokio::time::timeout(HANGS, self.lines.next_line()).await;
-        line.expect("nothing is printed").unwrap().expect("it has ended")
+        let line = tokio::time::timeout(TIMEOUT, self.lines.next_line()).await;
+        line.expect("nothing is printed").unwrap().expect("the command exited")
     }
 
     async fn lines(&mut self, count: usize) -> Vec<String> {
@@ -95,9 +97,9 @@ impl Watch {
         lines
     }
 
-    /// Returns the first `words` words of the next lines.
-    async fn words(&mut self, lines: usize, words: usize) -> Vec<String> {
-        let cut = |line: &String| line.split_whitespace().take(words).collect::<Vec<_>>().join(" ");
+    /// Returns the first `columns` columns of the next lines.
+    async fn rows(&mut self, lines: usize, columns: usize) -> Vec<String> {
+        let cut = |line: &String| line.split_whitespace().take(columns).collect::<Vec<_>>().join(" ");
         self.lines(lines).await.iter().map(cut).collect()
     }
 }
@@ -120,26 +122,26 @@ fn annotated(mut pod: core::Pod, key: &str, value: &str) -> core::Pod {
 }
 
 #[tokio::test]
-async fn pods_are_found_by_uid_and_name() {
+async fn a_pod_is_found_by_name_or_uid() {
     let node = Node::new();
     let mut pods: Vec<_> =
         ["static-worker", "completed", "limits", "podlevel"].iter().map(|name| node.add(name)).collect();
     pods.sort();
     let names: String = pods.iter().map(|[namespace, name, _]| format!("{namespace}/{name}\n")).collect();
-    assert_eq!(node.says(&["list", "--output=name"]).await, names);
-    assert_eq!(node.says(&["list", "-n", "nowhere", "-o", "name"]).await, "");
+    assert_eq!(node.stdout(&["list", "--output=name"]).await, names);
+    assert_eq!(node.stdout(&["list", "-n", "missing", "-o", "name"]).await, "");
     for [namespace, name, uid] in &pods {
-        for called in [&*format!("{namespace}/{name}"), name, uid] {
-            let one = node.says(&["get", called, "-o", "name"]).await;
-            assert_eq!(one, format!("{namespace}/{name}\n"), "{called}");
+        for query in [&*format!("{namespace}/{name}"), name, uid] {
+            let one = node.stdout(&["get", query, "-o", "name"]).await;
+            assert_eq!(one, format!("{namespace}/{name}\n"), "{query}");
         }
-        let row = node.says(&["get", name, "--no-headers"]).await;
+        let row = node.stdout(&["get", name, "--no-headers"]).await;
         assert!(row.contains(uid.as_str()) && row.lines().count() == 1, "{row}");
     }
 }
 
 #[tokio::test]
-async fn a_table_shows_what_kubectl_shows_and_which_pods_are_static() {
+async fn the_table_has_kubectls_columns_and_static() {
     let node = Node::new();
     node.kubelet.set(&pod("b", "uid-2", "Running"));
     let own = annotated(pod("a", "uid-1", "Succeeded"), "kubernetes.io/config.source", "file");
@@ -152,8 +154,8 @@ default     a       0/0     Succeeded   0          <unknown>   yes      uid-1
 default     b       0/0     Running     0          <unknown>   no       uid-2
 default     c\u{fffd}[2J   0/0     Pending     0          <unknown>   yes      uid-3
 ";
-    assert_eq!(node.says(&["list"]).await, table);
-    let wide = node.says(&["list", "-o", "wide", "--no-headers"]).await;
+    assert_eq!(node.stdout(&["list"]).await, table);
+    let wide = node.stdout(&["list", "-o", "wide", "--no-headers"]).await;
     assert_eq!(wide.lines().next().unwrap().split_whitespace().count(), 11, "{wide}");
     let (code, stdout, stderr) = node.run(&["list", "-n", "elsewhere"]).await;
     assert_eq!((code, &*stdout), (Some(0), ""));
@@ -170,16 +172,15 @@ async fn every_error_is_one_line() {
     other.metadata.as_mut().unwrap().namespace = "other".into();
     other.metadata.as_mut().unwrap().uid = "3".into();
     node.kubelet.set(&other);
-    for (what, words) in [("b", "no pod b"), ("x/a", "no pod x/a"), (&*uid.replace('0', "1"), "no pod 1123")]
-    {
-        let sentence = node.refuses(&["get", what]).await;
-        assert!(sentence.contains(words), "{sentence}");
+    for (what, text) in [("b", "no pod b"), ("x/a", "no pod x/a"), (&*uid.replace('0', "1"), "no pod 1123")] {
+        let error = node.error(&["get", what]).await;
+        assert!(error.contains(text), "{error}");
     }
-    let sentence = node.refuses(&["get", "a"]).await;
-    assert!(sentence.contains("several pods are called a") && sentence.contains("other/a (3)"), "{sentence}");
-    assert_eq!(node.says(&["get", "a", "-n", "other", "-o", "name"]).await, "other/a\n");
-    let sentence = node.refuses(&["get", uid, "-n", "other"]).await;
-    assert!(sentence.contains("is in the namespace default"), "{sentence}");
+    let error = node.error(&["get", "a"]).await;
+    assert!(error.contains("several pods are called a") && error.contains("other/a (3)"), "{error}");
+    assert_eq!(node.stdout(&["get", "a", "-n", "other", "-o", "name"]).await, "other/a\n");
+    let error = node.error(&["get", uid, "-n", "other"]).await;
+    assert!(error.contains("is in the namespace default"), "{error}");
     // Its conditions have the wrong wire type, a field that only the table reads.
     let message = pod("broken", "4", "Running").encode_to_vec();
     node.kubelet.set_encoded("4", [&message[..], &[0x1a, 0x02, 0x10, 0x01]].concat());
@@ -188,20 +189,20 @@ async fn every_error_is_one_line() {
     assert!(stderr.starts_with("numacast: the pod default/broken cannot be read: "), "{stderr}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
     node.kubelet.remove_silently(&pod("broken", "4", ""));
-    let nowhere: PathBuf = node.root.path().join("nowhere/a.sock");
+    let missing: PathBuf = node.root.path().join("missing/a.sock");
     for verb in ["list", "watch"] {
-        let sentence = node.refuses(&[verb, "--socket", nowhere.to_str().unwrap()]).await;
+        let error = node.error(&[verb, "--socket", missing.to_str().unwrap()]).await;
         assert!(
-            sentence.contains("there is no Pods API socket at") && sentence.contains("podsApi"),
-            "{sentence}"
+            error.contains("there is no Pods API socket at") && error.contains("podsApi"),
+            "{error}"
         );
     }
     node.kubelet.stop();
-    for words in [&["list"][..], &["get", "a"], &["watch"]] {
-        let sentence = node.refuses(words).await;
-        assert!(sentence.contains("nobody serves the Pods API here"), "{sentence}");
-        assert!(sentence.contains("run/numacast/pods-api/pods-api.sock"), "{sentence}");
-        assert!(sentence.contains("nobody listens on"), "{sentence}");
+    for args in [&["list"][..], &["get", "a"], &["watch"]] {
+        let error = node.error(args).await;
+        assert!(error.contains("nobody serves the Pods API here"), "{error}");
+        assert!(error.contains("run/numacast/pods-api/pods-api.sock"), "{error}");
+        assert!(error.contains("nobody listens on"), "{error}");
     }
 }
 
@@ -212,30 +213,30 @@ async fn a_watch_prints_each_change_once() {
         node.kubelet.set(&pod(name, uid, "Pending"));
     }
     let mut watch = node.watch(&[]);
-    assert_eq!(watch.words(1, 3).await, ["EVENT NAMESPACE NAME"]);
-    assert_eq!(watch.words(2, 5).await, ["ADDED default a 0/0 Pending", "ADDED default b 0/0 Pending"]);
+    assert_eq!(watch.rows(1, 3).await, ["EVENT NAMESPACE NAME"]);
+    assert_eq!(watch.rows(2, 5).await, ["ADDED default a 0/0 Pending", "ADDED default b 0/0 Pending"]);
     // A change that the table does not show prints no row.
     node.kubelet.set(&annotated(pod("a", "1", "Pending"), "a", "b"));
     node.kubelet.set(&pod("b", "2", "Running"));
     node.kubelet.set(&pod("c", "3", "Pending"));
-    assert_eq!(watch.words(2, 5).await, ["MODIFIED default b 0/0 Running", "ADDED default c 0/0 Pending"]);
-    // Another kubelet: only the changes made meanwhile are printed.
+    assert_eq!(watch.rows(2, 5).await, ["MODIFIED default b 0/0 Running", "ADDED default c 0/0 Pending"]);
+    // After a restart of the kubelet only the changes made meanwhile are printed.
     node.kubelet.stop();
     node.kubelet.remove_silently(&pod("a", "1", ""));
     node.kubelet.set_silently(&pod("d", "4", "Pending"));
     node.kubelet.restart().unwrap();
-    assert_eq!(watch.words(2, 5).await, ["DELETED default a 0/0 Pending", "ADDED default d 0/0 Pending"]);
+    assert_eq!(watch.rows(2, 5).await, ["DELETED default a 0/0 Pending", "ADDED default d 0/0 Pending"]);
     node.kubelet.remove(&pod("b", "2", ""));
-    assert_eq!(watch.words(1, 5).await, ["DELETED default b 0/0 Running"]);
+    assert_eq!(watch.rows(1, 5).await, ["DELETED default b 0/0 Running"]);
     watch.child.start_kill().unwrap();
     let output = watch.child.wait_with_output().await.unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.lines().any(|line| line.ends_with("; retrying")), "{said}");
-    assert!(said.trim_end().ends_with("pods-api.sock responds again"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.lines().any(|line| line.ends_with("; retrying")), "{stderr}");
+    assert!(stderr.trim_end().ends_with("pods-api.sock responds again"), "{stderr}");
 }
 
 #[tokio::test]
-async fn a_watch_may_print_names_only() {
+async fn a_watch_with_output_name_prints_events_and_names() {
     let node = Node::new();
     let [namespace, name, _] = node.add("completed");
     let mut names = node.watch(&["-o", "name", "-n", "default"]);
@@ -248,7 +249,7 @@ async fn a_watch_may_print_names_only() {
 }
 
 #[tokio::test]
-async fn a_watch_ends_quietly_when_nobody_reads() {
+async fn a_watch_exits_silently_when_its_output_is_closed() {
     let node = Node::new();
     node.kubelet.set(&pod("a", "1", "Pending"));
     let mut watch = node.watch(&["-o", "name"]);
@@ -264,20 +265,20 @@ async fn a_watch_ends_quietly_when_nobody_reads() {
         }
     };
     let output = tokio::select! {
-        output = tokio::time::timeout(HANGS, child.wait_with_output()) => output.unwrap().unwrap(),
+        output = tokio::time::timeout(TIMEOUT, child.wait_with_output()) => output.unwrap().unwrap(),
         () = pods => unreachable!(),
     };
     assert_eq!((output.status.code(), &*output.stderr), (Some(0), &b""[..]));
 }
 
 #[tokio::test]
-async fn a_watch_waits_for_a_kubelet_that_is_just_starting() {
+async fn a_watch_waits_for_a_starting_kubelet() {
     let node = Node::new();
     node.kubelet.set(&pod("a", "1", "Pending"));
     node.kubelet.fail_with(Some(tonic::Status::failed_precondition("Kubelet is initializing")));
-    let sentence = node.refuses(&["list"]).await;
-    assert!(sentence.contains("does not know its pods yet: Kubelet is initializing"), "{sentence}");
-    // Our own socket does not exist.
+    let error = node.error(&["list"]).await;
+    assert!(error.contains("does not know its pods yet: Kubelet is initializing"), "{error}");
+    // Numacast's own socket does not exist.
     let mut watch = node.watch(&["-o", "name"]);
     while node.kubelet.watch_calls() == 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;

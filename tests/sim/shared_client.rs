@@ -1,141 +1,25 @@
 //! One connection shared by many callers, against every kind of kubelet response.
 
+mod fixture;
 mod schedules;
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::future::join_all;
 use numacast::kubelet::proto::v1;
-use numacast::kubelet::{
-    Caller, ClientError, FinishedCall, Observer, Request, RequestError, SharedClient, SharedResponse, decode_list,
-};
-use numacast::sim::kubelet::{KubeletVersion, Call, Fault, Options, PodSpec};
+use numacast::kubelet::{Caller, ClientError, Request, SharedClient};
+use numacast::sim::kubelet::{Call, Fault, KubeletVersion};
 use prost::Message;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
-use crate::support::SimNode;
-
-/// The proxy's timeout for the kubelet: below its clients' deadlines.
-const TIMEOUT: Duration = Duration::from_secs(4);
-
-/// Records calls.
-#[derive(Debug, Default)]
-struct CallLog(Mutex<Calls>);
-
-#[derive(Clone, Debug, Default)]
-struct Calls {
-    /// Maximum number of concurrent calls.
-    max_in_flight: usize,
-    /// For each response, the number of callers that shared it.
-    shared_by: Vec<(Request, usize)>,
-    /// Number of errors by kind.
-    errors: BTreeMap<&'static str, usize>,
-}
-
-impl CallLog {
-    fn calls(&self) -> Calls {
-        self.0.lock().unwrap().clone()
-    }
-}
-
-impl Observer for CallLog {
-    fn started(&self, _: &Request, in_flight: usize) {
-        let mut calls = self.0.lock().unwrap();
-        calls.max_in_flight = calls.max_in_flight.max(in_flight);
-    }
-
-    fn finished(&self, call: &FinishedCall<'_>) {
-        let mut calls = self.0.lock().unwrap();
-        match call.error {
-            None => calls.shared_by.push((call.request.clone(), call.shared_by)),
-            Some(error) => *calls.errors.entry(error.kind()).or_default() += 1,
-        }
-    }
-}
-
-struct Fixture {
-    node: SimNode,
-    client: SharedClient,
-    log: Arc<CallLog>,
-}
-
-impl Fixture {
-    fn start() -> Self {
-        Self::with(Options { limited: false, ..Options::default() })
-    }
-
-    fn with(options: Options) -> Self {
-        let (node, log) = (SimNode::with(options), Arc::new(CallLog::default()));
-        node.kubelet.traffic();
-        let client = SharedClient::start(node.kubelet.socket(), TIMEOUT, log.clone());
-        Self { node, client, log }
-    }
-
-    fn aged(age: KubeletVersion) -> Self {
-        Self::with(Options { age, limited: false, ..Options::default() })
-    }
-
-    async fn request(&self, request: Request) -> Result<Arc<SharedResponse>, RequestError> {
-        self.client.request(request, Caller::Proxy).await
-    }
-
-    /// Sends the requests concurrently and returns the responses.
-    async fn request_all(&self, requests: impl IntoIterator<Item = Request>) -> Vec<Result<Arc<SharedResponse>, RequestError>> {
-        join_all(requests.into_iter().map(|request| self.request(request))).await
-    }
-
-    async fn run(&self, pods: &[&str]) {
-        for name in pods {
-            self.node.kubelet.start_pod(PodSpec::new(name)).await.unwrap();
-        }
-    }
-
-    /// Starts a List to which the kubelet responds after `delay`. The returned future waits for the response.
-    async fn busy(&self, delay: Duration) -> impl Future<Output = ()> + use<> {
-        self.node.kubelet.fail_next(Call::List, 1, &Fault::Delay(delay));
-        let client = self.client.clone();
-        let first = tokio::spawn(async move { client.request(Request::List, Caller::Proxy).await.map(drop) });
-        while self.node.kubelet.traffic().calls.is_empty() {
-            tokio::task::yield_now().await;
-        }
-        async move { first.await.unwrap().unwrap() }
-    }
-
-    fn paths(&self) -> Vec<String> {
-        let calls = self.node.kubelet.traffic().calls;
-        calls
-            .into_iter()
-            .map(|(path, _)| path.replace(".PodResourcesLister/", " ").replacen('/', "", 1))
-            .collect()
-    }
-}
-
-fn get(name: &str) -> Request {
-    Request::Get { namespace: "default".to_owned(), name: name.to_owned() }
-}
-
-/// Returns the sorted pod names. A Get response is a List of one pod.
-fn names(response: &SharedResponse) -> Vec<String> {
-    let mut names: Vec<_> =
-        decode_list(response.bytes.clone()).unwrap().pods.into_iter().map(|pod| pod.name).collect();
-    names.sort();
-    names
-}
-
-#[track_caller]
-fn assert_not_found(result: Result<Arc<SharedResponse>, RequestError>, name: &str) {
-    let status = result.unwrap_err().status;
-    assert_eq!(status.code(), Code::Unknown);
-    assert_eq!(status.message(), format!("pod {name} in namespace default not found"));
-}
+use self::fixture::{Fixture, TIMEOUT, assert_not_found, busiest_second, get, names};
 
 #[tokio::test]
-async fn every_request_has_its_response() {
+async fn every_kind_of_request_gets_its_response() {
     let fixture = Fixture::start();
-    fixture.run(&["a"]).await;
+    fixture.start_pods(&["a"]).await;
     assert_eq!(names(&fixture.request(Request::List).await.unwrap()), ["a"]);
     assert_eq!(names(&fixture.request(get("a")).await.unwrap()), ["a"]);
     assert_eq!(names(&fixture.request(Request::ListV1alpha1).await.unwrap()), ["a"]);
@@ -148,11 +32,12 @@ async fn every_request_has_its_response() {
 #[tokio::test(start_paused = true)]
 async fn requests_during_a_call_share_the_next_one() {
     let fixture = Fixture::start();
-    let busy = fixture.busy(Duration::from_millis(50)).await;
+    let list = fixture.start_slow_list(Duration::from_millis(50)).await;
     // The running call started before this pod existed.
-    fixture.run(&["new"]).await;
-    let responses: Vec<_> = fixture.request_all(vec![Request::List; 200]).await.into_iter().map(Result::unwrap).collect();
-    busy.await;
+    fixture.start_pods(&["new"]).await;
+    let responses = fixture.request_all(vec![Request::List; 200]).await.into_iter();
+    let responses: Vec<_> = responses.map(Result::unwrap).collect();
+    list.await;
     assert!(responses.iter().all(|response| Arc::ptr_eq(response, &responses[0])));
     assert_eq!(names(&responses[0]), ["new"]);
     assert_eq!(fixture.paths(), ["v1 List"; 2]);
@@ -160,29 +45,29 @@ async fn requests_during_a_call_share_the_next_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lanes_do_not_wait_for_each_other() {
+async fn other_methods_do_not_wait_for_a_list() {
     let fixture = Fixture::start();
-    fixture.run(&["a"]).await;
-    let busy = fixture.busy(Duration::from_secs(3)).await;
+    fixture.start_pods(&["a"]).await;
+    let list = fixture.start_slow_list(Duration::from_secs(3)).await;
     let start = Instant::now();
     let requests = [get("a"), Request::Allocatable, Request::ListV1alpha1, get("a")];
     fixture.request_all(requests).await.into_iter().for_each(|result| drop(result.unwrap()));
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
-    busy.await;
+    list.await;
     let traffic = fixture.node.kubelet.traffic();
     assert_eq!((traffic.calls.len(), traffic.max_concurrent_total), (4, 2));
     assert_eq!(fixture.log.calls().max_in_flight, 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn several_pods_at_once_cost_one_list() {
+async fn several_pods_are_looked_up_in_one_list() {
     let fixture = Fixture::start();
-    fixture.run(&["a", "b", "c"]).await;
-    let results = fixture.request_all(["a", "b", "nobody", "c", "a"].map(get)).await;
+    fixture.start_pods(&["a", "b", "c"]).await;
+    let results = fixture.request_all(["a", "b", "missing", "c", "a"].map(get)).await;
     let mut found = Vec::new();
-    for (name, result) in ["a", "b", "nobody", "c", "a"].iter().zip(results) {
+    for (name, result) in ["a", "b", "missing", "c", "a"].iter().zip(results) {
         match *name {
-            "nobody" => assert_not_found(result, "nobody"),
+            "missing" => assert_not_found(result, "missing"),
             name => {
                 assert_eq!(names(result.as_ref().unwrap()), [name]);
                 found.push(result.unwrap());
@@ -199,7 +84,7 @@ async fn several_pods_at_once_cost_one_list() {
 async fn request_unknown_pods(client: SharedClient) {
     join_all((0..256).map(async |caller| {
         for count in 0.. {
-            let _ = client.request(get(&format!("nobody-{caller}-{count}")), Caller::Proxy).await;
+            let _ = client.request(get(&format!("missing-{caller}-{count}")), Caller::Proxy).await;
         }
     }))
     .await;
@@ -208,8 +93,8 @@ async fn request_unknown_pods(client: SharedClient) {
 #[tokio::test(start_paused = true)]
 async fn requests_for_unknown_pods_do_not_delay_the_others() {
     let fixture = Fixture::start();
-    fixture.run(&["a"]).await;
-    let flood = tokio::spawn(request_unknown_pods(fixture.client.clone()));
+    fixture.start_pods(&["a"]).await;
+    let callers = tokio::spawn(request_unknown_pods(fixture.client.clone()));
     sleep(Duration::from_secs(10)).await;
     let (before, begun) = (fixture.paths().len(), Instant::now());
     while begun.elapsed() < Duration::from_secs(20) {
@@ -221,7 +106,7 @@ async fn requests_for_unknown_pods_do_not_delay_the_others() {
         }
     }
     let seconds = begun.elapsed().as_secs_f64();
-    flood.abort();
+    callers.abort();
     let paths = fixture.paths().split_off(before);
     let gets = paths.iter().filter(|path| *path == "v1 Get").count() as f64;
     let calls = paths.len() as f64;
@@ -231,10 +116,10 @@ async fn requests_for_unknown_pods_do_not_delay_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_impossible_name_is_not_requested() {
+async fn a_name_that_is_too_long_is_not_requested() {
     let fixture = Fixture::start();
-    let most = "x".repeat(253);
-    assert_not_found(fixture.request(get(&most)).await, &most);
+    let longest = "x".repeat(253);
+    assert_not_found(fixture.request(get(&longest)).await, &longest);
     assert_eq!(fixture.paths(), ["v1 Get"]);
     let error = fixture.request(get(&"ü".repeat(1 << 20))).await;
     assert_not_found(error, &format!("{}...", "ü".repeat(126)));
@@ -247,28 +132,28 @@ async fn an_impossible_name_is_not_requested() {
 
 #[tokio::test(start_paused = true)]
 async fn without_get_pods_are_looked_up_in_a_list() {
-    for (age, said) in [(KubeletVersion::V1_29, 1), (KubeletVersion::V1_23, 1)] {
-        let fixture = Fixture::aged(age);
-        fixture.run(&["a"]).await;
+    for version in [KubeletVersion::V1_29, KubeletVersion::V1_23] {
+        let fixture = Fixture::with_version(version);
+        fixture.start_pods(&["a"]).await;
         assert_eq!(names(&fixture.request(get("a")).await.unwrap()), ["a"]);
         assert_not_found(fixture.request(get("b")).await, "b");
         assert_eq!(names(&fixture.request(get("a")).await.unwrap()), ["a"]);
         let gets = |fixture: &Fixture| fixture.paths().iter().filter(|path| *path == "v1 Get").count();
-        assert_eq!(gets(&fixture), said, "it is remembered: {:?}", fixture.paths());
+        assert_eq!(gets(&fixture), 1, "Get is not tried again: {:?}", fixture.paths());
         // Another kubelet may support Get.
         fixture.node.kubelet.set_version(KubeletVersion::V1_34);
         fixture.node.kubelet.restart().await.unwrap();
         fixture.request(Request::List).await.unwrap();
         assert_eq!(names(&fixture.request(get("a")).await.unwrap()), ["a"]);
         assert_not_found(fixture.request(get("b")).await, "b");
-        assert_eq!(gets(&fixture), said + 2);
+        assert_eq!(gets(&fixture), 3);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_older_kubelet_is_called_without_get() {
+async fn after_a_downgrade_of_the_kubelet_get_is_not_used() {
     let fixture = Fixture::start();
-    fixture.run(&["a"]).await;
+    fixture.start_pods(&["a"]).await;
     fixture.request(get("a")).await.unwrap();
     fixture.node.kubelet.set_version(KubeletVersion::V1_29);
     fixture.node.kubelet.restart().await.unwrap();
@@ -279,35 +164,35 @@ async fn an_older_kubelet_is_called_without_get() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn abandoned_requests_leave_nothing_behind() {
+async fn no_call_starts_for_dropped_requests() {
     let fixture = Fixture::start();
-    fixture.run(&["a"]).await;
-    let busy = fixture.busy(Duration::from_secs(2)).await;
-    // Their callers have left by the time these calls could start.
+    fixture.start_pods(&["a"]).await;
+    let list = fixture.start_slow_list(Duration::from_secs(2)).await;
+    // These requests are dropped before their calls could start.
     for request in [Request::List, get("a"), Request::Allocatable] {
         let _ = futures::poll!(std::pin::pin!(fixture.request(request)));
     }
     assert!(timeout(Duration::from_secs(1), fixture.request(Request::List)).await.is_err());
-    busy.await;
+    list.await;
     sleep(Duration::from_secs(5)).await;
     assert_eq!(fixture.paths(), ["v1 List"]);
-    // A call continues while any caller waits for it, even if the first one left.
+    // A call continues while any caller waits for it, even if the first request was dropped.
     fixture.node.kubelet.fail_next(Call::List, 1, &Fault::Delay(Duration::from_secs(2)));
     let first = timeout(Duration::from_secs(1), fixture.request(Request::List));
     let (first, second) = tokio::join!(first, fixture.request(Request::List));
     assert!(first.is_err());
     assert_eq!(names(&second.unwrap()), ["a"]);
     assert_eq!(fixture.paths(), ["v1 List"; 2]);
-    // A caller that arrives during an abandoned call still waits for the next one.
+    // A request during a call whose requests were dropped still waits for the next one.
     fixture.node.kubelet.fail_next(Call::List, 1, &Fault::Late(Duration::from_secs(2)));
     assert!(timeout(Duration::from_secs(1), fixture.request(Request::List)).await.is_err());
-    fixture.run(&["b"]).await;
+    fixture.start_pods(&["b"]).await;
     assert_eq!(names(&fixture.request(Request::List).await.unwrap()), ["a", "b"]);
     assert_eq!(fixture.node.kubelet.traffic().max_concurrent["/v1.PodResourcesLister/List"], 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_dropped_handle_ends_the_task() {
+async fn the_task_ends_with_the_last_handle() {
     let fixture = Fixture::start();
     fixture.request(Request::List).await.unwrap();
     let other = fixture.client.clone();
@@ -323,7 +208,7 @@ async fn the_last_dropped_handle_ends_the_task() {
 #[tokio::test(start_paused = true)]
 async fn rejections_by_the_rate_limiter_are_retried() {
     let fixture = Fixture::start();
-    fixture.run(&["a", "b"]).await;
+    fixture.start_pods(&["a", "b"]).await;
     let limited = Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into());
     for call in [Call::List, Call::Get, Call::Allocatable] {
         fixture.node.kubelet.fail_next(call, 3, &limited);
@@ -344,8 +229,8 @@ async fn rejections_by_the_rate_limiter_are_retried() {
     assert!(start.elapsed() <= TIMEOUT && start.elapsed() > TIMEOUT - Duration::from_secs(1));
     assert_eq!(error.status.code(), Code::ResourceExhausted);
     assert_eq!(error.status.message(), "rejected by rate limit");
-    let tried = fixture.node.kubelet.traffic().calls.len();
-    assert!(tried < 40, "{tried} calls");
+    let calls = fixture.node.kubelet.traffic().calls.len();
+    assert!(calls < 40, "{calls} calls");
 
     // Nine rejections leave time for another attempt.
     fixture.node.kubelet.clear_faults();
@@ -354,13 +239,13 @@ async fn rejections_by_the_rate_limiter_are_retried() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_kubelets_status_is_passed_on_unchanged() {
+async fn the_kubelets_errors_are_passed_on_unchanged() {
     let fixture = Fixture::start();
-    let text = "the disk is on fire\n".repeat(100);
+    let text = "the disk is full\n".repeat(100);
     fixture.node.kubelet.fail_next(Call::List, 1, &Fault::Status(Code::Internal, text.clone()));
     let error = fixture.request(Request::List).await.unwrap_err();
     assert_eq!((error.status.code(), error.status.message()), (Code::Internal, &*text));
-    for (age, code, message) in [
+    for (version, code, message) in [
         (
             KubeletVersion::V1_20,
             Code::Unimplemented,
@@ -368,7 +253,7 @@ async fn the_kubelets_status_is_passed_on_unchanged() {
         ),
         (KubeletVersion::OnlyV1alpha1, Code::Unimplemented, "unknown service v1.PodResourcesLister"),
     ] {
-        fixture.node.kubelet.set_version(age);
+        fixture.node.kubelet.set_version(version);
         let error = fixture.request(Request::Allocatable).await.unwrap_err();
         assert_eq!((error.status.code(), error.status.message()), (code, message));
     }
@@ -392,7 +277,7 @@ fn wrapped(record: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_byte_of_a_response_is_passed_on() {
+async fn responses_are_passed_on_byte_by_byte() {
     let fixture = Fixture::start();
     let container = v1::ContainerResources { name: "main".into(), ..Default::default() };
     let pod = |name: &str| {
@@ -425,7 +310,7 @@ async fn every_byte_of_a_response_is_passed_on() {
 #[tokio::test(start_paused = true)]
 async fn a_broken_connection_is_retried_once() {
     let fixture = Fixture::start();
-    fixture.run(&["a"]).await;
+    fixture.start_pods(&["a"]).await;
     fixture.request(Request::List).await.unwrap();
     fixture.node.kubelet.fail_next(Call::List, 1, &Fault::CutShort);
     assert_eq!(names(&fixture.request(Request::List).await.unwrap()), ["a"]);
@@ -437,36 +322,38 @@ async fn a_broken_connection_is_retried_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_missing_kubelet_is_unavailable_at_once_at_a_limited_rate() {
+async fn without_a_kubelet_requests_fail_at_once_and_few_connect() {
     let fixture = Fixture::start();
-    fixture.run(&["a"]).await;
+    fixture.start_pods(&["a"]).await;
     fixture.request(Request::List).await.unwrap();
     fixture.node.kubelet.stop();
     let start = Instant::now();
-    let mut refused = 0;
+    let mut errors = 0;
     while start.elapsed() < Duration::from_secs(10) {
         let requests = [Request::List, get("a"), get("b"), Request::Allocatable];
         for result in fixture.request_all(requests).await {
             let status = result.unwrap_err().status;
             assert_eq!(status.code(), Code::Unavailable);
-            let sentence = format!("there is no kubelet socket at {}", fixture.node.kubelet.socket().display());
+            let socket = fixture.node.kubelet.socket();
+            let missing = format!("there is no kubelet socket at {}", socket.display());
             let lost = "the kubelet's connection broke during";
-            assert!([&*sentence, lost].iter().any(|text| status.message().starts_with(text)), "{status:?}");
-            refused += 1;
+            assert!([&*missing, lost].iter().any(|text| status.message().starts_with(text)), "{status:?}");
+            errors += 1;
         }
         sleep(Duration::from_millis(1)).await;
     }
     let attempts: usize = fixture.log.calls().errors.values().sum();
-    assert!(attempts <= 5 + 250 && attempts > 100, "{attempts} attempts for {refused} errors");
+    assert!(attempts <= 5 + 250 && attempts > 100, "{attempts} attempts for {errors} errors");
     fixture.node.kubelet.boot().unwrap();
     fixture.node.kubelet.set_ready(true, true);
-    assert_eq!(names(&fixture.request(Request::List).await.unwrap()), ["a"], "the next request connects again");
+    let response = fixture.request(Request::List).await.unwrap();
+    assert_eq!(names(&response), ["a"], "the next request connects again");
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_and_waiting_for_them_time_out() {
+async fn calls_and_requests_that_wait_for_them_time_out() {
     let fixture = Fixture::start();
-    fixture.run(&["a"]).await;
+    fixture.start_pods(&["a"]).await;
     fixture.request(Request::List).await.unwrap();
     fixture.node.kubelet.fail_next(Call::List, 1, &Fault::Hang);
     let start = Instant::now();
@@ -477,9 +364,9 @@ async fn calls_and_waiting_for_them_time_out() {
     let (first, second) = tokio::join!(fixture.request(Request::List), later);
     let error = first.unwrap_err();
     assert_eq!(error.status.code(), Code::Unavailable);
-    let sentence =
+    let expected =
         format!("the kubelet did not answer List on {} within 4s", fixture.node.kubelet.socket().display());
-    assert_eq!(error.status.message(), sentence);
+    assert_eq!(error.status.message(), expected);
     assert_eq!(names(&second.unwrap()), ["a"], "a later request has a call of its own");
     assert_eq!(start.elapsed().as_secs(), 4);
 
@@ -523,20 +410,20 @@ async fn no_call_starts_for_an_expired_request() {
     };
 
     // The List does not contain these pods.
-    let (seconds, sentence) = behind_a_list(&[get("b"), get("c")]).await;
-    assert!(seconds == 7 && sentence.contains("did not answer Get on"), "{seconds} s: {sentence}");
+    let (seconds, error) = behind_a_list(&[get("b"), get("c")]).await;
+    assert!(seconds == 7 && error.contains("did not answer Get on"), "{seconds} s: {error}");
 
     let cut = async {
         sleep(Duration::from_secs(5)).await;
         fixture.node.kubelet.cut_connections();
     };
-    let ((seconds, sentence), ()) = tokio::join!(behind_a_list(&[Request::List]), cut);
-    let lost = sentence.starts_with("the kubelet's connection broke during List");
-    assert!(seconds == 5 && lost, "{seconds} s: {sentence}");
+    let ((seconds, error), ()) = tokio::join!(behind_a_list(&[Request::List]), cut);
+    let lost = error.starts_with("the kubelet's connection broke during List");
+    assert!(seconds == 5 && lost, "{seconds} s: {error}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_rate_limit_holds_in_every_second_and_exempts_the_agent() {
+async fn the_rate_limit_applies_in_every_second_but_not_to_the_agent() {
     let fixture = Fixture::start();
     let start = Instant::now();
     let mut longest = Duration::ZERO;
@@ -558,21 +445,14 @@ async fn the_rate_limit_holds_in_every_second_and_exempts_the_agent() {
     tokio::join!(clients, agent);
     assert!(longest < Duration::from_millis(5), "{longest:?}");
     let calls = fixture.node.kubelet.traffic().calls;
-    let proxys: Vec<Instant> = calls.iter().map(|(_, at)| *at).take(calls.len() - 10).collect();
-    let most = busiest_second(&proxys);
-    assert!(most <= 30, "{most} calls in a second");
-    assert!(proxys.len() > 100, "{} calls in five seconds", proxys.len());
-}
-
-/// Returns the largest number of calls in any one second.
-fn busiest_second(calls: &[Instant]) -> usize {
-    let second = Duration::from_secs(1);
-    let within = |from: &Instant| calls.iter().filter(|at| (*from..*from + second).contains(*at)).count();
-    calls.iter().map(within).max().unwrap_or_default()
+    let of_proxy: Vec<Instant> = calls.iter().map(|(_, at)| *at).take(calls.len() - 10).collect();
+    let max = busiest_second(&of_proxy);
+    assert!(max <= 30, "{max} calls in a second");
+    assert!(of_proxy.len() > 100, "{} calls in five seconds", of_proxy.len());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slot_is_shared_with_the_response() {
+async fn a_response_and_its_slot_are_shared() {
     let fixture = Fixture::start();
     let responses = fixture.request_all([Request::List, Request::List]).await;
     let [first, second] = responses.try_into().unwrap();
@@ -580,5 +460,5 @@ async fn a_slot_is_shared_with_the_response() {
     assert!(Arc::ptr_eq(&first.slot::<Mutex<u32>>(), &second.slot::<Mutex<u32>>()));
     *first.slot::<Mutex<u32>>().lock().unwrap() = 7;
     assert_eq!(*second.slot::<Mutex<u32>>().lock().unwrap(), 7);
-    assert_eq!(*second.slot::<u64>(), 0, "of another type nothing is shared");
+    assert_eq!(*second.slot::<u64>(), 0, "another type has a slot of its own");
 }

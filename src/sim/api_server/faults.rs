@@ -30,7 +30,7 @@ pub enum Fault {
     /// The correct response up to this many bytes; then the connection is closed.
     CutWithin(usize),
     /// The correct response up to this many bytes; then nothing more, and the connection stays open.
-    StuckWithin(usize),
+    StallWithin(usize),
     /// A successful response with this body.
     Body(Vec<u8>),
 }

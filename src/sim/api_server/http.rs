@@ -63,7 +63,7 @@ pub(super) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> io::R
         }
         Some(Fault::TooManyRequests { retry_after }) => return Ok(too_many_requests(*retry_after)),
         Some(Fault::Body(bytes)) => return Ok(shape.streaming(Body::from(bytes.clone()))),
-        Some(Fault::CutAfterwards | Fault::CutWithin(_) | Fault::StuckWithin(_)) | None => {}
+        Some(Fault::CutAfterwards | Fault::CutWithin(_) | Fault::StallWithin(_)) | None => {}
     }
     let response = match target {
         Some(target) => respond(&shared, target, verb, &parameters, request).await,
@@ -76,7 +76,7 @@ pub(super) async fn handle(shared: Arc<Shared>, request: Request<Body>) -> io::R
     let response = response.unwrap_or_else(|error| failure(&error, shape));
     Ok(match fault {
         Some(Fault::CutWithin(max)) => response.map(|body| up_to(body, max, stream::iter([Err(cut())]))),
-        Some(Fault::StuckWithin(max)) => response.map(|body| up_to(body, max, stream::pending())),
+        Some(Fault::StallWithin(max)) => response.map(|body| up_to(body, max, stream::pending())),
         _ => response,
     })
 }

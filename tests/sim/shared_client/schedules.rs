@@ -1,5 +1,5 @@
-//! Random schedules in virtual time: no response is older than its request, and the rate and concurrency
-//! limits towards the kubelet hold. `NUMACAST_SCHEDULES` sets their number, `NUMACAST_SEED` repeats one that
+//! Random schedules in virtual time: no response is older than its request, and the limits of rate and
+//! concurrency are kept. `NUMACAST_SCHEDULES` sets their number, `NUMACAST_SEED` repeats one that
 //! failed.
 
 use std::cell::{Cell, RefCell};
@@ -10,13 +10,15 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use futures::future::join_all;
-use numacast::kubelet::{Request, Caller, ClientError, SharedResponse, RequestError, SharedClient, decode_allocatable, decode_list};
-use numacast::sim::kubelet::{KubeletVersion, Call, Fault, Options, PodSpec, SimKubelet};
+use numacast::kubelet::{
+    Caller, ClientError, Request, RequestError, SharedClient, SharedResponse, decode_allocatable, decode_list,
+};
+use numacast::sim::kubelet::{Call, Fault, KubeletVersion, Options, PodSpec, SimKubelet};
 use numacast::sim::machine::{Device, MachineSpec};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
-use super::{CallLog, TIMEOUT, busiest_second};
+use super::fixture::{CallLog, TIMEOUT, busiest_second, get};
 use crate::support::machine;
 
 /// Default number of schedules.
@@ -25,18 +27,28 @@ const SCHEDULES: u64 = 60;
 const LENGTH: Duration = Duration::from_secs(3);
 /// Number of distinct pod names, so that names are reused.
 const PODS: u64 = 4;
+/// Kubelet versions; the first is twice as likely.
+const VERSIONS: [KubeletVersion; 5] = [
+    KubeletVersion::V1_34,
+    KubeletVersion::V1_34,
+    KubeletVersion::V1_37,
+    KubeletVersion::V1_29,
+    KubeletVersion::V1_23,
+];
 /// A resource whose device ID contains the time of its registration.
 const STAMP: &str = "example.com/stamp";
 
-/// What may happen in a schedule.
+/// The participants and faults of a schedule.
 #[derive(Debug)]
-struct Weather {
-    age: KubeletVersion,
-    proxys: usize,
+struct Setup {
+    version: KubeletVersion,
+    /// Number of concurrent clients of the proxy.
+    clients: usize,
     agent: bool,
-    errors: bool,
+    /// Rejections by the rate limiter.
+    rejections: bool,
     /// Restarts, hanging calls, broken connections.
-    storms: bool,
+    outages: bool,
 }
 
 /// The kubelet's state: the change numbers at which each running pod and the device were created.
@@ -49,42 +61,44 @@ struct State {
 struct World {
     kubelet: SimKubelet,
     client: SharedClient,
-    weather: Weather,
+    setup: Setup,
     /// All states so far, the current one last.
     history: RefCell<Vec<State>>,
     ends: Instant,
-    tally: Cell<Tally>,
+    counts: Cell<Counts>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Tally {
-    results: usize,
+struct Counts {
+    responses: usize,
     /// Responses during whose request the state changed.
-    moved: usize,
+    concurrent: usize,
     dropped: usize,
-    refused: usize,
+    rejected: usize,
     unavailable: usize,
     calls: usize,
-    most: usize,
+    /// Maximum number of calls in flight.
+    max_in_flight: usize,
+    /// Maximum number of calls in a second.
     busiest: usize,
 }
 
-impl Weather {
-    fn of(rng: &mut Rng) -> Self {
+impl Setup {
+    fn random(rng: &mut Rng) -> Self {
         Self {
-            age: [KubeletVersion::V1_34, KubeletVersion::V1_34, KubeletVersion::V1_37, KubeletVersion::V1_29, KubeletVersion::V1_23][rng.usize(..5)],
-            proxys: rng.usize(2..12),
+            version: VERSIONS[rng.usize(..VERSIONS.len())],
+            clients: rng.usize(2..12),
             agent: rng.bool(),
-            errors: rng.bool(),
-            storms: rng.u8(..3) == 0,
+            rejections: rng.bool(),
+            outages: rng.u8(..3) == 0,
         }
     }
 }
 
 impl World {
-    fn start(spec: &MachineSpec, root: &Path, weather: Weather, log: &Arc<CallLog>) -> Self {
+    fn start(spec: &MachineSpec, root: &Path, setup: Setup, log: &Arc<CallLog>) -> Self {
         let options = Options {
-            age: weather.age,
+            version: setup.version,
             release_lag: Duration::ZERO,
             // The limiter uses the real clock; its rejections are injected as faults instead.
             limited: false,
@@ -97,10 +111,10 @@ impl World {
         let world = Self {
             kubelet,
             client,
-            weather,
+            setup,
             history,
             ends: Instant::now() + LENGTH,
-            tally: Cell::default(),
+            counts: Cell::default(),
         };
         world.change(&mut Rng::with_seed(0), true);
         world
@@ -110,10 +124,10 @@ impl World {
         Instant::now() >= self.ends
     }
 
-    fn count(&self, what: impl FnOnce(&mut Tally)) {
-        let mut tally = self.tally.get();
-        what(&mut tally);
-        self.tally.set(tally);
+    fn count(&self, add: impl FnOnce(&mut Counts)) {
+        let mut counts = self.counts.get();
+        add(&mut counts);
+        self.counts.set(counts);
     }
 
     /// Starts or stops a pod, or replaces the device. Atomic for all observers.
@@ -143,18 +157,18 @@ impl World {
     }
 
     /// Changes the node and injects faults until the schedule ends.
-    async fn go_on(&self, mut rng: Rng) {
+    async fn run_changes(&self, mut rng: Rng) {
         while !self.is_over() {
             sleep(Duration::from_micros(rng.u64(..60_000))).await;
             match rng.u8(..12) {
                 0..5 => self.change(&mut rng, false),
                 5..7 => self.change(&mut rng, true),
                 7..10 => self.delay(&mut rng),
-                10 if self.weather.errors => {
+                10 if self.setup.rejections => {
                     let text = Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into());
                     self.kubelet.fail_next(any_call(&mut rng), rng.usize(1..4), &text);
                 }
-                11 if self.weather.storms => self.storm(&mut rng).await,
+                11 if self.setup.outages => self.start_outage(&mut rng).await,
                 _ => {}
             }
         }
@@ -166,7 +180,7 @@ impl World {
         self.kubelet.fail_next(any_call(rng), rng.usize(1..4), &fault);
     }
 
-    async fn storm(&self, rng: &mut Rng) {
+    async fn start_outage(&self, rng: &mut Rng) {
         match rng.u8(..4) {
             0 => self.kubelet.cut_connections(),
             1 => self.kubelet.fail_next(any_call(rng), 1, &Fault::CutShort),
@@ -203,36 +217,37 @@ impl World {
     async fn request_once(&self, rng: &mut Rng, caller: Caller) {
         let request = match rng.u8(..8) {
             0..3 => Request::List,
-            3..6 => super::get(&format!("pod-{}", rng.u64(..PODS))),
+            3..6 => get(&format!("pod-{}", rng.u64(..PODS))),
             6 => Request::ListV1alpha1,
             _ => Request::Allocatable,
         };
-        let patience = if rng.u8(..6) == 0 { rng.u64(..30_000) } else { u64::MAX >> 1 };
+        // Some requests are dropped after a while.
+        let limit = if rng.u8(..6) == 0 { rng.u64(..30_000) } else { u64::MAX >> 1 };
         let (requested, before) = (Instant::now(), self.history.borrow().len() - 1);
         let result = self.client.request(request.clone(), caller);
-        let Ok(result) = timeout(Duration::from_micros(patience), result).await else {
-            return self.count(|tally| tally.dropped += 1);
+        let Ok(result) = timeout(Duration::from_micros(limit), result).await else {
+            return self.count(|counts| counts.dropped += 1);
         };
         assert!(requested.elapsed() <= 2 * TIMEOUT, "{request:?} took {:?}", requested.elapsed());
         match outcome(&request, result) {
             Outcome::Response(matches, started) => {
-                assert!(started >= requested, "{request:?} was served by a call from before");
+                assert!(started >= requested, "{request:?}: the call started before the request");
                 let history = self.history.borrow();
                 let fits: Vec<bool> = history[before..].iter().map(matches).collect();
-                assert!(fits.contains(&true), "{request:?}: a response that was not true since it was requested");
-                let moved = fits.contains(&false);
-                self.count(|tally| tally.moved += usize::from(moved));
-                self.count(|tally| tally.results += 1);
+                assert!(fits.contains(&true), "{request:?}: the response matches no state since the request");
+                let is_concurrent = fits.contains(&false);
+                self.count(|counts| counts.concurrent += usize::from(is_concurrent));
+                self.count(|counts| counts.responses += 1);
             }
-            Outcome::Limited => {
+            Outcome::RateLimited => {
                 // A call behind a hanging one may have no time left for a retry.
-                let is_expected = caller == Caller::Agent || self.weather.storms;
+                let is_expected = caller == Caller::Agent || self.setup.outages;
                 assert!(is_expected, "rejections are retried for the proxy's clients");
-                self.count(|tally| tally.refused += 1);
+                self.count(|counts| counts.rejected += 1);
             }
-            Outcome::Unavailable(sentence) => {
-                assert!(self.weather.storms, "{request:?}: {sentence}");
-                self.count(|tally| tally.unavailable += 1);
+            Outcome::Unavailable(error) => {
+                assert!(self.setup.outages, "{request:?}: {error}");
+                self.count(|counts| counts.unavailable += 1);
             }
         }
     }
@@ -241,7 +256,7 @@ impl World {
 enum Outcome {
     /// The states that the response matches, and the start of its call.
     Response(Box<dyn Fn(&State) -> bool>, Instant),
-    Limited,
+    RateLimited,
     Unavailable(String),
 }
 
@@ -263,7 +278,7 @@ fn outcome(request: &Request, result: Result<Arc<SharedResponse>, RequestError>)
             let stamp = devices.iter().find(|group| group.resource == STAMP).map(|group| made(&group.ids[0]));
             Outcome::Response(Box::new(move |state| Some(state.device) == stamp), response.started)
         }
-        (_, Err(RequestError { error: ClientError::RateLimited(_), .. })) => Outcome::Limited,
+        (_, Err(RequestError { error: ClientError::RateLimited(_), .. })) => Outcome::RateLimited,
         (_, Err(error)) if error.status.code() == Code::Unavailable => {
             Outcome::Unavailable(error.status.message().to_owned())
         }
@@ -291,31 +306,31 @@ fn any_call(rng: &mut Rng) -> Call {
     [Call::List, Call::Allocatable, Call::Get][rng.usize(..3)]
 }
 
-async fn run(spec: &MachineSpec, seed: u64) -> Tally {
+async fn run(spec: &MachineSpec, seed: u64) -> Counts {
     let mut rng = Rng::with_seed(seed);
     // Seeds the random delays.
     fastrand::seed(seed);
     let (dir, log) = (tempfile::tempdir().unwrap(), Arc::new(CallLog::default()));
-    let world = World::start(spec, dir.path(), Weather::of(&mut rng), &log);
-    let agents = usize::from(world.weather.agent);
-    let callers = [vec![Caller::Proxy; world.weather.proxys], vec![Caller::Agent; agents]].concat();
+    let world = World::start(spec, dir.path(), Setup::random(&mut rng), &log);
+    let agents = usize::from(world.setup.agent);
+    let callers = [vec![Caller::Proxy; world.setup.clients], vec![Caller::Agent; agents]].concat();
     let callers = join_all(callers.into_iter().map(|caller| world.request_repeatedly(rng.fork(), caller)));
     let changes = Rng::with_seed(seed ^ 1);
-    tokio::join!(world.go_on(changes), callers);
-    let (traffic, mut tally) = (world.kubelet.traffic(), world.tally.get());
-    tally.most = log.calls().max_in_flight;
-    assert!(tally.most <= 2, "{} calls in flight", tally.most);
-    // An abandoned connection may have calls whose end its kubelet has not seen yet.
-    if !world.weather.storms {
+    tokio::join!(world.run_changes(changes), callers);
+    let (traffic, mut counts) = (world.kubelet.traffic(), world.counts.get());
+    counts.max_in_flight = log.calls().max_in_flight;
+    assert!(counts.max_in_flight <= 2, "{} calls in flight", counts.max_in_flight);
+    // A closed connection may have calls whose end the kubelet has not noticed yet.
+    if !world.setup.outages {
         assert!(traffic.max_concurrent_total <= 2, "{} calls at once", traffic.max_concurrent_total);
-        assert!(traffic.max_concurrent.values().all(|at_once| *at_once <= 1), "{:?}", traffic.max_concurrent);
+        assert!(traffic.max_concurrent.values().all(|max| *max <= 1), "{:?}", traffic.max_concurrent);
     }
-    tally.calls = traffic.calls.len();
-    tally.busiest = busiest_second(&traffic.calls.into_iter().map(|(_, at)| at).collect::<Vec<_>>());
+    counts.calls = traffic.calls.len();
+    counts.busiest = busiest_second(&traffic.calls.into_iter().map(|(_, at)| at).collect::<Vec<_>>());
     // The agent has a budget of its own: here at most ten requests per second with at most two calls each.
-    let agents = if world.weather.agent { 20 } else { 0 };
-    assert!(tally.busiest <= 30 + agents, "{} calls in one second", tally.busiest);
-    tally
+    let agents = if world.setup.agent { 20 } else { 0 };
+    assert!(counts.busiest <= 30 + agents, "{} calls in one second", counts.busiest);
+    counts
 }
 
 #[test]
@@ -324,28 +339,28 @@ fn no_response_is_older_than_its_request() {
         std::env::var("NUMACAST_SEED").map_or_else(|_| fastrand::u64(..), |text| text.parse().unwrap());
     let schedules = std::env::var("NUMACAST_SCHEDULES").map_or(SCHEDULES, |text| text.parse().unwrap());
     let spec = machine("two-by-eight");
-    let mut sum = Tally::default();
+    let mut sum = Counts::default();
     for number in 0..schedules {
         let seed = seed.wrapping_add(number);
         eprintln!("NUMACAST_SEED={seed}");
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-        let tally = runtime.block_on(run(&spec, seed));
-        sum = Tally {
-            results: sum.results + tally.results,
-            moved: sum.moved + tally.moved,
-            dropped: sum.dropped + tally.dropped,
-            refused: sum.refused + tally.refused,
-            unavailable: sum.unavailable + tally.unavailable,
-            calls: sum.calls + tally.calls,
-            most: sum.most.max(tally.most),
-            busiest: sum.busiest.max(tally.busiest),
+        let counts = runtime.block_on(run(&spec, seed));
+        sum = Counts {
+            responses: sum.responses + counts.responses,
+            concurrent: sum.concurrent + counts.concurrent,
+            dropped: sum.dropped + counts.dropped,
+            rejected: sum.rejected + counts.rejected,
+            unavailable: sum.unavailable + counts.unavailable,
+            calls: sum.calls + counts.calls,
+            max_in_flight: sum.max_in_flight.max(counts.max_in_flight),
+            busiest: sum.busiest.max(counts.busiest),
         };
     }
     eprintln!("{schedules} schedules: {sum:?}");
     if schedules >= SCHEDULES {
-        // The schedules were eventful enough.
-        assert!(sum.moved * 20 > sum.results, "{sum:?}");
-        assert!(sum.dropped > 0 && sum.unavailable > 0 && sum.most == 2, "{sum:?}");
+        // There were enough changes and faults.
+        assert!(sum.concurrent * 20 > sum.responses, "{sum:?}");
+        assert!(sum.dropped > 0 && sum.unavailable > 0 && sum.max_in_flight == 2, "{sum:?}");
     }
 }

@@ -3,24 +3,24 @@
 use std::time::Duration;
 
 use numacast::kubelet::{Api, ClientError};
-use numacast::sim::kubelet::{KubeletVersion, Call, Fault, Options, PodSpec};
+use numacast::sim::kubelet::{Call, Fault, KubeletVersion, Options, PodSpec};
 use tonic::Code;
 
-use crate::support::SimNode;
+use crate::support::Node;
 
 const GIB: u64 = 1 << 30;
 
 #[tokio::test]
 async fn list_and_allocatable_show_what_is_allocated() {
-    let node = SimNode::start();
+    let node = Node::start();
     let spec = PodSpec::guaranteed("a", 2, GIB).devices("example.com/nic", 1);
-    let given = node.kubelet.start_pod(spec).await.unwrap();
+    let allocations = node.kubelet.start_pod(spec).await.unwrap();
     let mut client = node.client();
 
     let (usage, api, _) = client.list().await.unwrap();
     assert_eq!(api, Api::V1);
     let container = &usage.pods[0].containers[0];
-    assert_eq!(container.cpus, given[0].cpus);
+    assert_eq!(container.cpus, allocations[0].cpus);
     assert_eq!(container.memory.iter().map(|block| block.bytes).sum::<u64>(), GIB);
     assert_eq!(container.devices.len(), 1);
 
@@ -30,8 +30,9 @@ async fn list_and_allocatable_show_what_is_allocated() {
 }
 
 #[tokio::test]
-async fn v1alpha1_is_used_with_an_old_kubelet() {
-    let node = SimNode::with(Options { age: KubeletVersion::OnlyV1alpha1, limited: false, ..Options::default() });
+async fn an_old_kubelet_is_read_through_v1alpha1() {
+    let version = KubeletVersion::OnlyV1alpha1;
+    let node = Node::with(Options { version, limited: false, ..Options::default() });
     node.kubelet.start_pod(PodSpec::new("a").devices("example.com/nic", 1)).await.unwrap();
     let mut client = node.client();
     for _ in 0..2 {
@@ -43,14 +44,14 @@ async fn v1alpha1_is_used_with_an_old_kubelet() {
 
 #[tokio::test]
 async fn a_kubelet_without_get_allocatable_is_unsupported() {
-    for age in [KubeletVersion::V1_20, KubeletVersion::OnlyV1alpha1] {
-        let node = SimNode::with(Options { age, limited: false, ..Options::default() });
+    for version in [KubeletVersion::V1_20, KubeletVersion::OnlyV1alpha1] {
+        let node = Node::with(Options { version, limited: false, ..Options::default() });
         let sentence = node.client().allocatable().await.unwrap_err().to_string();
         assert_eq!(
             sentence,
             format!(
-                "the kubelet at {} does not serve GetAllocatableResources (numacast needs kubelet 1.23 or later, \
-                 or 1.21 with the feature gate KubeletPodResourcesGetAllocatable)",
+                "the kubelet at {} does not serve GetAllocatableResources (numacast needs kubelet 1.23 or \
+                 later, or 1.21 with the feature gate KubeletPodResourcesGetAllocatable)",
                 node.kubelet.socket().display()
             )
         );
@@ -59,7 +60,7 @@ async fn a_kubelet_without_get_allocatable_is_unsupported() {
 
 #[tokio::test]
 async fn a_rate_limit_differs_from_a_response_that_is_too_large() {
-    let node = SimNode::start();
+    let node = Node::start();
     let mut client = node.client();
     let limited = Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into());
     node.kubelet.fail_next(Call::List, 1, &limited);
@@ -80,25 +81,25 @@ async fn a_rate_limit_differs_from_a_response_that_is_too_large() {
 }
 
 #[tokio::test]
-async fn the_kubelets_rate_limit_is_an_error() {
-    let node = SimNode::with(Options::default());
+async fn exceeding_the_kubelets_rate_limit_is_an_error() {
+    let node = Node::with(Options::default());
     let mut client = node.client();
-    let mut refused = 0;
+    let mut rejected = 0;
     for _ in 0..50 {
         match client.list().await {
             Ok(_) => {}
-            Err(ClientError::RateLimited("List")) => refused += 1,
+            Err(ClientError::RateLimited("List")) => rejected += 1,
             Err(error) => panic!("{error}"),
         }
     }
-    assert_eq!(node.kubelet.calls().rejected, refused);
-    assert!(refused > 0);
+    assert_eq!(node.kubelet.calls().rejected, rejected);
+    assert!(rejected > 0);
 }
 
 #[tokio::test]
-async fn a_call_without_a_response_times_out() {
-    let node = SimNode::start();
-    let mut client = node.impatient_client();
+async fn a_call_that_gets_no_response_times_out() {
+    let node = Node::start();
+    let mut client = node.client_with_short_timeout();
     client.list().await.unwrap();
     node.kubelet.fail_next(Call::List, 1, &Fault::Hang);
     let error = client.list().await.unwrap_err();
@@ -112,17 +113,17 @@ async fn a_call_without_a_response_times_out() {
 }
 
 #[tokio::test]
-async fn any_other_status_keeps_its_message() {
-    let node = SimNode::start();
+async fn any_other_status_is_reported_with_its_message() {
+    let node = Node::start();
     let mut client = node.client();
-    node.kubelet.fail_next(Call::List, 1, &Fault::Status(Code::Internal, "the disk is on fire".into()));
+    node.kubelet.fail_next(Call::List, 1, &Fault::Status(Code::Internal, "the disk is full".into()));
     let sentence = client.list().await.unwrap_err().to_string();
-    assert_eq!(sentence, "the kubelet answered List with Internal: the disk is on fire");
+    assert_eq!(sentence, "the kubelet answered List with Internal: the disk is full");
 }
 
 #[tokio::test]
-async fn a_restarted_kubelet_is_another_connection() {
-    let node = SimNode::start();
+async fn a_restarted_kubelet_gets_a_new_connection() {
+    let node = Node::start();
     let mut client = node.client();
     let (_, _, first) = client.list().await.unwrap();
     let (_, _, same) = client.list().await.unwrap();
@@ -137,8 +138,8 @@ async fn a_restarted_kubelet_is_another_connection() {
 }
 
 #[tokio::test]
-async fn a_missing_or_dead_socket_is_an_error() {
-    let node = SimNode::start();
+async fn a_missing_socket_or_one_without_a_listener_is_an_error() {
+    let node = Node::start();
     let mut client = node.client();
     client.list().await.unwrap();
     node.kubelet.stop();
@@ -153,11 +154,11 @@ async fn a_missing_or_dead_socket_is_an_error() {
 
 #[tokio::test]
 async fn a_new_socket_at_the_path_replaces_a_working_connection() {
-    let node = SimNode::start();
-    let other = SimNode::start();
-    other.kubelet.start_pod(PodSpec::new("elsewhere")).await.unwrap();
+    let node = Node::start();
+    let other = Node::start();
+    other.kubelet.start_pod(PodSpec::new("other")).await.unwrap();
     let mut client = node.client();
     assert_eq!(client.list().await.unwrap().0.pods.len(), 0);
     std::fs::rename(other.kubelet.socket(), node.kubelet.socket()).unwrap();
-    assert_eq!(client.list().await.unwrap().0.pods[0].name, "elsewhere");
+    assert_eq!(client.list().await.unwrap().0.pods[0].name, "other");
 }

@@ -1,4 +1,4 @@
-//! Devices from annotations, and the proxy's behaviour while its pod source is down.
+//! The proxy's devices from annotations, also while its pod source is down.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use numacast::agent::{Depth, Merge, MergeResponse, NodeReader, ScanError};
 use numacast::cluster::Cluster;
 use numacast::config::Config;
-use numacast::kubelet::{Request, Caller, SharedClient, decode_list};
+use numacast::kubelet::{Caller, Request, SharedClient, decode_list};
 use numacast::proxy::{Proxy, Settings};
 use numacast::sim::api_server::{ApiServer, Fault, PODS, Rule};
 use numacast::sim::kubelet::PodSpec;
@@ -18,13 +18,13 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::Code;
 
-use crate::support::SimNode;
+use crate::support::Node;
 
 const GPUS: &str = "scheduling.koordinator.sh/device-allocated";
 
 /// A proxy between a simulated kubelet and a client.
-struct Served {
-    node: SimNode,
+struct World {
+    node: Node,
     server: ApiServer,
     metrics: Registry,
     health: Arc<dyn Probes>,
@@ -35,15 +35,15 @@ struct Served {
     task: JoinHandle<()>,
 }
 
-impl Served {
-    async fn with(change: impl FnOnce(&mut Settings)) -> Self {
+impl World {
+    async fn start(change: impl FnOnce(&mut Settings)) -> Self {
         let server = ApiServer::start_on_any_port(0).await.unwrap();
         server.add_node("worker").unwrap();
-        Self::on(server, change)
+        Self::with_server(server, change)
     }
 
-    fn on(server: ApiServer, change: impl FnOnce(&mut Settings)) -> Self {
-        let node = SimNode::start();
+    fn with_server(server: ApiServer, change: impl FnOnce(&mut Settings)) -> Self {
+        let node = Node::start();
         let mut config = Config { node_name: "worker".into(), ..Config::default() };
         config.host.root = node.root().to_owned();
         let (mut settings, sources) = (config.proxy_settings(), config.pod_sources());
@@ -64,20 +64,22 @@ impl Served {
     }
 
     /// Waits until the pod source is synced.
-    async fn known(self) -> Self {
+    async fn synced(self) -> Self {
         while !self.health.ready().is_empty() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         self
     }
 
-    /// Returns the devices of each pod, as served to a client.
-    async fn ask(&self, ask: Request) -> Result<Vec<String>, (Code, String)> {
+    /// Returns the devices of each pod in the proxy's response.
+    async fn send(&self, request: Request) -> Result<Vec<String>, (Code, String)> {
         let client = SharedClient::start(self.socket.clone(), Duration::from_secs(10), Arc::new(()));
-        let refused = |status: tonic::Status| (status.code(), status.message().to_owned());
-        let answer = client.request(ask, Caller::Agent).await.map_err(|refusal| refused(refusal.status))?;
+        let response = client
+            .request(request, Caller::Agent)
+            .await
+            .map_err(|error| (error.status.code(), error.status.message().to_owned()))?;
         let mut all = Vec::new();
-        for pod in decode_list(answer.bytes.clone()).unwrap().pods {
+        for pod in decode_list(response.bytes.clone()).unwrap().pods {
             for container in pod.containers {
                 let groups = container.devices.into_iter();
                 let devices = groups
@@ -92,22 +94,22 @@ impl Served {
     }
 
     async fn list(&self) -> Result<Vec<String>, (Code, String)> {
-        self.ask(Request::List).await
+        self.send(Request::List).await
     }
 
     /// Adds a pod to the API server and starts it on the node.
-    async fn run(&self, name: &str, annotation: Option<&str>) {
+    async fn start_pod(&self, name: &str, annotation: Option<&str>) {
         self.server.put(&PODS, object(name, annotation)).unwrap();
         self.node.kubelet.start_pod(PodSpec::new(name)).await.unwrap();
     }
 
-    fn figure(&self, sample: &str) -> String {
+    fn sample(&self, name: &str) -> String {
         let text = self.metrics.encode();
-        let line = text.lines().find_map(|line| line.strip_prefix(sample));
-        line.unwrap_or_else(|| panic!("{sample} is not in {text}")).trim().to_owned()
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("{name} is not in {text}")).trim().to_owned()
     }
 
-    async fn end(self) {
+    async fn stop(self) {
         drop(self.stop);
         self.task.await.unwrap();
         assert!(self.socket.exists(), "the socket's file stays");
@@ -126,16 +128,16 @@ fn gpu(id: &str) -> String {
     json!({"gpu": [{"minor": 0, "id": id}]}).to_string()
 }
 
-/// Cuts off the proxy's pod source from now on.
-async fn silenced(served: &Served) {
-    served.server.inject(Rule {
+/// Ends the proxy's watch of pods, and makes new ones hang.
+async fn stop_watch(world: &World) {
+    world.server.inject(Rule {
         verb: Some("watch"),
         resource: Some("pods"),
         times: None,
         fault: Fault::Hang,
     });
-    served.server.cut_connections();
-    while served.server.watchers(&PODS) > 0 {
+    world.server.cut_connections();
+    while world.server.watchers(&PODS) > 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -146,16 +148,17 @@ async fn a_scan_fails_while_the_annotated_devices_are_unknown() {
     server.add_node("worker").unwrap();
     let get = Rule { verb: Some("get"), resource: Some("devices"), times: None, fault: Fault::Status(500) };
     server.inject(get);
-    let mut served = Served::on(server, |_| {});
-    served.run("a", Some(&gpu("GPU-1"))).await;
+    let mut world = World::with_server(server, |_| {});
+    world.start_pod("a", Some(&gpu("GPU-1"))).await;
     for depth in [Depth::Everything, Depth::Usage] {
-        let scan = served.reader.scan(depth, &Arc::default()).await;
-        assert!(matches!(scan, Err(ScanError::AnnotationsUnknown)), "GPU-1 would look free: {scan:?}");
+        let scan = world.reader.scan(depth, &Arc::default()).await;
+        let fails = matches!(scan, Err(ScanError::AnnotationsUnknown));
+        assert!(fails, "GPU-1 would be reported as available: {scan:?}");
     }
-    served.server.clear_faults();
-    let mut served = served.known().await;
+    world.server.clear_faults();
+    let mut world = world.synced().await;
     let scan = loop {
-        match served.reader.scan(Depth::Usage, &Arc::default()).await {
+        match world.reader.scan(Depth::Usage, &Arc::default()).await {
             // The proxy is ready before the Device is read again.
             Err(ScanError::AnnotationsUnknown) => tokio::time::sleep(Duration::from_millis(10)).await,
             scan => break scan.unwrap(),
@@ -165,164 +168,166 @@ async fn a_scan_fails_while_the_annotated_devices_are_unknown() {
     assert!(
         containers.flat_map(|container| &container.devices).any(|group| group.ids.contains(&"GPU-1".into()))
     );
-    served.end().await;
+    world.stop().await;
 }
 
 #[tokio::test]
-async fn a_client_is_told_of_devices_that_only_annotations_have() {
-    let served = Served::with(|_| {}).await.known().await;
-    served.run("a", Some(&gpu("GPU-1"))).await;
-    served.run("b", None).await;
+async fn responses_contain_annotated_devices() {
+    let world = World::start(|_| {}).await.synced().await;
+    world.start_pod("a", Some(&gpu("GPU-1"))).await;
+    world.start_pod("b", None).await;
     let with_plugin = PodSpec::new("c").devices("example.com/nic", 1);
-    served.server.put(&PODS, object("c", Some(&gpu("GPU-2")))).unwrap();
-    served.node.kubelet.start_pod(with_plugin).await.unwrap();
-    let all = served.list().await.unwrap();
+    world.server.put(&PODS, object("c", Some(&gpu("GPU-2")))).unwrap();
+    world.node.kubelet.start_pod(with_plugin).await.unwrap();
+    let all = world.list().await.unwrap();
     let expected =
         ["a/main nvidia.com/gpu GPU-1", "c/main example.com/nic nic-0", "c/main nvidia.com/gpu GPU-2"];
     assert_eq!(all, expected);
     let get = |name: &str| Request::Get { namespace: "default".to_owned(), name: name.to_owned() };
-    assert_eq!(served.ask(get("a")).await.unwrap(), ["a/main nvidia.com/gpu GPU-1"]);
-    assert_eq!(served.ask(get("c")).await.unwrap(), all[1..]);
-    assert!(served.ask(get("b")).await.unwrap().is_empty());
-    let nobody = served.ask(get("x")).await.unwrap_err();
-    assert_eq!(nobody, (Code::Unknown, "pod x in namespace default not found".to_owned()));
-    assert_eq!(served.figure(r#"numacast_proxy_annotated_devices{state="merged"}"#), "2");
-    // An ended pod has no devices although its annotation remains.
-    let mut ended = object("a", Some(&gpu("GPU-1")));
-    ended["status"]["phase"] = "Succeeded".into();
-    served.server.put(&PODS, ended).unwrap();
-    while served.list().await.unwrap().len() > 2 {}
-    served.end().await;
+    assert_eq!(world.send(get("a")).await.unwrap(), ["a/main nvidia.com/gpu GPU-1"]);
+    assert_eq!(world.send(get("c")).await.unwrap(), all[1..]);
+    assert!(world.send(get("b")).await.unwrap().is_empty());
+    let missing = world.send(get("x")).await.unwrap_err();
+    assert_eq!(missing, (Code::Unknown, "pod x in namespace default not found".to_owned()));
+    assert_eq!(world.sample(r#"numacast_proxy_annotated_devices{state="merged"}"#), "2");
+    // A terminated pod has no devices although its annotation remains.
+    let mut terminated = object("a", Some(&gpu("GPU-1")));
+    terminated["status"]["phase"] = "Succeeded".into();
+    world.server.put(&PODS, terminated).unwrap();
+    while world.list().await.unwrap().len() > 2 {}
+    world.stop().await;
 }
 
 #[tokio::test]
-async fn a_pod_that_the_watch_has_not_told_of_is_asked_for() {
-    let served = Served::with(|settings| settings.wait = Duration::from_secs(3600)).await.known().await;
-    silenced(&served).await;
-    served.run("late", Some(&gpu("GPU-7"))).await;
-    assert_eq!(served.list().await.unwrap(), ["late/main nvidia.com/gpu GPU-7"]);
+async fn an_unknown_pod_is_looked_up() {
+    let world = World::start(|settings| settings.wait = Duration::from_secs(3600)).await.synced().await;
+    stop_watch(&world).await;
+    world.start_pod("late", Some(&gpu("GPU-7"))).await;
+    assert_eq!(world.list().await.unwrap(), ["late/main nvidia.com/gpu GPU-7"]);
     // A pod that the API server does not have is not waited for.
-    served.node.kubelet.start_pod(PodSpec::new("static")).await.unwrap();
-    assert_eq!(served.list().await.unwrap(), ["late/main nvidia.com/gpu GPU-7"]);
-    assert_eq!(served.figure("numacast_proxy_unknown_pods"), "0");
-    served.end().await;
+    world.node.kubelet.start_pod(PodSpec::new("static")).await.unwrap();
+    assert_eq!(world.list().await.unwrap(), ["late/main nvidia.com/gpu GPU-7"]);
+    assert_eq!(world.sample("numacast_proxy_unknown_pods"), "0");
+    world.stop().await;
 }
 
 #[tokio::test]
-async fn one_that_has_ended_is_asked_for_only_if_it_is_being_deleted() {
+async fn a_terminated_pod_is_looked_up_only_while_it_is_being_deleted() {
     let server = ApiServer::start_on_any_port(0).await.unwrap();
     server.add_node("worker").unwrap();
-    for (name, phase) in [("done", "Succeeded"), ("refused", "Failed"), ("leaving", "Failed")] {
-        let mut ended = object(name, Some(&gpu("GPU-1")));
-        ended["status"]["phase"] = phase.into();
-        if name == "leaving" {
-            ended["metadata"]["deletionTimestamp"] = "2026-11-21T14:00:00Z".into();
+    for (name, phase) in [("done", "Succeeded"), ("rejected", "Failed"), ("deleting", "Failed")] {
+        let mut terminated = object(name, Some(&gpu("GPU-1")));
+        terminated["status"]["phase"] = phase.into();
+        if name == "deleting" {
+            terminated["metadata"]["deletionTimestamp"] = "2026-11-21T14:00:00Z".into();
         }
-        server.put(&PODS, ended).unwrap();
+        server.put(&PODS, terminated).unwrap();
     }
-    let served = Served::on(server, |settings| settings.wait = Duration::from_secs(3600)).known().await;
-    // Kubelets before 1.34 list pods that have ended.
-    for name in ["done", "refused", "leaving"] {
-        served.node.kubelet.start_pod(PodSpec::new(name)).await.unwrap();
+    let long_wait = |settings: &mut Settings| settings.wait = Duration::from_secs(3600);
+    let world = World::with_server(server, long_wait).synced().await;
+    // Kubelets before 1.34 list terminated pods.
+    for name in ["done", "rejected", "deleting"] {
+        world.node.kubelet.start_pod(PodSpec::new(name)).await.unwrap();
     }
-    assert!(served.list().await.unwrap().is_empty());
-    let asked: Vec<String> = served.server.requests(&PODS).into_iter().map(|asked| asked.query).collect();
-    let times = |name: &str| asked.iter().filter(|query| query.contains(&format!("name%3D{name}"))).count();
-    assert_eq!(["done", "refused", "leaving"].map(times), [0, 0, 1], "{asked:?}");
-    served.end().await;
+    assert!(world.list().await.unwrap().is_empty());
+    let requests = world.server.requests(&PODS).into_iter();
+    let queries: Vec<String> = requests.map(|request| request.query).collect();
+    let times = |name: &str| queries.iter().filter(|query| query.contains(&format!("name%3D{name}"))).count();
+    assert_eq!(["done", "rejected", "deleting"].map(times), [0, 0, 1], "{queries:?}");
+    world.stop().await;
 }
 
 #[tokio::test]
-async fn one_that_nobody_can_tell_of_is_waited_for_once_and_then_served_without_or_refused() {
+async fn a_pod_that_cannot_be_looked_up_is_waited_for_once() {
     for fail_closed in [false, true] {
         let settings = |settings: &mut Settings| {
             settings.wait = Duration::from_millis(200);
             settings.fail_closed = fail_closed;
         };
-        let served = Served::with(settings).await.known().await;
-        served.run("known", Some(&gpu("GPU-1"))).await;
-        assert_eq!(served.list().await.unwrap(), ["known/main nvidia.com/gpu GPU-1"]);
-        silenced(&served).await;
+        let world = World::start(settings).await.synced().await;
+        world.start_pod("known", Some(&gpu("GPU-1"))).await;
+        assert_eq!(world.list().await.unwrap(), ["known/main nvidia.com/gpu GPU-1"]);
+        stop_watch(&world).await;
         let hang = Rule { verb: Some("list"), resource: Some("pods"), times: None, fault: Fault::Hang };
-        served.server.inject(hang);
-        served.run("late", Some(&gpu("GPU-7"))).await;
-        let answer = served.list().await;
+        world.server.inject(hang);
+        world.start_pod("late", Some(&gpu("GPU-7"))).await;
+        let response = world.list().await;
         match fail_closed {
-            false => assert_eq!(answer.unwrap(), ["known/main nvidia.com/gpu GPU-1"]),
+            false => assert_eq!(response.unwrap(), ["known/main nvidia.com/gpu GPU-1"]),
             true => {
-                let (code, text) = answer.unwrap_err();
+                let (code, text) = response.unwrap_err();
                 assert_eq!(code, Code::Unavailable);
                 assert!(text.contains("the kubelet lists 1 unknown pods"), "{text}");
                 // A request for a known pod is served.
                 let known = Request::Get { namespace: "default".to_owned(), name: "known".to_owned() };
-                assert_eq!(served.ask(known).await.unwrap(), ["known/main nvidia.com/gpu GPU-1"]);
+                assert_eq!(world.send(known).await.unwrap(), ["known/main nvidia.com/gpu GPU-1"]);
             }
         }
-        assert_eq!(served.figure("numacast_proxy_unknown_pods"), "1");
-        served.server.clear_faults();
-        served.server.cut_connections();
+        assert_eq!(world.sample("numacast_proxy_unknown_pods"), "1");
+        world.server.clear_faults();
+        world.server.cut_connections();
         let both = ["known/main nvidia.com/gpu GPU-1", "late/main nvidia.com/gpu GPU-7"];
-        while served.list().await.ok().is_none_or(|all| all != both) {
+        while world.list().await.ok().is_none_or(|all| all != both) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        served.end().await;
+        world.stop().await;
     }
 }
 
 #[tokio::test]
-async fn what_was_told_last_is_believed_for_a_while_and_then_no_more() {
+async fn the_last_known_annotations_are_used_for_a_limited_time() {
     for fail_closed in [false, true] {
         let settings = |settings: &mut Settings| {
             settings.last_known = Duration::from_secs(2);
             settings.fail_closed = fail_closed;
         };
-        let served = Served::with(settings).await.known().await;
-        served.run("a", Some(&gpu("GPU-1"))).await;
-        assert_eq!(served.list().await.unwrap().len(), 1);
-        assert_eq!(served.figure("numacast_proxy_passing_through"), "0");
-        served.server.stop();
-        assert_eq!(served.list().await.unwrap().len(), 1, "what was told last");
+        let world = World::start(settings).await.synced().await;
+        world.start_pod("a", Some(&gpu("GPU-1"))).await;
+        assert_eq!(world.list().await.unwrap().len(), 1);
+        assert_eq!(world.sample("numacast_proxy_passing_through"), "0");
+        world.server.stop();
+        assert_eq!(world.list().await.unwrap().len(), 1, "the last known annotations");
         loop {
-            match served.list().await {
+            match world.list().await {
                 Ok(all) if all.is_empty() && !fail_closed => break,
                 Err((Code::Unavailable, text)) if fail_closed && text.contains("for too long") => break,
                 Ok(all) => assert_eq!(all.len(), 1),
                 Err(error) => panic!("{error:?}"),
             }
         }
-        assert_eq!(served.figure("numacast_proxy_passing_through"), "1");
-        served.server.resume().await.unwrap();
-        while served.list().await.ok().is_none_or(|all| all.is_empty()) {
+        assert_eq!(world.sample("numacast_proxy_passing_through"), "1");
+        world.server.resume().await.unwrap();
+        while world.list().await.ok().is_none_or(|all| all.is_empty()) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        assert_eq!(served.figure("numacast_proxy_passing_through"), "0");
-        served.end().await;
+        assert_eq!(world.sample("numacast_proxy_passing_through"), "0");
+        world.stop().await;
     }
 }
 
 #[tokio::test]
-async fn before_anybody_has_told_anything_answers_are_passed_through_or_refused() {
+async fn before_the_first_sync_responses_are_passed_through_or_rejected() {
     for fail_closed in [false, true] {
         let server = ApiServer::start_on_any_port(0).await.unwrap();
         server.add_node("worker").unwrap();
         server.set_denied("list", "pods", true);
-        let served = Served::on(server, |settings| {
+        let world = World::with_server(server, |settings| {
             settings.wait = Duration::from_millis(50);
             settings.fail_closed = fail_closed;
         });
-        served.run("a", Some(&gpu("GPU-1"))).await;
-        match served.list().await {
+        world.start_pod("a", Some(&gpu("GPU-1"))).await;
+        match world.list().await {
             Ok(all) => assert!(all.is_empty() && !fail_closed, "{all:?}"),
             Err((code, text)) => {
                 assert!(fail_closed && code == Code::Unavailable && text.contains("yet"), "{code:?} {text}");
             }
         }
-        assert_eq!(served.figure("numacast_proxy_passing_through"), "1");
-        assert!(!served.health.ready().is_empty());
-        served.server.set_denied("list", "pods", false);
-        while served.list().await.ok().is_none_or(|all| all.is_empty()) {
+        assert_eq!(world.sample("numacast_proxy_passing_through"), "1");
+        assert!(!world.health.ready().is_empty());
+        world.server.set_denied("list", "pods", false);
+        while world.list().await.ok().is_none_or(|all| all.is_empty()) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        served.end().await;
+        world.stop().await;
     }
 }

@@ -1,4 +1,4 @@
-//! Koordinator's Device of the node, read from the simulated API server, and its watch.
+//! Koordinator's Device object of the node, read from the simulated API server.
 
 use std::time::Duration;
 
@@ -33,11 +33,11 @@ fn client(server: &ApiServer, timeout: Duration) -> Cluster {
 }
 
 #[tokio::test]
-async fn what_is_reported_of_the_node_is_read() {
+async fn the_nodes_device_object_is_read() {
     let (server, cluster) = cluster().await;
     assert_eq!(cluster.devices_of("w").await, Ok(None), "Koordinator is not installed");
     server.set_koordinator(true);
-    assert_eq!(cluster.devices_of("w").await, Ok(None), "nothing is reported of the node");
+    assert_eq!(cluster.devices_of("w").await, Ok(None), "there is no object of the node");
     server.put(&DEVICES, device(&["GPU-a"])).unwrap();
     let devices = cluster.devices_of("w").await.unwrap().unwrap();
     assert_eq!((&*devices.vendor, &*devices.devices[0].id), ("nvidia", "GPU-a"));
@@ -45,7 +45,7 @@ async fn what_is_reported_of_the_node_is_read() {
 }
 
 #[tokio::test]
-async fn every_failure_is_one_sentence() {
+async fn every_failure_is_its_own_error() {
     let (server, cluster) = cluster().await;
     server.set_koordinator(true);
     server.put(&DEVICES, device(&["GPU-a"])).unwrap();

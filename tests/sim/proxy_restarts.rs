@@ -1,4 +1,4 @@
-//! Proxy, kubelet and pod source restart in any order while clients send requests. Clients see only
+//! Proxy, kubelet and pod source restart in any order while clients send requests. Clients get only
 //! `Unavailable` and correct responses, and the socket always exists. `NUMACAST_RESTARTS` sets the number of
 //! rounds.
 
@@ -14,7 +14,7 @@ use fastrand::Rng;
 use futures::future::join_all;
 use numacast::cluster::Cluster;
 use numacast::config::Config;
-use numacast::kubelet::{Request, Client, ClientError, decode_list};
+use numacast::kubelet::{Client, ClientError, Request, decode_list};
 use numacast::proxy::Proxy;
 use numacast::sim::api_server::{ApiServer, PODS};
 use numacast::sim::kubelet::PodSpec;
@@ -25,17 +25,16 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tonic::Code;
 
-use crate::support::SimNode;
+use crate::support::Node;
 
 /// Default number of rounds.
 const ROUNDS: usize = 24;
 /// Clients that send requests continuously.
 const CLIENTS: usize = 8;
 /// Approximate number of pods on the node.
-const PODS_AT_ONCE: usize = 6;
-/// Upper bound for the recovery once everything is up. It is normally much faster; this only fails a test
-/// that hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
+const POD_COUNT: usize = 6;
+/// Upper bound for the recovery once everything is up, which is normally much faster.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const GPUS: &str = "scheduling.koordinator.sh/device-allocated";
 
@@ -43,26 +42,27 @@ const GPUS: &str = "scheduling.koordinator.sh/device-allocated";
 type State = BTreeMap<String, Option<String>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum Component {
     Proxy,
     Kubelet,
-    Source,
+    PodSource,
 }
 
 struct World {
-    node: SimNode,
+    node: Node,
     server: ApiServer,
     config: Config,
     socket: PathBuf,
-    running: RefCell<Option<Running>>,
+    proxy: RefCell<Option<RunningProxy>>,
     /// All states so far, the current one last.
     history: RefCell<Vec<State>>,
-    right: RefCell<[usize; 4]>,
+    /// Number of correct responses by kind of request.
+    correct: RefCell<[usize; 4]>,
+    /// Number of errors by kind.
     unavailable: RefCell<BTreeMap<&'static str, usize>>,
 }
 
-/// A running proxy.
-struct Running {
+struct RunningProxy {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
@@ -71,7 +71,7 @@ impl World {
     async fn start() -> Self {
         let server = ApiServer::start_on_any_port(0).await.unwrap();
         server.add_node("worker").unwrap();
-        let node = SimNode::start();
+        let node = Node::start();
         let mut config = Config { node_name: "worker".into(), ..Config::default() };
         config.host.root = node.root().to_owned();
         config.proxy.fail_closed = true;
@@ -80,21 +80,21 @@ impl World {
             node,
             server,
             config,
-            running: RefCell::default(),
+            proxy: RefCell::default(),
             history: RefCell::new(vec![State::default()]),
-            right: RefCell::default(),
+            correct: RefCell::default(),
             unavailable: RefCell::default(),
         };
-        for _ in 0..PODS_AT_ONCE {
-            world.add();
+        for _ in 0..POD_COUNT {
+            world.add_pod();
         }
-        let first = world.serve();
-        world.running.replace(Some(first));
+        let first = world.start_proxy();
+        world.proxy.replace(Some(first));
         world
     }
 
     /// Starts a new proxy, equivalent to a new process as seen from outside.
-    fn serve(&self) -> Running {
+    fn start_proxy(&self) -> RunningProxy {
         let (settings, sources) = (self.config.proxy_settings(), self.config.pod_sources());
         let client = self.server.client().unwrap();
         let cluster = Cluster::with_client(client, self.server.url(), Duration::from_secs(5));
@@ -102,11 +102,11 @@ impl World {
         let server = proxy.start().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let task = tokio::spawn(proxy.run(Some(server), async { drop(stopped.await) }));
-        Running { stop, task }
+        RunningProxy { stop, task }
     }
 
     /// Adds a pod with a new name; every second one has a device from its annotation.
-    fn add(&self) {
+    fn add_pod(&self) {
         let mut history = self.history.borrow_mut();
         let number = history.len();
         let name = format!("pod-{number}");
@@ -123,7 +123,7 @@ impl World {
         history.push(state);
     }
 
-    fn remove(&self, rng: &mut Rng) {
+    fn remove_pod(&self, rng: &mut Rng) {
         let mut history = self.history.borrow_mut();
         let mut state = history.last().cloned().unwrap_or_default();
         let Some(name) = rng.choice(state.keys().cloned().collect::<Vec<_>>()) else { return };
@@ -133,20 +133,20 @@ impl World {
         history.push(state);
     }
 
-    async fn change(&self, rng: &mut Rng) {
+    async fn change_pods(&self, rng: &mut Rng) {
         for _ in 0..rng.usize(1..5) {
             sleep(Duration::from_millis(rng.u64(..60))).await;
-            let many = self.history.borrow().last().map_or(0, BTreeMap::len) >= PODS_AT_ONCE;
-            if many { self.remove(rng) } else { self.add() }
+            let is_full = self.history.borrow().last().map_or(0, BTreeMap::len) >= POD_COUNT;
+            if is_full { self.remove_pod(rng) } else { self.add_pod() }
         }
     }
 
-    async fn restart(&self, part: Part, rng: &mut Rng) {
+    async fn restart(&self, component: Component, rng: &mut Rng) {
         sleep(Duration::from_millis(rng.u64(..80))).await;
         let down = Duration::from_millis(if rng.bool() { rng.u64(..150) } else { 0 });
-        match part {
-            Part::Proxy => self.restart_proxy(down, rng).await,
-            Part::Kubelet => {
+        match component {
+            Component::Proxy => self.restart_proxy(down, rng).await,
+            Component::Kubelet => {
                 if rng.bool() {
                     self.node.kubelet.stop()
                 } else {
@@ -158,7 +158,7 @@ impl World {
                 // but not tested here.
                 self.node.kubelet.set_ready(true, true);
             }
-            Part::Source => {
+            Component::PodSource => {
                 self.server.stop();
                 sleep(down).await;
                 self.server.resume().await.unwrap();
@@ -167,22 +167,22 @@ impl World {
     }
 
     async fn restart_proxy(&self, down: Duration, rng: &mut Rng) {
-        let old = self.running.take().unwrap();
+        let old = self.proxy.take().unwrap();
         match rng.u8(..3) {
             0 => {
                 drop(old.stop);
                 old.task.await.unwrap();
                 sleep(down).await;
-                self.running.replace(Some(self.serve()));
+                self.proxy.replace(Some(self.start_proxy()));
             }
             1 => {
                 old.task.abort();
                 sleep(down).await;
-                self.running.replace(Some(self.serve()));
+                self.proxy.replace(Some(self.start_proxy()));
             }
             _ => {
                 // The new proxy starts before the old one ends.
-                self.running.replace(Some(self.serve()));
+                self.proxy.replace(Some(self.start_proxy()));
                 sleep(down).await;
                 drop(old.stop);
                 old.task.await.unwrap();
@@ -191,100 +191,100 @@ impl World {
     }
 
     /// Sends requests continuously, sometimes on a new connection.
-    async fn ask_on(&self, mut rng: Rng) {
+    async fn send_requests(&self, mut rng: Rng) {
         loop {
             let mut client = Client::new(self.socket.clone(), Duration::from_secs(20));
             for _ in 0..rng.usize(1..30) {
-                self.ask_once(&mut client, &mut rng).await;
+                self.send_request(&mut client, &mut rng).await;
                 sleep(Duration::from_millis(rng.u64(..20))).await;
             }
         }
     }
 
-    /// Returns true if there was a response, after checking that it is correct.
-    async fn ask_once(&self, client: &mut Client, rng: &mut Rng) -> bool {
+    /// Sends one request and checks the response. Returns false if the proxy is unavailable.
+    async fn send_request(&self, client: &mut Client, rng: &mut Rng) -> bool {
         let before = self.history.borrow().len() - 1;
-        let (kind, name) = (rng.usize(..4), rng.choice(self.known()));
-        let ask = match (kind, &name) {
+        let (kind, name) = (rng.usize(..4), rng.choice(self.pod_names()));
+        let request = match (kind, &name) {
             (0, _) | (2, None) => Request::List,
             (1, _) => Request::ListV1alpha1,
             (2, Some(name)) => Request::Get { namespace: "default".to_owned(), name: name.clone() },
             _ => Request::Allocatable,
         };
-        let answer = client.request(&ask).await;
+        let response = client.request(&request).await;
         let history = self.history.borrow();
         let states = &history[before..];
-        match answer {
-            Ok((bytes, _)) => match &ask {
+        match response {
+            Ok((bytes, _)) => match &request {
                 Request::Allocatable => assert!(!bytes.is_empty()),
-                Request::Get { name, .. } => assert_one(name, &told(&bytes), states),
-                _ => assert_one_of(&told(&bytes), states),
+                Request::Get { name, .. } => check_pod(name, &decode(&bytes), states),
+                _ => check_list(&decode(&bytes), states),
             },
-            Err(refusal) => {
-                let status = &refusal.status;
-                let gone = |name: &String| states.iter().any(|state| !state.contains_key(name));
-                match (&ask, status.code()) {
+            Err(error) => {
+                let status = &error.status;
+                let is_removed = |name: &String| states.iter().any(|state| !state.contains_key(name));
+                match (&request, status.code()) {
                     (Request::Get { name, .. }, Code::Unknown) if status.message().ends_with("not found") => {
-                        assert!(gone(name), "{name} is there: {status:?}");
+                        assert!(is_removed(name), "{name} exists: {status:?}");
                     }
                     (_, Code::Unavailable) => {
                         // The socket always exists, and no client is kept waiting.
                         let late = ClientError::Deadline {
                             path: self.socket.clone(),
-                            call: ask.method(),
+                            call: request.method(),
                             after: Duration::from_secs(20),
                         };
-                        assert_ne!(refusal.error, late);
-                        assert_ne!(refusal.error, ClientError::NoSocket(self.socket.clone()));
-                        *self.unavailable.borrow_mut().entry(refusal.error.kind()).or_default() += 1;
+                        assert_ne!(error.error, late);
+                        assert_ne!(error.error, ClientError::NoSocket(self.socket.clone()));
+                        *self.unavailable.borrow_mut().entry(error.error.kind()).or_default() += 1;
                         return false;
                     }
-                    _ => panic!("{ask:?}: {refusal:?}"),
+                    _ => panic!("{request:?}: {error:?}"),
                 }
             }
         }
-        self.right.borrow_mut()[kind] += 1;
+        self.correct.borrow_mut()[kind] += 1;
         true
     }
 
-    fn known(&self) -> Vec<String> {
+    fn pod_names(&self) -> Vec<String> {
         self.history.borrow().last().map_or_else(Vec::new, |state| state.keys().cloned().collect())
     }
 
-    /// Waits until, with everything up, every request gets a response again.
-    async fn recovered(&self, rng: &mut Rng) {
+    /// Waits until every request gets a response again. Everything must be up.
+    async fn wait_until_recovered(&self, rng: &mut Rng) {
         let start = Instant::now();
         let mut client = Client::new(self.socket.clone(), Duration::from_secs(20));
-        let mut good = 0;
-        while good < 8 {
-            assert!(start.elapsed() < PATIENCE, "no answer for {PATIENCE:?}: {:?}", client.list().await);
-            good = if self.ask_once(&mut client, rng).await { good + 1 } else { 0 };
+        let mut responses = 0;
+        while responses < 8 {
+            assert!(start.elapsed() < TIMEOUT, "no response for {TIMEOUT:?}: {:?}", client.list().await);
+            responses = if self.send_request(&mut client, rng).await { responses + 1 } else { 0 };
             sleep(Duration::from_millis(5)).await;
         }
     }
 
-    async fn go_through(&self, rounds: usize, seed: u64) {
+    async fn run(&self, rounds: usize, seed: u64) {
         for round in 0..rounds {
             let seed = seed.wrapping_add(round as u64);
             eprintln!("NUMACAST_SEED={seed}");
             let mut rng = Rng::with_seed(seed);
-            let mut parts = vec![Part::Proxy, Part::Kubelet, Part::Source];
-            rng.shuffle(&mut parts);
-            parts.truncate(rng.usize(1..=3));
+            let mut components = vec![Component::Proxy, Component::Kubelet, Component::PodSource];
+            rng.shuffle(&mut components);
+            components.truncate(rng.usize(1..=3));
             let mut of_changes = rng.fork();
-            let restarts = parts.into_iter().map(|part| {
+            let restarts = components.into_iter().map(|component| {
                 let mut rng = rng.fork();
-                async move { self.restart(part, &mut rng).await }
+                async move { self.restart(component, &mut rng).await }
             });
             let restarts = join_all(restarts.collect::<Vec<_>>());
-            tokio::join!(restarts, self.change(&mut of_changes));
-            self.recovered(&mut rng).await;
+            tokio::join!(restarts, self.change_pods(&mut of_changes));
+            self.wait_until_recovered(&mut rng).await;
         }
     }
 }
 
 /// Decodes pods and their devices from a response.
-fn told(bytes: &prost::bytes::Bytes) -> State {
+fn decode(bytes: &prost::bytes::Bytes) -> State {
     let pods = decode_list(bytes.clone()).unwrap().pods;
     let device = |pod: &numacast::kubelet::PodUsage| {
         let ids: Vec<&String> = pod
@@ -299,44 +299,51 @@ fn told(bytes: &prost::bytes::Bytes) -> State {
     pods.iter().map(|pod| (pod.name.clone(), device(pod))).collect()
 }
 
-/// Reports whether a pod's device is correct. The source may have forgotten the device of a pod that is being
-/// deleted.
-fn fits(told: Option<&String>, was: Option<&String>, is_going: bool) -> bool {
-    told == was || (is_going && told.is_none())
+/// Returns true if a pod's device is correct. The pod source may already lack a pod that was removed
+/// meanwhile.
+fn is_correct(device: Option<&String>, expected: Option<&String>, is_removed: bool) -> bool {
+    device == expected || (is_removed && device.is_none())
 }
 
-fn assert_one(name: &String, told: &State, states: &[State]) {
-    let going = states.iter().any(|state| !state.contains_key(name));
-    let was = states.iter().find_map(|state| state.get(name)).unwrap();
-    assert_eq!(told.keys().collect::<Vec<_>>(), [name]);
-    assert!(fits(told[name].as_ref(), was.as_ref(), going), "{name}: {:?} is told, not {was:?}", told[name]);
+/// Checks a response to `Get`. `states` are those since the request.
+fn check_pod(name: &String, pods: &State, states: &[State]) {
+    let is_removed = states.iter().any(|state| !state.contains_key(name));
+    let expected = states.iter().find_map(|state| state.get(name)).unwrap();
+    assert_eq!(pods.keys().collect::<Vec<_>>(), [name]);
+    let device = &pods[name];
+    assert!(
+        is_correct(device.as_ref(), expected.as_ref(), is_removed),
+        "{name} has {device:?} instead of {expected:?}"
+    );
 }
 
-fn assert_one_of(told: &State, states: &[State]) {
+/// Checks a response to `List`, which must match one of the states since the request.
+fn check_list(pods: &State, states: &[State]) {
     let matches = |state: &State| {
-        state.len() == told.len()
-            && state.iter().all(|(name, was)| {
-                let going = states.iter().any(|state| !state.contains_key(name));
-                told.get(name).is_some_and(|told| fits(told.as_ref(), was.as_ref(), going))
+        state.len() == pods.len()
+            && state.iter().all(|(name, expected)| {
+                let is_removed = states.iter().any(|state| !state.contains_key(name));
+                pods.get(name)
+                    .is_some_and(|device| is_correct(device.as_ref(), expected.as_ref(), is_removed))
             })
     };
-    assert!(states.iter().any(matches), "{told:?} was never true since it was asked for: {states:?}");
+    assert!(states.iter().any(matches), "{pods:?} matches no state since the request: {states:?}");
 }
 
 /// Checks the socket until `done`; returns the number of checks and how often it was missing.
-fn watch(socket: &Path, done: &AtomicBool) -> (usize, usize) {
-    let (mut looks, mut missing) = (0, 0);
+fn watch_socket(socket: &Path, done: &AtomicBool) -> (usize, usize) {
+    let (mut checks, mut missing) = (0, 0);
     while !done.load(Ordering::Relaxed) {
-        let is_there = std::fs::symlink_metadata(socket).is_ok_and(|meta| meta.file_type().is_socket());
-        looks += 1;
-        missing += usize::from(!is_there);
+        let exists = std::fs::symlink_metadata(socket).is_ok_and(|meta| meta.file_type().is_socket());
+        checks += 1;
+        missing += usize::from(!exists);
         std::thread::sleep(Duration::from_micros(200));
     }
-    (looks, missing)
+    (checks, missing)
 }
 
 #[tokio::test]
-async fn clients_see_unavailable_and_right_answers_whatever_restarts() {
+async fn clients_get_unavailable_or_correct_responses_whatever_restarts() {
     let seed =
         std::env::var("NUMACAST_SEED").map_or_else(|_| fastrand::u64(..), |text| text.parse().unwrap());
     let rounds = std::env::var("NUMACAST_RESTARTS").map_or(ROUNDS, |text| text.parse().unwrap());
@@ -345,23 +352,23 @@ async fn clients_see_unavailable_and_right_answers_whatever_restarts() {
     let done = Arc::new(AtomicBool::new(false));
     let watcher = std::thread::spawn({
         let (socket, done) = (world.socket.clone(), Arc::clone(&done));
-        move || watch(&socket, &done)
+        move || watch_socket(&socket, &done)
     });
-    world.recovered(&mut rng).await;
+    world.wait_until_recovered(&mut rng).await;
     let start = Instant::now();
-    let clients = join_all((0..CLIENTS).map(|_| world.ask_on(rng.fork())));
+    let clients = join_all((0..CLIENTS).map(|_| world.send_requests(rng.fork())));
     tokio::select! {
         _ = clients => {}
-        () = world.go_through(rounds, seed) => {}
+        () = world.run(rounds, seed) => {}
     }
     done.store(true, Ordering::Relaxed);
-    let (looks, missing) = watcher.join().unwrap();
-    assert_eq!(missing, 0, "of {looks} looks at the socket so many found none");
-    let (right, unavailable) = (world.right.borrow(), world.unavailable.borrow());
+    let (checks, missing) = watcher.join().unwrap();
+    assert_eq!(missing, 0, "missing in some of {checks} checks of the socket");
+    let (correct, unavailable) = (world.correct.borrow(), world.unavailable.borrow());
     eprintln!(
-        "{rounds} rounds in {:?}: right answers to List, v1alpha1 List, Get and Allocatable {right:?}; unavailable \
-         {unavailable:?}; {looks} looks at the socket",
+        "{rounds} rounds in {:?}: correct responses to List, v1alpha1 List, Get and Allocatable {correct:?}; \
+         unavailable {unavailable:?}; {checks} checks of the socket",
         start.elapsed()
     );
-    assert!(right.iter().all(|count| *count > rounds) && !unavailable.is_empty());
+    assert!(correct.iter().all(|count| *count > rounds) && !unavailable.is_empty());
 }

@@ -1,16 +1,15 @@
 //! The binary without any inotify instance available.
 
-use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
 
 use numacast::sim::kubelet::{Options, PodSpec, Split};
 use numacast::sim::node::SimNode;
 
-use crate::support::machine;
+use crate::support::{ANY_PORT, machine};
 
 /// Sets the inotify limit to zero for the current user namespace only.
-const STARVE: &str = r#"echo 0 > /proc/sys/user/max_inotify_instances && exec "$0" "$@""#;
+const WITHOUT_INOTIFY: &str = r#"echo 0 > /proc/sys/user/max_inotify_instances && exec "$0" "$@""#;
 
 /// A process that is killed on drop.
 struct Child(std::process::Child);
@@ -24,21 +23,20 @@ impl Drop for Child {
 }
 
 #[tokio::test]
-async fn an_agent_without_inotify_sees_changes_by_polling() {
-    let possible =
-        Command::new("unshare").args(["--user", "--map-root-user", "sh", "-c", STARVE, "true"]).output();
-    if !possible.is_ok_and(|output| output.status.success()) {
+async fn without_inotify_changes_are_found_by_polling() {
+    let check = ["--user", "--map-root-user", "sh", "-c", WITHOUT_INOTIFY, "true"];
+    if !Command::new("unshare").args(check).output().is_ok_and(|output| output.status.success()) {
         assert!(std::env::var("CI").is_err(), "user namespaces are needed under CI=true");
-        eprintln!("skipped: this machine lets nobody make a user namespace");
+        eprintln!("skipped: this machine permits no user namespaces");
         return;
     }
-    let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-    let node =
-        SimNode::start("worker", &machine("two-by-eight"), anywhere, Options::default()).await.unwrap();
+    let machine = machine("two-by-eight");
+    let node = SimNode::start("worker", &machine, ANY_PORT, Options::default()).await.unwrap();
     let log = node.directory().join("agent.log");
     let mut child = Child(
         Command::new("unshare")
-            .args(["--user", "--map-root-user", "sh", "-c", STARVE, env!("CARGO_BIN_EXE_numacast"), "agent"])
+            .args(["--user", "--map-root-user", "sh", "-c", WITHOUT_INOTIFY])
+            .args([env!("CARGO_BIN_EXE_numacast"), "agent"])
             .args(["--node-name", "worker", "--metrics-address", "none", "--poll", "1s"])
             .args(node.flags())
             .stderr(std::fs::File::create(&log).unwrap())
@@ -53,10 +51,10 @@ async fn an_agent_without_inotify_sees_changes_by_polling() {
             None => vec!["there is no object".to_owned()],
         };
         while !differences().is_empty() {
-            assert!(child.0.try_wait().unwrap().is_none(), "the agent has ended");
+            assert!(child.0.try_wait().unwrap().is_none(), "the agent exited");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
     let log = std::fs::read_to_string(&log).unwrap();
-    assert!(log.contains("changes are seen by polling until that works"), "{log}");
+    assert!(log.contains("changes are found by polling until that works"), "{log}");
 }
