@@ -127,7 +127,7 @@ fn panels_use_what_is_exported() -> Result<()> {
 #[test]
 fn what_is_not_exported_is_noticed() {
     let error_of =
-        |expression: &str| only_what_is_exported(expression).expect_err("it is error_of").to_string();
+        |expression: &str| only_what_is_exported(expression).expect_err("it is rejected").to_string();
     let of = r#"{job="a", namespace="n"}"#;
     assert!(only_what_is_exported(&format!("sum by (zone) (numacast_zone_resources{of})")).is_ok());
     assert!(error_of(&format!("numacast_scans{of}")).contains("nobody exports numacast_scans"));
@@ -278,8 +278,8 @@ fn alerts_can_be_changed() -> Result<()> {
     ensure!(one("NumacastFindings").is_none(), "it is switched off");
 
     let unknown = [&on[..], &["--set", "prometheusRule.alerts.NumacastSlow.for=1h"]].concat();
-    let complaint = helm.render(&unknown).expect_err("it is error_of").to_string();
-    ensure!(complaint.contains("there is no such alert; there are NumacastAgentDown, "), "{complaint}");
+    let error = helm.render(&unknown).expect_err("it is rejected").to_string();
+    ensure!(error.contains("there is no such alert; there are NumacastAgentDown, "), "{error}");
 
     let alone = helm.render(&[&on[..], &["--set", "controller.enabled=false"]].concat())?;
     let groups = &self::rules(&alone)?["groups"];
@@ -324,16 +324,16 @@ fn monitors_find_the_pods_and_name_them() -> Result<()> {
         assert_eq!(text(&endpoint["relabelings"][1], "targetLabel"), "node");
 
         let verify = [&values[..], &["--set", "metricsTls.verifyClients=true"]].concat();
-        let complaint = helm.render(&verify).expect_err("it is error_of").to_string();
+        let error = helm.render(&verify).expect_err("it is rejected").to_string();
         ensure!(
-            complaint.contains(&format!("{key}.tlsConfig: with metricsTls.verifyClients")),
-            "{complaint}"
+            error.contains(&format!("{key}.tlsConfig: with metricsTls.verifyClients")),
+            "{error}"
         );
         let section = if component == "agent" { "config" } else { "controller.config" };
         let none = format!("{section}.metrics.address=none");
-        let complaint =
-            helm.render(&[&values[..], &["--set", &none]].concat()).expect_err("it is error_of").to_string();
-        ensure!(complaint.contains("there is nothing to scrape"), "{complaint}");
+        let error =
+            helm.render(&[&values[..], &["--set", &none]].concat()).expect_err("it is rejected").to_string();
+        ensure!(error.contains("there is nothing to scrape"), "{error}");
     }
     Ok(())
 }

@@ -24,8 +24,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::configz::Configz;
-use crate::pods::{self, Member, Stage};
 use crate::counting_proxy::CountingProxy;
+use crate::pods::{self, Member, Stage};
 use crate::samples::Samples;
 use crate::support::chart::{self, AGENT, Chart, POLICIES, RELEASE, RIGHTS};
 use crate::support::wait::until;
@@ -298,7 +298,7 @@ impl Fleet {
     }
 
     /// Deletes these pods.
-    pub(crate) async fn stop_tracking(&self, names: &[String]) -> Result<()> {
+    pub(crate) async fn delete_pods(&self, names: &[String]) -> Result<()> {
         let api: Api<Pod> = Api::namespaced(self.admin.clone(), pods::NAMESPACE);
         for name in names {
             api.delete(name, &kube::api::DeleteParams::default().grace_period(0)).await?;

@@ -248,7 +248,7 @@ impl Run {
         sleep(time / 2).await;
         let changes = self.replace_pods(60, time / 2).await?;
         self.note(meter, Kind::Pending, format!("{REJECTED} pods wait for the plugin"), changes).await?;
-        self.fleet.stop_tracking(&names).await
+        self.fleet.delete_pods(&names).await
     }
 
     async fn after_pending(&mut self, time: Duration) -> Result<()> {

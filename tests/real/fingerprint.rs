@@ -10,7 +10,7 @@ use numacast::sim::machine::Device;
 use serde_json::{Value, json};
 
 use crate::support::agent::Agent;
-use crate::support::fingerprint::{Counting, WITHHELD, Upstream, attribute, published, output_of};
+use crate::support::fingerprint::{Counting, Upstream, WITHHELD, attribute, output_of, published};
 use crate::support::parts::fetched;
 use crate::support::pods::PodSpec;
 use crate::support::wait::until;

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt};
 use numacast::cluster::Cluster as ApiServer;
-use numacast::kubelet::{HttpsClient, HttpsTarget, watch_pods, poll_pods};
+use numacast::kubelet::{HttpsClient, HttpsTarget, poll_pods, watch_pods};
 use numacast::pod::{Liveness, Phase, Pod, PodEvent, Wanted};
 use serde_json::Value;
 use tokio::task::JoinHandle;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::differences::Source;
-use super::world::{Watches, Server, World};
+use super::world::{Server, Watches, World};
 use crate::support::pod;
 use crate::support::pods_clients::{ClientKind, Pod};
 use crate::support::wait::{pause, until};

@@ -7,7 +7,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use super::differences::Source;
-use super::world::{Watches, Server, World};
+use super::world::{Server, Watches, World};
 use crate::support::pods::PodSpec;
 use crate::support::pods_clients::ClientKind;
 use crate::support::wait::until;
