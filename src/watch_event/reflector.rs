@@ -1,11 +1,11 @@
 //! A cache of watched objects: those of the last complete list, and the changes since.
 //!
-//! kube-runtime's `reflector` does not do. It keys objects by namespace and name, so that a pod would be taken
-//! for an earlier one of its name. It keeps whole objects of any size, where a Node is reduced to a few bytes
-//! here and pods share a limit. And it does not report what a list replaced, which shows the deletions that no
-//! event reported. The Pods API's cache (`pods_api::watch_cache`) is no `Reflector` either: its next list
-//! shares a limit with the pods that are served meanwhile, and holds no second copy of those that have not
-//! changed.
+//! kube-runtime's `reflector` does not do. It keys objects by namespace and name, so that a pod would be
+//! taken for an earlier one of its name. It keeps whole objects of any size, where a Node is reduced to a few
+//! bytes here and pods share a limit. And it does not report what a list replaced, which shows the deletions
+//! that no event reported. The Pods API's cache (`pods_api::watch_cache`) is no `Reflector` either: its next
+//! list shares a limit with the pods that are served meanwhile, and holds no second copy of those that have
+//! not changed.
 
 use std::collections::BTreeMap;
 

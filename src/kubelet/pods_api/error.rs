@@ -187,7 +187,7 @@ impl PodsError {
             }
             Self::TooSlow { path, message } => write!(
                 f,
-                "the server at {} ended the watch, since we were too slow or it has too many clients: {message}",
+                "the server at {} ended the watch: we were too slow, or it has too many clients: {message}",
                 path.display()
             ),
             Self::TooLarge { path, call, message } => {
