@@ -1,7 +1,6 @@
 //! Errors of the Pods API client.
 
-use std::error::Error;
-use std::fmt;
+use std::error::Error as _;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,50 +11,89 @@ use crate::kubelet::connector::innermost;
 
 /// Why a Pods API call failed. Each is one sentence for the node's operator: what failed, where, and what to
 /// do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(
-    missing_docs,
-    reason = "`path` is the socket, `call` the gRPC method, the rest is from the server"
-)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "`path` is the socket, `call` the gRPC method, the rest is from the server")]
 pub enum PodsError {
     /// The path does not exist.
+    #[error(
+        "there is no Pods API socket at {}: kubelets have one from 1.36 on (there with the feature gate \
+         PodsAPI), numacast makes one with `podsApi.enabled`; is the path right?",
+        path.display()
+    )]
     NoSocket { path: PathBuf },
     /// The path exists, but nothing listens.
+    #[error(
+        "nobody listens on {}: its server is not running, is just starting, or no longer serves the Pods API",
+        path.display()
+    )]
     Refused { path: PathBuf },
     /// Connecting is not permitted.
+    #[error(
+        "permission to connect to {} is denied: it is for root and the socket's group: run this as root",
+        path.display()
+    )]
     Denied { path: PathBuf },
     /// Any other connection error.
+    #[error("cannot connect to {}: {reason}", path.display())]
     Connect { path: PathBuf, reason: String },
     /// The listener is not a gRPC server.
+    #[error(
+        "{} is a socket, but no gRPC server responds on it ({reason}): is the path right?",
+        path.display()
+    )]
     NotGrpc { path: PathBuf, reason: String },
     /// No response within the deadline.
+    #[error("the server at {} did not respond to {call} within {after:?}", path.display())]
     Deadline { path: PathBuf, call: &'static str, after: Duration },
     /// The server does not know its pods yet.
+    #[error("the server at {} does not know its pods yet: {message}", path.display())]
     Starting { path: PathBuf, message: String },
     /// The server does not serve the Pods API.
+    #[error("the server at {} does not serve the Pods API ({message})", path.display())]
     Unserved { path: PathBuf, message: String },
     /// There is no pod with this UID.
+    #[error("the server at {} has no pod with the UID {uid}", path.display())]
     NoSuchPod { path: PathBuf, uid: String },
     /// Rejected by the server's rate limiter.
+    #[error(
+        "the server at {}: {call} was rejected by rate limit: send fewer requests, or watch",
+        path.display()
+    )]
     RateLimited { path: PathBuf, call: &'static str },
     /// The server ended the watch because it was not read fast enough.
+    #[error(
+        "the server at {} ended the watch: we were too slow, or it has too many clients: {message}",
+        path.display()
+    )]
     TooSlow { path: PathBuf, message: String },
     /// The response exceeds the size limit.
+    #[error("the {call} response of the server at {} is too large: {message}", path.display())]
     TooLarge { path: PathBuf, call: &'static str, message: String },
     /// The response cannot be decoded.
+    #[error("the {call} response of the server at {} is invalid: {reason}", path.display())]
     Invalid { path: PathBuf, call: &'static str, reason: String },
     /// The server ended the watch without an error.
+    #[error("the server at {} ended the watch of its pods", path.display())]
     Ended { path: PathBuf },
     /// The server stalled in the middle of a list.
+    #[error("the server at {} did not continue the list of its pods within {after:?}", path.display())]
     Stalled { path: PathBuf, after: Duration },
     /// The connection broke.
+    #[error(
+        "the connection to the server at {} broke during {call}: {reason}: it is restarting, or no gRPC \
+         server at all",
+        path.display()
+    )]
     Lost { path: PathBuf, call: &'static str, reason: String },
     /// Any other status.
+    #[error("the server at {} responded to {call} with {code}: {message}", path.display())]
     Status { path: PathBuf, call: &'static str, code: String, message: String },
     /// No socket was configured.
+    #[error("no socket is configured")]
     NoSocketConfigured,
     /// All of several sockets failed, with an error for each.
-    All(Vec<PodsError>),
+    #[error("nobody serves the Pods API here: {}", joined(.0))]
+    All(Vec<Self>),
 }
 
 /// Maximum number of characters quoted from the server's message.
@@ -141,83 +179,17 @@ impl PodsError {
             _ => false,
         }
     }
+}
 
-    /// Returns what the operator can do.
-    fn advice(&self) -> Option<&'static str> {
-        Some(match self {
-            Self::NoSocket { .. } => {
-                "kubelets have one from 1.36 on (there with the feature gate PodsAPI), numacast makes one with \
-                 `podsApi.enabled`; is the path right?"
-            }
-            Self::Refused { .. } => {
-                "its server is not running, is just starting, or no longer serves the Pods API"
-            }
-            Self::Denied { .. } => "it is for root and the socket's group: run this as root",
-            Self::NotGrpc { .. } => "is the path right?",
-            Self::Lost { .. } => "it is restarting, or no gRPC server at all",
-            Self::RateLimited { .. } => "send fewer requests, or watch",
-            Self::NoSocketConfigured => "configure a socket",
-            _ => return None,
-        })
-    }
-
-    fn what(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoSocket { path } => write!(f, "there is no Pods API socket at {}", path.display()),
-            Self::Refused { path } => write!(f, "nobody listens on {}", path.display()),
-            Self::Denied { path } => write!(f, "permission to connect to {} is denied", path.display()),
-            Self::Connect { path, reason } => write!(f, "cannot connect to {}: {reason}", path.display()),
-            Self::NotGrpc { path, reason } => {
-                write!(f, "{} is a socket, but no gRPC server responds on it ({reason})", path.display())
-            }
-            Self::Deadline { path, call, after } => {
-                write!(f, "the server at {} did not respond to {call} within {after:?}", path.display())
-            }
-            Self::Starting { path, message } => {
-                write!(f, "the server at {} does not know its pods yet: {message}", path.display())
-            }
-            Self::Unserved { path, message } => {
-                write!(f, "the server at {} does not serve the Pods API ({message})", path.display())
-            }
-            Self::NoSuchPod { path, uid } => {
-                write!(f, "the server at {} has no pod with the UID {uid}", path.display())
-            }
-            Self::RateLimited { path, call } => {
-                write!(f, "the server at {}: {call} was rejected by rate limit", path.display())
-            }
-            Self::TooSlow { path, message } => write!(
-                f,
-                "the server at {} ended the watch: we were too slow, or it has too many clients: {message}",
-                path.display()
-            ),
-            Self::TooLarge { path, call, message } => {
-                write!(f, "the {call} response of the server at {} is too large: {message}", path.display())
-            }
-            Self::Invalid { path, call, reason } => {
-                write!(f, "the {call} response of the server at {} is invalid: {reason}", path.display())
-            }
-            Self::Ended { path } => write!(f, "the server at {} ended the watch of its pods", path.display()),
-            Self::Stalled { path, after } => {
-                let path = path.display();
-                write!(f, "the server at {path} did not continue the list of its pods within {after:?}")
-            }
-            Self::Lost { path, call, reason } => {
-                write!(f, "the connection to the server at {} broke during {call}: {reason}", path.display())
-            }
-            Self::Status { path, call, code, message } => {
-                write!(f, "the server at {} responded to {call} with {code}: {message}", path.display())
-            }
-            Self::NoSocketConfigured => f.write_str("no socket is configured"),
-            Self::All(errors) => {
-                f.write_str("nobody serves the Pods API here: ")?;
-                for (index, error) in errors.iter().enumerate() {
-                    f.write_str(if index == 0 { "" } else { "; " })?;
-                    error.what(f)?;
-                }
-                Ok(())
-            }
-        }
-    }
+/// Joins the errors of several sockets. What the operator can do comes after the last colon; it is written
+/// once if it is the same.
+fn joined(errors: &[PodsError]) -> String {
+    let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    let parts = texts.iter().enumerate().map(|(at, text)| match text.rsplit_once(": ") {
+        Some((what, advice)) if texts[at + 1..].iter().any(|later| later.ends_with(advice)) => what,
+        _ => text,
+    });
+    parts.collect::<Vec<&str>>().join("; ")
 }
 
 /// Returns true if the peer sent something other than HTTP/2. A connection that breaks for another reason is
@@ -232,24 +204,3 @@ fn breaks_http2(status: &Status) -> bool {
     }
     false
 }
-
-impl fmt::Display for PodsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.what(f)?;
-        let all = match self {
-            Self::All(errors) => errors,
-            one => std::slice::from_ref(one),
-        };
-        // Each advice once.
-        let mut written: Vec<&str> = Vec::new();
-        for advice in all.iter().filter_map(Self::advice) {
-            if !written.contains(&advice) {
-                write!(f, "{}{advice}", if written.is_empty() { ": " } else { "; " })?;
-                written.push(advice);
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Error for PodsError {}
