@@ -9,7 +9,7 @@
 #[allow(dead_code, unused_imports)] // the tests use the rest
 mod support;
 
-#[path = "../sim/walk.rs"]
+#[path = "../sim/walk/mod.rs"]
 mod sim_walk;
 
 mod cell;

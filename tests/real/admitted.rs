@@ -14,7 +14,7 @@ use numacast::sim::scenario;
 use serde_json::{Value, json};
 
 use crate::refusals::{NO_PORTS, agent};
-use crate::sim_node::SimNode;
+use crate::sim_node::Node as SimNode;
 use crate::support::chart::{self, AGENT, Chart, POLICIES, RELEASE};
 use crate::support::fingerprint::WITHHELD;
 use crate::support::parts::repository;
@@ -118,8 +118,8 @@ async fn the_object_of_every_machine_is_admitted() -> Result<()> {
     Api::<Node>::all(admin.clone()).create(&PostParams::default(), &node).await?;
     let chart = Chart::render(&parts, &json!({}))?;
     let kubeconfig = chart::agent_of(&cluster, &chart, first).await?;
-    let machine =
-        SimNode::of(&machines()?.into_iter().find(|(name, _)| name == first).context(first)?.1, options());
+    let (_, spec) = machines()?.into_iter().find(|(name, _)| name == first).context(first)?;
+    let machine = SimNode::with_machine(&spec, options());
     let once = async || {
         let mut command = agent(&machine, &kubeconfig, first, &["--once", "--log-level", "error"]);
         let output = tokio::task::spawn_blocking(move || command.output()).await??;
@@ -139,7 +139,7 @@ async fn the_object_of_every_machine_is_admitted() -> Result<()> {
     let mut vectors = 0;
     let mut names = BTreeSet::new();
     for (name, spec) in machines()? {
-        let node = SimNode::of(&spec, options());
+        let node = SimNode::with_machine(&spec, options());
         let config = if name == first { kubeconfig.clone() } else { join(&cluster, &name).await? };
         let pods = fill(&cluster, &name, &spec, &node).await?;
         let object = published(&cluster, &config, &name, &node, pods).await?;

@@ -10,7 +10,7 @@ use kube::api::PostParams;
 use numacast::sim::pods_api::SimPodsApi;
 use serde_json::json;
 
-use crate::sim_node::SimNode;
+use crate::sim_node::Node as SimNode;
 use crate::support::parts::repository;
 use crate::support::{Cluster, Needs, Parts};
 

@@ -22,7 +22,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Streaming};
 
 use crate::refusals::{add_node, agent};
-use crate::sim_node::{SimNode, get};
+use crate::sim_node::{Node as SimNode, get};
 use crate::support::cluster::free_port;
 use crate::support::process::Process;
 use crate::support::wait::until;

@@ -9,7 +9,7 @@ use numacast::config::{API_TIMEOUT, Config};
 use numacast::sim::api_server::ApiServer;
 use numacast::telemetry::registry::Registry;
 
-use crate::sim_node::SimNode;
+use crate::sim_node::Node as SimNode;
 use crate::support::{Needs, Parts};
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use numacast::scheduler::{Fingerprint, pod_hash};
 use serde_json::{Value, json};
 
 use crate::refusals::{NO_PORTS, add_node, agent};
-use crate::sim_node::SimNode;
+use crate::sim_node::Node as SimNode;
 use crate::support::chart::{self, AGENT, Chart, RELEASE};
 use crate::support::cluster::ApiServerOptions;
 use crate::support::process::Process;

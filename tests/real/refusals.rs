@@ -12,7 +12,7 @@ use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 
-use crate::sim_node::SimNode;
+use crate::sim_node::Node as SimNode;
 use crate::support::process::{Process, tethered};
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, nrt};
