@@ -147,7 +147,6 @@ impl Pod {
         Self::from(pod).identified()
     }
 
-    /// Returns the pod if it has a name and a namespace.
     pub(crate) fn identified(self) -> Result<Self, String> {
         match self.name.is_empty() || self.namespace.is_empty() {
             true => Err("it has no name or no namespace".to_owned()),

@@ -157,7 +157,6 @@ fn limits() -> Limits {
     }
 }
 
-/// Updates the health state, and starts the server if there is none.
 async fn keep_serving(socket: &Socket, service: &Arc<Service>, server: &mut Option<Server>) {
     let mut failures = 0;
     while server.is_none() {

@@ -72,7 +72,6 @@ pub enum PluginRelease {
     V0_35,
 }
 
-/// Returns true if some zone lists this resource.
 fn lists(zones: &[Zone], resource: &str) -> bool {
     zones.iter().any(|zone| zone.resources.contains_key(resource))
 }

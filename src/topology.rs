@@ -78,13 +78,11 @@ impl<'a> Inputs<'a> {
         active_pods(self.usage, self.terminal)
     }
 
-    /// Whether this pod's resources are subtracted; the configuration may exclude the pod.
     fn counts(&self, pod: &PodUsage) -> bool {
         !self.rules.exclude.pod(&pod.namespace, &pod.name)
     }
 }
 
-/// Everything in use: what the List reports, and what only the managers' checkpoints show.
 struct InUse<'a> {
     pods: Vec<&'a PodUsage>,
     unlisted: unlisted::Unlisted<'a>,
@@ -99,7 +97,6 @@ impl<'a> InUse<'a> {
         }
     }
 
-    /// Returns the containers with allocated resources, listed or not.
     fn containers(&self) -> impl Iterator<Item = &'a ContainerUsage> {
         let listed = self.pods.iter().flat_map(|pod| &pod.containers);
         listed.chain(self.unlisted.containers.iter().copied())
@@ -189,7 +186,6 @@ fn cost(machine: &Machine, from: Id, to: Id) -> u32 {
     reported.unwrap_or(default).min(UNKNOWN_COST)
 }
 
-/// The zones under construction.
 struct ZoneBuilder<'a> {
     zones: BTreeMap<Id, BTreeMap<String, Amounts>>,
     /// Resources that are never listed.
@@ -211,12 +207,10 @@ impl<'a> ZoneBuilder<'a> {
         }
     }
 
-    /// Whether every zone lists `resource`.
     fn lists(&self, resource: &str) -> bool {
         self.zones.values().all(|resources| resources.contains_key(resource))
     }
 
-    /// Returns the zones that match `wanted` as a bit mask: their ids are at most 63.
     fn mask(&self, wanted: impl Fn(Id) -> bool) -> u64 {
         self.zones.keys().filter(|id| wanted(**id)).map(|id| 1_u64 << id).sum()
     }

@@ -79,7 +79,6 @@ pub(crate) fn drop_longest_annotations<'a>(pods: impl Iterator<Item = &'a mut Po
 }
 
 impl Pod {
-    /// Returns the size of its annotations, in bytes.
     pub(crate) fn annotation_bytes(&self) -> usize {
         self.annotations.iter().map(|(_, annotation)| annotation.bytes()).sum()
     }
@@ -99,7 +98,6 @@ impl<K> Default for PodMap<K> {
 }
 
 impl<K: Ord> PodMap<K> {
-    /// Adds or replaces a pod.
     pub(crate) fn insert(&mut self, key: K, pod: Pod) {
         self.annotation_bytes += pod.annotation_bytes();
         self.annotation_bytes -= self.pods.insert(key, pod).map_or(0, |before| before.annotation_bytes());
@@ -108,7 +106,6 @@ impl<K: Ord> PodMap<K> {
         }
     }
 
-    /// Removes a pod.
     pub(crate) fn remove(&mut self, key: &K) {
         self.annotation_bytes -= self.pods.remove(key).map_or(0, |before| before.annotation_bytes());
     }
@@ -151,14 +148,12 @@ pub(crate) mod tests {
     use super::*;
     use crate::pod::Wanted;
 
-    /// Returns a pod with an annotation of this length.
     pub(crate) fn annotated(name: &str, length: usize) -> Pod {
         let annotations = [("a".into(), Annotation::of(&"x".repeat(length)))].into();
         let (namespace, uid) = ("ns".to_owned(), format!("uid-{name}"));
         Pod { namespace, name: name.to_owned(), uid, annotations, ..Pod::default() }
     }
 
-    /// Returns the sizes of the annotations that are kept, and the number of those that were dropped.
     fn kept<K>(pods: &PodMap<K>) -> (Vec<usize>, usize) {
         let sizes = pods.values().map(Pod::annotation_bytes);
         let (kept, dropped): (Vec<_>, Vec<_>) = sizes.partition(|bytes| *bytes > 0);

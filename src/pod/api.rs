@@ -10,7 +10,6 @@ use serde::{Deserialize, Deserializer};
 use super::Annotation;
 use crate::quantity::{Parsed, Quantity};
 
-/// A pod.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ApiPod {
@@ -22,7 +21,6 @@ pub(crate) struct ApiPod {
     pub(crate) status: Status,
 }
 
-/// The pod's identity.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Metadata {
@@ -45,7 +43,6 @@ impl Annotations {
     /// `last-applied-configuration` repeats the whole pod.
     const UNUSED: &str = "kubectl.kubernetes.io/";
 
-    /// Adds an annotation.
     pub(crate) fn put(&mut self, key: &str, text: &str) {
         if !key.starts_with(Self::UNUSED) {
             self.0.insert(key.into(), Annotation::of(text));
@@ -65,7 +62,6 @@ impl<'de> Deserialize<'de> for Annotations {
     }
 }
 
-/// The pod's specification.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Spec {
@@ -77,7 +73,6 @@ pub(crate) struct Spec {
     pub(crate) resources: Option<Resources>,
 }
 
-/// An init or app container.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct ApiContainer {
@@ -88,7 +83,6 @@ pub(crate) struct ApiContainer {
     pub(crate) resources: Resources,
 }
 
-/// Requests and limits.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Resources {
@@ -98,10 +92,8 @@ pub(crate) struct Resources {
     pub(crate) limits: Amounts,
 }
 
-/// Amounts by resource name.
 pub(crate) type Amounts = BTreeMap<Box<str>, Amount>;
 
-/// The pod's status.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Status {
@@ -115,7 +107,6 @@ pub(crate) struct Status {
     pub(crate) container_statuses: Vec<ContainerStatus>,
 }
 
-/// The status of a container.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ContainerStatus {
@@ -143,7 +134,6 @@ pub(crate) struct Amount {
 }
 
 impl Amount {
-    /// Parses the text of a quantity.
     pub(crate) fn read(text: &str) -> Self {
         Parsed::of(text).map_or(Self::INVALID, |parsed| Self {
             quantity: parsed.quantity(),

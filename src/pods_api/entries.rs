@@ -8,7 +8,6 @@ use prost::bytes::Bytes;
 
 use crate::core_v1::MAX_RAW_BYTES;
 
-/// The budget of one cache.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limit {
     /// Bytes of all contents.
@@ -17,7 +16,6 @@ pub(super) struct Limit {
     pub(super) outline: fn(&[u8]) -> Bytes,
 }
 
-/// One pod.
 #[derive(Debug)]
 pub(super) struct Entry {
     content: Content,
@@ -60,7 +58,6 @@ impl Content {
 }
 
 impl Entry {
-    /// Creates an entry. The content is shared, not copied.
     pub(super) fn new(
         content: Content,
         tombstone: Vec<u8>,
@@ -71,7 +68,6 @@ impl Entry {
         Self { content, tombstone: tombstone.into(), alias: alias.map(Into::into), name, is_reported: false }
     }
 
-    /// Returns the served content; `None` if the pod is omitted.
     pub(super) fn served(&self) -> Option<&Bytes> {
         match &self.content {
             Content::Served(bytes) => Some(bytes),
@@ -79,7 +75,6 @@ impl Entry {
         }
     }
 
-    /// Returns name and size of a pod that is omitted.
     pub(super) fn too_large(&self) -> Option<TooLarge> {
         match &self.content {
             Content::Served(_) => None,
@@ -100,7 +95,6 @@ impl Entry {
     }
 }
 
-/// Entries by UID.
 #[derive(Debug)]
 pub(super) struct Entries {
     all: BTreeMap<Box<str>, Entry>,
@@ -115,12 +109,10 @@ impl Entries {
         Self { all: BTreeMap::new(), bytes: 0, omitted: 0, limit }
     }
 
-    /// Returns the number of entries, including pods that are omitted.
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Returns how many pods are omitted.
     pub(super) fn omitted(&self) -> usize {
         self.omitted
     }
@@ -129,7 +121,6 @@ impl Entries {
         self.all.get(uid)
     }
 
-    /// Returns a pod's served content.
     pub(super) fn served(&self, uid: &str) -> Option<&Bytes> {
         self.get(uid)?.served()
     }
@@ -138,7 +129,6 @@ impl Entries {
         self.all.iter()
     }
 
-    /// Returns all served pods, by UID.
     pub(super) fn all_served(&self) -> impl Iterator<Item = (&str, &Bytes)> {
         self.iter().filter_map(|(uid, entry)| Some((&**uid, entry.served()?)))
     }
@@ -149,7 +139,6 @@ impl Entries {
         contents.filter(|(_, content)| !content.is_empty())
     }
 
-    /// Returns true if one of the pods that are omitted would fit.
     pub(super) fn has_room(&self) -> bool {
         let smallest = self.all.values().filter_map(|entry| Some(entry.too_large()?.bytes)).min();
         smallest.is_some_and(|bytes| self.bytes + bytes <= self.limit.bytes)
@@ -178,7 +167,6 @@ impl Entries {
         before
     }
 
-    /// Copies which pods were reported as omitted.
     pub(super) fn copy_reported(&mut self, before: &Self) {
         for (uid, entry) in &mut self.all {
             entry.is_reported |= before.get(uid).is_some_and(|before| before.is_reported);

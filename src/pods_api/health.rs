@@ -8,7 +8,6 @@ use crate::telemetry::health::{Probes, Recent, unless};
 /// Maximum interval between checks of the socket; see `crate::pods_api`.
 const CHECK: Duration = Duration::from_secs(120);
 
-/// Updated by the tasks, read by the probes.
 #[derive(Debug)]
 pub(crate) struct Health {
     check: Recent,
@@ -17,7 +16,6 @@ pub(crate) struct Health {
 }
 
 impl Default for Health {
-    /// Returns the state of a process that has just started; the start counts as a check.
     fn default() -> Self {
         let check = Recent::new("the Pods API has not checked its socket", CHECK).confirmed();
         Self { check, is_serving: AtomicBool::default(), is_synced: AtomicBool::default() }
@@ -25,14 +23,12 @@ impl Default for Health {
 }
 
 impl Health {
-    /// Records a check: whether the socket is served, and whether the pods are synced.
     pub(crate) fn checked(&self, is_serving: bool, is_synced: bool) {
         self.check.confirm();
         self.is_serving.store(is_serving, Ordering::Relaxed);
         self.is_synced.store(is_synced, Ordering::Relaxed);
     }
 
-    /// Records that the pods are synced.
     pub(crate) fn synced(&self) {
         self.is_synced.store(true, Ordering::Relaxed);
     }
@@ -43,7 +39,6 @@ impl Probes for Health {
         self.check.reason().into_iter().collect()
     }
 
-    /// Fails unless the socket is served and the pods were synced once.
     fn ready(&self) -> Vec<String> {
         let serving = self.is_serving.load(Ordering::Relaxed);
         let served = unless(serving, "the socket of the Pods API is not served; see the log");

@@ -22,7 +22,6 @@ pub(super) const INFO_VERSION: &str = "podinfo.v1alpha1";
 
 const VERSION: Label = label("server_api_version", "`v1alpha1`; `podinfo.v1alpha1` for PodInfo");
 
-/// The metrics of the Pods API server. Updates also go to its health. Clones share the same metrics.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     health: Arc<Health>,
@@ -84,12 +83,10 @@ impl Metrics {
         &self.health
     }
 
-    /// Counts a call rejected by the rate limiter.
     pub(crate) fn rejected(&self) {
         self.server.limit_exceeded("rate_limit");
     }
 
-    /// Sets the numbers of served and omitted pods, for each of the two APIs.
     pub(crate) fn pods(&self, pods: (usize, usize), infos: (usize, usize)) {
         for (version, (served, omitted)) in [(PODS_VERSION, pods), (INFO_VERSION, infos)] {
             self.pods.with([version, "served"]).set(served as u64);
@@ -106,12 +103,10 @@ impl Metrics {
         }
     }
 
-    /// Records that a source is not synced yet, or no longer in use.
     pub(crate) fn source_down(&self, source: &str) {
         self.sources.set_up(source, false);
     }
 
-    /// Records that a source could not be reached, or that its stream broke.
     pub(crate) fn source_failed(&self, source: &str) {
         self.source_down(source);
         self.sources.count_error(source);
@@ -147,7 +142,6 @@ impl grpc::Observer for Metrics {
     }
 }
 
-/// Counts the watchers of one API.
 #[derive(Debug)]
 pub(super) struct WatcherMetrics {
     pub(super) version: &'static str,

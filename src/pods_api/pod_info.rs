@@ -46,7 +46,6 @@ mod condition {
     pub(super) const GENERATION: u32 = 7;
 }
 
-/// What the service `PodInfo` has of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PodInfo {
     /// The UID the kubelet has for the pod.
@@ -61,7 +60,6 @@ pub(super) struct PodInfo {
     phase: String,
 }
 
-/// The annotations that contain a pod's source.
 #[derive(Debug, Default)]
 struct Origin {
     source: Option<String>,
@@ -94,7 +92,6 @@ impl PodInfo {
         }
     }
 
-    /// Reads it from a `core/v1` Pod message.
     pub(super) fn of_protobuf(bytes: &[u8]) -> Result<Self, WireError> {
         let (mut info, mut origin) = (Self::default(), Origin::default());
         for field in fields(bytes) {
@@ -175,7 +172,6 @@ impl PodInfo {
         self
     }
 
-    /// Encodes the message.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = tombstone(&self.uid, &self.namespace, &self.name);
         if self.is_static {
@@ -189,7 +185,6 @@ impl PodInfo {
         out
     }
 
-    /// Encodes the content of a `DELETED` event.
     pub(super) fn tombstone(&self) -> Vec<u8> {
         tombstone(&self.uid, &self.namespace, &self.name)
     }
@@ -289,7 +284,6 @@ fn encode_condition(bytes: &[u8], part: Range<usize>) -> Result<Vec<u8>, WireErr
     Ok(out)
 }
 
-/// The fields used of a pod in JSON.
 #[derive(Deserialize)]
 struct JsonPod {
     #[serde(default)]

@@ -33,7 +33,6 @@ const MAX_UID_BYTES: usize = 256;
 /// Number of clients' buckets above which full ones are dropped.
 const MAX_BUCKETS: usize = 256;
 
-/// The call handlers.
 pub(super) struct Service {
     pub(super) pods: SharedCache,
     pub(super) infos: SharedCache,
@@ -43,7 +42,6 @@ pub(super) struct Service {
     pub(super) metrics: Metrics,
 }
 
-/// A decoded request.
 enum Request {
     List,
     Get(String),
@@ -98,7 +96,6 @@ fn truncated(uid: &str) -> &str {
 }
 
 impl Service {
-    /// Returns the caches of both services.
     pub(super) fn caches(&self) -> [&SharedCache; 2] {
         [&self.pods, &self.infos]
     }
@@ -138,12 +135,10 @@ impl Service {
     }
 }
 
-/// Limits `List` and `Get` calls per client.
 #[derive(Default)]
 pub(super) struct Limiter(Mutex<HashMap<u64, TokenBucket>>);
 
 impl Limiter {
-    /// Returns true if the client may make a call now.
     fn admit(&self, peer: &Peer, now: Instant) -> bool {
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if buckets.len() >= MAX_BUCKETS {

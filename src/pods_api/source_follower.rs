@@ -31,7 +31,6 @@ const MIN_RELIST_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum number of invalid pods that are logged.
 const MAX_INVALID: usize = 64;
 
-/// Follows the pod sources and updates the store.
 pub(super) struct SourceFollower {
     sources: PodSources,
     node: String,
@@ -82,7 +81,6 @@ impl SourceFollower {
         Self { sources, node, cluster, store, has_only_kubelet_pods, metrics, state: State::default() }
     }
 
-    /// Follows the sources forever.
     pub(super) async fn run(mut self) {
         let started = Instant::now();
         let (kubelet_order, full_order): (Vec<_>, Vec<_>) =
@@ -125,7 +123,6 @@ impl SourceFollower {
         })
     }
 
-    /// Returns when to read `/pods`, if that is known.
     fn kubelet_due(&self, started: Instant, has_full_source: bool) -> Option<Instant> {
         match lock(&self.store.pods).is_synced() {
             true => self.state.failing_since.map(|since| since + FAILURE_TIMEOUT),

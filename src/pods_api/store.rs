@@ -24,7 +24,6 @@ const PODS: Limit = Limit { bytes: MAX_RAW_BYTES, outline };
 /// clients.
 const INFOS: Limit = Limit { bytes: MAX_RAW_BYTES / 4, outline: |_| Bytes::new() };
 
-/// What `PodInfo` is served from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InfoSource {
     None,
@@ -34,7 +33,6 @@ enum InfoSource {
     Kubelet,
 }
 
-/// The pods of both services.
 #[derive(Debug)]
 pub(super) struct Store {
     pub(super) pods: SharedCache,
@@ -48,7 +46,6 @@ pub(super) struct Store {
     kubelet_list: Option<IncomingList>,
 }
 
-/// A pod that cannot be served, and why.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("pod {namespace}/{name} is left out: {reason}")]
 pub(super) struct InvalidPod {
@@ -100,7 +97,6 @@ impl Store {
         Ok(())
     }
 
-    /// Sets whether the current source of full pods has completed a list.
     pub(super) fn set_source_synced(&mut self, is_synced: bool) {
         self.is_source_synced = is_synced;
     }
@@ -141,12 +137,10 @@ impl Store {
         self.kubelet_list = None;
     }
 
-    /// Returns true if `PodInfo` is served from the kubelet's `/pods`.
     pub(super) fn serves_kubelet_pods(&self) -> bool {
         self.info_source == InfoSource::Kubelet
     }
 
-    /// Returns the pods omitted as too large that were not returned before.
     pub(super) fn take_newly_omitted(&self) -> Vec<TooLarge> {
         let mut omitted = lock(&self.pods).take_newly_omitted();
         omitted.extend(lock(&self.infos).take_newly_omitted());
@@ -242,7 +236,6 @@ impl Store {
     }
 }
 
-/// Namespace and name.
 type Name<'a> = (&'a str, &'a str);
 
 /// Returns which pod is served under each UID that several pods may claim. A pod whose own UID it is comes

@@ -36,32 +36,27 @@ pub(super) struct IncomingList {
 }
 
 impl IncomingList {
-    /// An empty list for a cache with this limit.
     pub(super) fn new(limit: Limit) -> Self {
         Self { unchanged: BTreeSet::new(), changed: Entries::new(limit) }
     }
 
-    /// Adds a new or changed pod.
     pub(super) fn put(&mut self, uid: &str, entry: Entry) {
         self.unchanged.remove(uid);
         self.changed.put(uid, entry);
         self.changed.enforce_limit(|other| other == uid);
     }
 
-    /// Adds a pod that is the same as in the cache.
     pub(super) fn put_unchanged(&mut self, uid: &str) {
         self.changed.remove(uid);
         self.unchanged.insert(uid.into());
     }
 
-    /// Removes a pod.
     pub(super) fn remove(&mut self, uid: &str) {
         self.unchanged.remove(uid);
         self.changed.remove(uid);
     }
 }
 
-/// Why a pod cannot be returned.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum GetError {
     /// There is no such pod.
@@ -70,7 +65,6 @@ pub(super) enum GetError {
     TooLarge(TooLarge),
 }
 
-/// The pods of one service.
 #[derive(Debug)]
 pub(super) struct WatchCache {
     entries: Entries,
@@ -84,7 +78,6 @@ pub(super) struct WatchCache {
     watchers: Watchers,
 }
 
-/// A cache shared by the store and its clients.
 pub(super) type SharedCache = Arc<Mutex<WatchCache>>;
 
 pub(super) fn lock(cache: &Mutex<WatchCache>) -> MutexGuard<'_, WatchCache> {
@@ -103,7 +96,6 @@ impl WatchCache {
         }
     }
 
-    /// Returns true if a list was completed.
     pub(super) fn is_synced(&self) -> bool {
         self.is_synced
     }
@@ -112,17 +104,14 @@ impl WatchCache {
         &self.entries
     }
 
-    /// Returns the omitted pods that were not returned before.
     pub(super) fn take_newly_omitted(&mut self) -> Vec<TooLarge> {
         self.entries.take_newly_omitted()
     }
 
-    /// Returns true if the pod is served with this content.
     pub(super) fn serves(&self, uid: &str, content: &[u8]) -> bool {
         self.entries.served(uid).is_some_and(|served| served == content)
     }
 
-    /// Adds or updates a pod.
     pub(super) fn put(&mut self, uid: &str, entry: Entry, at: Instant) {
         let before = self.entries.put(uid, entry);
         let before = before.as_ref().and_then(Entry::served);
@@ -139,7 +128,6 @@ impl WatchCache {
         }
     }
 
-    /// Removes a pod.
     pub(super) fn remove(&mut self, uid: &str, at: Instant) {
         if self.entries.served(uid).is_some() {
             self.send_deleted(uid, at);
@@ -186,18 +174,15 @@ impl WatchCache {
         self.send(event(DELETED, entry.tombstone.clone()), at);
     }
 
-    /// Returns the UID of the pod that has this alias.
     pub(super) fn uid_of(&self, alias: &str) -> Option<&str> {
         let has_alias = |entry: &Entry| entry.alias.as_deref() == Some(alias);
         self.entries.iter().find(|(_, entry)| has_alias(entry)).map(|(uid, _)| &**uid)
     }
 
-    /// Returns the alias of the pod with this UID.
     pub(super) fn alias(&self, uid: &str) -> Option<&str> {
         self.entries.get(uid)?.alias.as_deref()
     }
 
-    /// Returns the Get response for a UID or an alias.
     pub(super) fn get(&self, uid: &str) -> Result<Message, GetError> {
         let by_alias = || self.entries.get(self.uid_of(uid)?);
         let entry = self.entries.get(uid).or_else(by_alias).ok_or(GetError::NotFound)?;
@@ -230,7 +215,6 @@ impl WatchCache {
         }
     }
 
-    /// Ends all watches.
     pub(super) fn close(&mut self) {
         self.watchers.close();
     }
@@ -299,7 +283,6 @@ impl Drop for Watch {
     }
 }
 
-/// Encodes an event.
 pub(super) fn event(kind: u64, content: Bytes) -> Message {
     let mut head = Vec::new();
     put_number(&mut head, TYPE, kind);

@@ -25,19 +25,15 @@ const GRACE_PERIOD: Duration = Duration::from_secs(1);
 /// `type: INITIAL_SYNC_COMPLETE`, without a pod.
 const SYNC_COMPLETE: &[u8] = &[8, 4];
 
-/// Metrics of the watchers.
 pub(super) trait WatcherObserver: fmt::Debug + Send + Sync + 'static {
-    /// Changes the number of watchers.
     fn watchers(&self, more: i64);
 
-    /// Counts watchers that were cut off because they were too slow.
     fn cut_off(&self, watchers: usize);
 
     /// Records the time from an event's arrival until the last watcher got it.
     fn delivered(&self, after: Duration);
 }
 
-/// The watchers of one cache.
 #[derive(Debug)]
 pub(super) struct Watchers {
     /// Maximum bytes of unread events: half the budget of all pods, or three times as much in a burst.
@@ -79,7 +75,6 @@ struct Watcher {
     end: Option<End>,
 }
 
-/// Why a watch ends.
 #[derive(Clone, Copy, Debug)]
 enum End {
     TooSlow,
@@ -110,7 +105,6 @@ impl Watchers {
         id
     }
 
-    /// Removes a watcher.
     pub(super) fn remove(&mut self, id: u64) {
         let Some(watcher) = self.all.remove(&id) else { return };
         self.observer.watchers(-1);
@@ -119,7 +113,6 @@ impl Watchers {
         }
     }
 
-    /// Sends an event to all watchers; `pods` is the length of the list.
     pub(super) fn push(&mut self, message: Message, at: Instant, pods: usize) {
         while self.is_full(at, pods) {
             self.cut_off_slowest();
@@ -137,7 +130,6 @@ impl Watchers {
         }
     }
 
-    /// Returns true if too much is buffered for a new event.
     fn is_full(&self, at: Instant, pods: usize) -> bool {
         let age = self.ring.front().map_or(Duration::ZERO, |event| at.saturating_duration_since(event.at));
         let (events, bytes) = match age >= GRACE_PERIOD {
@@ -148,7 +140,6 @@ impl Watchers {
         self.ring.len() >= events || self.bytes >= bytes
     }
 
-    /// Cuts off the watchers that are furthest behind.
     fn cut_off_slowest(&mut self) {
         let (first, mut count) = (self.first, 0);
         let is_slowest = |watcher: &&mut Watcher| watcher.end.is_none() && watcher.position == first;
@@ -161,7 +152,6 @@ impl Watchers {
         self.trim();
     }
 
-    /// Ends all watches.
     pub(super) fn close(&mut self) {
         self.is_closed = true;
         for watcher in self.all.values_mut().filter(|watcher| watcher.end.is_none()) {
@@ -172,7 +162,6 @@ impl Watchers {
         self.bytes = 0;
     }
 
-    /// Polls a watcher's next event.
     pub(super) fn poll(&mut self, id: u64, context: &Context<'_>) -> Poll<Option<Result<Message, Status>>> {
         let end = self.end();
         let Some(watcher) = self.all.get_mut(&id) else { return Poll::Ready(None) };
@@ -217,7 +206,6 @@ impl Watchers {
         }
     }
 
-    /// Returns how many events are buffered, and their size in bytes.
     #[cfg(test)]
     pub(super) fn buffered(&self) -> (usize, usize) {
         let bytes = self.ring.iter().map(|event| event.message.len()).sum();
@@ -225,19 +213,16 @@ impl Watchers {
         (self.ring.len(), bytes)
     }
 
-    /// Returns the position of the next event.
     fn end(&self) -> u64 {
         self.first + self.ring.len() as u64
     }
 
-    /// Marks the events from this position on as read by one more watcher.
     fn release(&mut self, position: u64) {
         let read = usize::try_from(position - self.first).unwrap_or(usize::MAX);
         self.ring.iter_mut().skip(read).for_each(|event| event.unread_by -= 1);
         self.trim();
     }
 
-    /// Drops the events that all watchers have read.
     fn trim(&mut self) {
         while let Some(event) = self.ring.front().filter(|event| event.unread_by == 0) {
             self.bytes -= event.message.len();

@@ -20,7 +20,6 @@ pub struct Allocations {
     pub(super) errors: Vec<AnnotationError>,
 }
 
-/// Distinct devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct DeviceTable {
     /// Sorted.
@@ -29,7 +28,6 @@ pub(super) struct DeviceTable {
     pub(super) devices: Vec<Device>,
 }
 
-/// One device as named in responses.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Device {
     /// The index of its resource.
@@ -38,7 +36,6 @@ pub(super) struct Device {
     pub(super) nodes: IdSet,
 }
 
-/// What one pod is allocated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PodAllocations {
     pub(super) name: PodName,
@@ -47,7 +44,6 @@ pub(super) struct PodAllocations {
     pub(super) cpus_and_memory: CpusAndMemory,
 }
 
-/// A device of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AllocatedDevice {
     /// Its index in the table.
@@ -57,7 +53,6 @@ pub(super) struct AllocatedDevice {
     pub(super) part: Option<u64>,
 }
 
-/// CPUs and memory of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct CpusAndMemory {
     pub(super) cpus: IdSet,
@@ -65,7 +60,6 @@ pub(super) struct CpusAndMemory {
     pub(super) memory: Vec<(Box<str>, u64, Id)>,
 }
 
-/// A device by its resource and its id.
 pub(super) type DeviceName = (Arc<str>, Box<str>);
 
 impl Allocations {
@@ -75,12 +69,10 @@ impl Allocations {
         &self.errors
     }
 
-    /// Returns the errors that `earlier` does not have.
     pub(super) fn new_errors<'a>(&'a self, earlier: &'a Self) -> impl Iterator<Item = &'a AnnotationError> {
         self.errors.iter().filter(|error| earlier.errors.binary_search(error).is_err())
     }
 
-    /// Returns true if no pod is allocated anything.
     #[cfg(test)]
     pub(super) const fn is_empty(&self) -> bool {
         self.pods.is_empty()
@@ -92,7 +84,6 @@ impl Allocations {
         self.errors.iter().any(|error| error.kind.concerns_devices())
     }
 
-    /// Returns the index of a pod.
     pub(super) fn pod(&self, namespace: &[u8], name: &[u8]) -> Option<usize> {
         let key = |pod: &PodAllocations| {
             (pod.name.0.as_bytes(), pod.name.1.as_bytes()).cmp(&(namespace, name))
@@ -115,12 +106,10 @@ impl DeviceTable {
         Self { resources, devices }
     }
 
-    /// Returns the index of a resource.
     pub(super) fn resource(&self, name: &[u8]) -> Option<usize> {
         self.resources.binary_search_by(|known| known.as_bytes().cmp(name)).ok()
     }
 
-    /// Returns the index of a device.
     pub(super) fn device(&self, resource: usize, id: &[u8]) -> Option<usize> {
         let key = |device: &Device| (device.resource, device.id.as_bytes()).cmp(&(resource, id));
         self.devices.binary_search_by(key).ok()
@@ -156,7 +145,6 @@ fn whole(id: &[u8]) -> Option<&[u8]> {
     (!whole.is_empty() && !part.is_empty() && part.iter().all(u8::is_ascii_digit)).then_some(whole)
 }
 
-/// Returns true if two ids name the same device, or one a part of what the other names.
 pub(super) fn is_same_device(one: &[u8], other: &[u8]) -> bool {
     one == other || whole(one) == Some(other) || whole(other) == Some(one)
 }

@@ -34,7 +34,6 @@ const MAX_CONCURRENT_LOOKUPS: usize = 8;
 /// How often a response is merged again at most because something changed meanwhile.
 const MAX_REMERGES: usize = 3;
 
-/// Whether the pods and devices are known well enough to be merged into responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SourceFreshness {
     /// A pod source is synced, or was not long ago.
@@ -45,7 +44,6 @@ pub(super) enum SourceFreshness {
     Stale,
 }
 
-/// How long to do without pods.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timeouts {
     /// How long a response waits for a pod that is not known yet.
@@ -54,7 +52,6 @@ pub(super) struct Timeouts {
     pub(super) last_known: Duration,
 }
 
-/// The current annotations and devices of the node.
 pub(super) struct AnnotationState {
     rules: Rules,
     /// The rules for the agent's zones, in which parts of a device have the device's own id.
@@ -126,12 +123,10 @@ impl AnnotationState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if all pods were listed once.
     pub(super) fn is_synced(&self) -> bool {
         self.pods.is_synced()
     }
 
-    /// Returns whether pods and devices may be merged into responses.
     pub(super) fn freshness(&self) -> SourceFreshness {
         let has_devices = self.devices.as_ref().is_none_or(DevicePoller::has_response);
         match self.pods.failing_for() {
@@ -141,7 +136,6 @@ impl AnnotationState {
         }
     }
 
-    /// Returns the deadline of a response that starts now.
     pub(super) fn deadline(&self) -> Instant {
         Instant::now() + self.timeouts.unknown_pod
     }
@@ -160,7 +154,6 @@ impl AnnotationState {
         let _ = timeout_at(deadline, synced).await;
     }
 
-    /// Returns what to merge into responses now.
     pub(super) fn allocations(&self) -> Arc<Allocations> {
         let mut state = self.state();
         let versions = self.versions(&mut state);
@@ -188,7 +181,6 @@ impl AnnotationState {
         Some(Arc::clone(&state.for_zones.allocations))
     }
 
-    /// Returns the versions that allocations would be made from now.
     fn versions(&self, state: &mut State) -> (u64, u64, u64) {
         // Reading the devices marks them as seen.
         if state.node.has_changed().unwrap_or(false) {
@@ -211,7 +203,6 @@ impl AnnotationState {
         Arc::new(rules.read(pods.iter().chain(&found), &node))
     }
 
-    /// Reports errors in annotations: each is logged once, and the metrics show the current ones.
     fn report(&self, state: &mut State, allocations: &Allocations) {
         let mut kinds: BTreeMap<&'static str, usize> = BTreeMap::new();
         for error in allocations.errors() {
@@ -240,7 +231,6 @@ impl AnnotationState {
         self.merge(deadline, |allocations| allocations.merge_list(bytes, version)).await
     }
 
-    /// As [`AnnotationState::merge_list`], for the response to `Get` about one pod.
     pub(super) async fn merge_get(
         &self,
         bytes: &Bytes,
@@ -296,7 +286,6 @@ impl AnnotationState {
         names.filter(|name| !self.pods.has_current(name)).collect()
     }
 
-    /// Returns those of them that need a lookup.
     fn pods_to_look_up(&self, merged: &Merged) -> Vec<PodName> {
         let unsettled = self.unsettled(merged);
         let state = self.state();

@@ -40,7 +40,6 @@ struct Handle {
     _task: Task,
 }
 
-/// What the handles request from the task.
 #[derive(Debug)]
 struct Requests {
     /// A read soon.
@@ -49,7 +48,6 @@ struct Requests {
     now: watch::Sender<u64>,
 }
 
-/// The reads so far, whatever their result.
 #[derive(Clone, Copy, Debug, Default)]
 struct Reads {
     started: u64,
@@ -67,7 +65,6 @@ impl Requests {
 }
 
 impl DevicePoller {
-    /// Requests a read soon: an annotation names a device that the node is not known to have.
     pub(super) fn read_soon(&self) {
         self.0.requests.soon.notify_one();
     }
@@ -96,7 +93,6 @@ impl DevicePoller {
         self.0.reads.borrow().has_response
     }
 
-    /// Waits for the first read, whatever its result. Until then even the resource names may be different.
     pub(super) async fn first_read(&self) {
         self.wait_for(|reads| reads.finished > 0).await;
     }
@@ -126,10 +122,8 @@ pub(super) fn start(
     (node, Some(poll.spawn(read)))
 }
 
-/// What was read, or why reading failed.
 type ReadResult = Result<Option<Devices>, ClusterError>;
 
-/// The task that reads the devices.
 struct Poll {
     pci: Arc<PciDevices>,
     node: watch::Sender<NodeDevices>,
@@ -207,7 +201,6 @@ impl Poll {
         Outcome::Changed
     }
 
-    /// Records a failed read. The devices last reported stay in use.
     fn fail(&mut self, error: &ClusterError) {
         self.metrics.device_error(error.kind());
         let consequence = match self.devices {
@@ -225,7 +218,6 @@ enum Outcome {
     Failed,
 }
 
-/// When the next read is due.
 #[derive(Default)]
 struct Schedule {
     /// Consecutive requested reads that found nothing new.

@@ -10,7 +10,6 @@ const RESPONSE: Duration = Duration::from_secs(30);
 /// Maximum interval between checks of the socket.
 const CHECK: Duration = Duration::from_secs(120);
 
-/// Updated by the tasks, read by the probes.
 #[derive(Debug)]
 pub(crate) struct Health {
     check: Recent,
@@ -33,7 +32,6 @@ impl Health {
         }
     }
 
-    /// Records a check: whether the socket is served, and whether the pods are synced.
     pub(crate) fn checked(&self, is_serving: bool, is_synced: bool) {
         self.check.confirm();
         self.is_serving.store(is_serving, Ordering::Relaxed);
@@ -54,7 +52,6 @@ impl Probes for Health {
         self.check.reason().into_iter().collect()
     }
 
-    /// Fails unless the socket is served, the kubelet responds, and the pods were synced (if needed).
     fn ready(&self) -> Vec<String> {
         let serving = self.is_serving.load(Ordering::Relaxed);
         let served = unless(serving, "the proxy's socket is not served; see the log");

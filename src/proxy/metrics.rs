@@ -17,7 +17,6 @@ pub(super) const COMPONENT: &str = "proxy";
 
 const METHOD: Label = label("method", "`List`, `Get`, `GetAllocatableResources` or `other`");
 
-/// Figures of the last `List` response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ListStats {
     pub(crate) bytes: usize,
@@ -29,7 +28,6 @@ pub(crate) struct ListStats {
     pub(crate) unknown: usize,
 }
 
-/// The proxy's metrics. Updates also go to its health. Clones share the same metrics.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     health: Arc<Health>,

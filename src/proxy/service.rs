@@ -23,7 +23,6 @@ pub(super) const V1: &str = "v1.PodResourcesLister";
 /// The name of the v1alpha1 service.
 pub(super) const V1ALPHA1: &str = "v1alpha1.PodResourcesLister";
 
-/// The gRPC service.
 pub(super) struct Service {
     pub(super) kubelet: SharedClient,
     /// `None` if nothing is merged.
@@ -35,7 +34,6 @@ pub(super) struct Service {
     pub(super) log: ServiceLog,
 }
 
-/// What all callers that share a kubelet response also share.
 #[derive(Default)]
 struct Shared {
     merged: OnceCell<Result<Bytes, Status>>,
@@ -50,7 +48,6 @@ impl grpc::Service for Arc<Service> {
     }
 }
 
-/// Decodes a client's request.
 fn decode(call: &Call) -> Result<Request, Status> {
     match call.names() {
         (V1, "List") => Ok(Request::List),
@@ -77,7 +74,6 @@ impl Service {
         }
     }
 
-    /// Merges once for all callers that share the kubelet's response.
     async fn merge_once(
         &self,
         request: &Request,
@@ -129,7 +125,6 @@ impl Service {
         }
     }
 
-    /// Returns the response to send.
     fn finish(
         &self,
         request: &Request,

@@ -13,7 +13,6 @@ const LARGE: usize = CLIENT_LIMIT / 8 * 7;
 /// Below this size it no longer counts as large; the gap keeps a fluctuating size from flooding the log.
 const NOT_LARGE: usize = CLIENT_LIMIT / 8 * 6;
 
-/// What was logged and still applies.
 #[derive(Debug, Default)]
 pub(super) struct ServiceLog {
     large: LastLogged,
@@ -22,7 +21,6 @@ pub(super) struct ServiceLog {
 }
 
 impl ServiceLog {
-    /// Records the size of a `List`.
     pub(super) fn size(&self, bytes: usize) {
         if self.is_newly_large(bytes) {
             warn!(
@@ -39,7 +37,6 @@ impl ServiceLog {
         bytes > LARGE && self.large.is_new(())
     }
 
-    /// Records whether pods and devices may be merged into responses.
     pub(super) fn freshness(&self, freshness: SourceFreshness, fail_closed: bool) {
         if !self.freshness.is_new(freshness) {
             return;
@@ -55,7 +52,6 @@ impl ServiceLog {
         }
     }
 
-    /// Records that a kubelet response could not be decoded.
     pub(super) fn malformed(&self, method: &str, error: &WireError) {
         if self.malformed.is_new(()) {
             warn!("cannot decode the kubelet's response to {method}, which is passed on as it is: {error}");

@@ -133,7 +133,6 @@ impl FingerprintGate {
         }
     }
 
-    /// Records whether any zone has more available than at the last evaluation.
     fn detect_releases(&mut self, zones: &[Zone]) {
         let amounts = zones.iter().flat_map(|zone| zone.resources.values());
         let available: Vec<u64> = amounts.map(|amounts| amounts.available).collect();
@@ -194,7 +193,6 @@ impl FingerprintGate {
         Decision::Wait
     }
 
-    /// Returns the fingerprint of the pods that the plugin counts.
     fn plugin_fingerprint(&self, pods: &[&Pod], zones: &[Zone]) -> Fingerprint {
         let counted = pods.iter().filter(|pod| self.counts(pod, zones));
         Fingerprint::of(counted.map(|pod| pod_hash(&pod.namespace, &pod.name)))
@@ -215,7 +213,6 @@ impl FingerprintGate {
         is_cached && (method == FingerprintMethod::All || is_exclusive(pod, &is_listed, release))
     }
 
-    /// Returns the fingerprint of the pods in the List.
     fn list_fingerprint(&self, usage: &Usage) -> Fingerprint {
         Fingerprint::of(self.listed(usage).map(|pod| pod_hash(&pod.namespace, &pod.name)))
     }

@@ -39,7 +39,6 @@ impl<'a> NodeContext<'a> {
         Self { machine, config: None, checkpoints: None, has_manager_checkpoints: false }
     }
 
-    /// Returns what the pod keeps beyond what this List entry shows, and where.
     pub(super) fn leftover(
         &self,
         requirements: &Requirements,
@@ -95,7 +94,6 @@ impl<'a> NodeContext<'a> {
         containers.iter().map(|(_, cpus)| cpus % threads).sum::<u64>().min(init)
     }
 
-    /// Returns true if the kubelet's checkpoints record what this pod is allocated of the resource.
     fn has_checkpoint_of(&self, pod: &Pod, resource: &str) -> bool {
         if resource == "cpu" || is_memory(resource) {
             return self.has_manager_checkpoints;
@@ -116,7 +114,6 @@ impl<'a> NodeContext<'a> {
         ids.next().filter(|_| ids.next().is_none())
     }
 
-    /// Returns the NUMA nodes on which the entry's containers have a resource.
     fn nodes(&self, entry: &PodUsage, resource: &str) -> IdSet {
         let mut nodes = IdSet::new();
         for container in &entry.containers {
@@ -132,7 +129,6 @@ impl<'a> NodeContext<'a> {
         nodes
     }
 
-    /// Whether all containers of a pod are allocated their resources on the same NUMA nodes.
     fn aligns_pods(&self) -> bool {
         self.config.is_some_and(|config| config.topology_manager_scope == "pod")
     }
@@ -142,7 +138,6 @@ fn is_memory(resource: &str) -> bool {
     resource == "memory" || is_huge_pages(resource)
 }
 
-/// Returns true if the zone's allocatable covers the peak demand.
 fn fits(zones: &[Zone], id: Id, resource: &str, demand: &Demand) -> bool {
     let zone = zones.iter().find(|zone| zone.id == id);
     zone.and_then(|zone| zone.resources.get(resource)).is_some_and(|has| demand.peak <= has.allocatable)

@@ -3,7 +3,6 @@
 use crate::kubelet::{PodUsage, Usage};
 use crate::pod::Pod;
 
-/// The List's entries, sorted by pod name.
 pub(super) struct ListIndex<'a>(Vec<&'a PodUsage>);
 
 impl<'a> ListIndex<'a> {

@@ -30,7 +30,6 @@ pub struct Placement {
     pub vectors: BTreeMap<Id, String>,
 }
 
-/// A container and its zone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Placed<'a> {
     /// The pod's namespace.
@@ -84,7 +83,6 @@ impl Placement {
         })
     }
 
-    /// Returns true if the plugin reads placements under the policy of this topology.
     pub(super) fn is_read(topology: &Topology) -> bool {
         let policy = topology.attributes.iter().find(|(name, _)| name == nrt::POLICY);
         policy.is_some_and(|(_, value)| value == POLICY)

@@ -30,7 +30,6 @@ impl Requirements {
         }
     }
 
-    /// Returns true if the List will show any resource of this pod.
     pub(super) fn apply_to(&self, pod: &Pod) -> bool {
         pod.containers.iter().any(|container| !self.listed(pod, container).is_empty())
     }
@@ -136,13 +135,11 @@ pub(super) struct Demand {
 }
 
 impl Demand {
-    /// Returns the amount that the List does not show.
     pub(super) fn missing(&self) -> u64 {
         self.peak.saturating_sub(self.listed)
     }
 }
 
-/// A resource that a container is allocated exclusively.
 struct Need<'a> {
     kind: Kind,
     /// The resource name, as in the zones.
@@ -151,7 +148,6 @@ struct Need<'a> {
     amount: u64,
 }
 
-/// Where the List reports the resource.
 #[derive(Clone, Copy)]
 enum Kind {
     Cpus,
@@ -160,7 +156,6 @@ enum Kind {
 }
 
 impl Need<'_> {
-    /// Returns how much of it the List shows.
     fn listed(&self, usage: &ContainerUsage) -> u64 {
         match self.kind {
             Kind::Cpus => usage.cpus.len(),

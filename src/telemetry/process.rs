@@ -62,7 +62,6 @@ fn stat_field(stat: &str, number: usize) -> Option<f64> {
     rest.split(' ').nth(number.checked_sub(3)?)?.parse().ok()
 }
 
-/// Returns the number after `start` in the line that starts with it.
 fn number_after(text: &str, start: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix(start))?;
     line.split_whitespace().next()?.parse().ok()

@@ -218,7 +218,6 @@ impl<const N: usize, M: Clone> Series<N, M> {
         Self { by_values: BTreeMap::new(), values: array::from_fn(|_| BTreeSet::new()) }
     }
 
-    /// Returns the series with these label values within the limits of the labels.
     fn with(&mut self, family: &Shared<N, M>, values: [&str; N]) -> &M {
         let shortened = |index: usize| values[index].chars().take(family.labels[index].max_chars).collect();
         let mut values: [String; N] = array::from_fn(shortened);
@@ -313,7 +312,6 @@ impl<const N: usize, M: EncodeMetric + TypedMetric + Clone> EncodeMetric for Fam
     }
 }
 
-/// See [`Registry::computed`].
 #[derive(Clone, Copy, Debug)]
 struct Computed {
     kind: MetricType,

@@ -67,7 +67,6 @@ pub struct Endpoints {
 }
 
 impl Endpoints {
-    /// Returns for messages what is served, the configuration key of the address, and the paths.
     const fn names(&self) -> (&'static str, &'static str, &'static str) {
         match (&self.metrics, &self.health) {
             (Some(_), Some(_)) => {
@@ -161,7 +160,6 @@ fn listen_on(socket: TcpSocket, address: SocketAddr) -> io::Result<TcpListener> 
     socket.listen(BACKLOG)
 }
 
-/// What all connections share.
 struct Shared {
     endpoints: Endpoints,
     tls: Option<Tls>,
@@ -171,7 +169,6 @@ struct Shared {
 }
 
 impl Shared {
-    /// Returns the encoded metrics, not older than [`REUSE`].
     fn encode(&self, metrics: &Registry) -> Bytes {
         let mut encoded = self.encoded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((at, text)) = &*encoded
@@ -209,7 +206,6 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// An open connection.
 struct Connection {
     address: IpAddr,
     /// Whether its request has been received.
@@ -217,7 +213,6 @@ struct Connection {
     task: AbortHandle,
 }
 
-/// The open connections, oldest first.
 #[derive(Default)]
 struct Connections(Vec<Connection>);
 
@@ -278,7 +273,6 @@ async fn connection(stream: TcpStream, address: IpAddr, shared: &Shared, request
     }
 }
 
-/// Serves one request if it is allowed, otherwise closes the connection.
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     shared: &Shared,
@@ -318,7 +312,6 @@ fn response(shared: &Shared, method: &Method, path: &str) -> Response<Full<Bytes
     })
 }
 
-/// Returns `ok`, or the reasons of a failing probe, one per line.
 fn probe(reasons: Vec<String>) -> Response<Full<Bytes>> {
     match reasons.is_empty() {
         true => respond(StatusCode::OK, PLAIN, "ok\n".into()),

@@ -95,7 +95,6 @@ fn reload(files: &Files, state: &mut State) {
     }
 }
 
-/// Returns the configuration of the files, or why they cannot be used.
 fn read(files: &Files) -> Result<ServerConfig, String> {
     let provider = Arc::new(ring::default_provider());
     let chain = certificates(&files.cert)?;

@@ -17,7 +17,6 @@ struct Device {
     used: bool,
 }
 
-/// The devices of one resource.
 #[derive(Default)]
 struct Devices<'a> {
     by_id: HashMap<&'a str, Device>,

@@ -39,7 +39,6 @@ pub enum Finding {
 }
 
 impl Finding {
-    /// Returns the resource concerned, if any.
     pub(super) fn resource(&self) -> Option<&str> {
         match self {
             Self::UnpublishedNodes(_) => None,

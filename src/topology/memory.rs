@@ -48,7 +48,6 @@ pub(super) fn account(
     }
 }
 
-/// One type of memory on one node.
 struct Pool {
     capacity: u64,
     allocatable: u64,
@@ -116,10 +115,8 @@ fn derived(inputs: &Inputs<'_>, node: &NumaNode, resource: &str, hardware: u64) 
     hardware.saturating_sub(hugepages).saturating_sub(reserved)
 }
 
-/// Memory of one type in use: nodes to bytes.
 type Groups<'a> = BTreeMap<Vec<Id>, (&'a IdSet, u64)>;
 
-/// Returns the memory in use, by resource.
 fn used<'a>(in_use: &InUse<'a>) -> BTreeMap<&'a str, Groups<'a>> {
     let listed = in_use.pods.iter().flat_map(|pod| blocks(pod));
     let unlisted = in_use.unlisted.memory.iter().copied();

@@ -77,7 +77,6 @@ fn pods_warning(pods: &str) -> String {
     )
 }
 
-/// Whether the resource is not from a device plugin.
 fn is_native(resource: &str) -> bool {
     !resource.contains('/')
 }

@@ -14,7 +14,6 @@ use super::Inputs;
 use crate::kubelet::{ContainerUsage, Checkpoints, MemoryBlock, PodUsage};
 use crate::machine::{Id, IdSet};
 
-/// What the checkpoints show beyond the List.
 #[derive(Debug, Default)]
 pub(super) struct Unlisted<'a> {
     /// Containers of listed pods that are missing from the List.
@@ -122,13 +121,11 @@ fn match_by_memory<'a>(
 }
 
 impl<'a> UidMatches<'a> {
-    /// Records that only `pod` can have this UID.
     fn add_certain(&mut self, uid: &'a str, pod: &'a PodUsage) {
         self.certain.insert(uid, pod);
         self.add(uid, pod);
     }
 
-    /// Records that `pod` may have this UID.
     fn add(&mut self, uid: &'a str, pod: &'a PodUsage) {
         let names = || pod.containers.iter().map(|container| container.name.as_str());
         if !pod.memory.is_empty() {
@@ -168,7 +165,6 @@ impl<'a> Index<'a> {
         }
     }
 
-    /// Returns every container in the checkpoints with its pod's UID.
     fn containers(&self) -> impl Iterator<Item = (&'a str, &'a ContainerUsage)> {
         let pods = self.checkpoints.pods.iter();
         pods.flat_map(|(uid, of)| of.iter().map(move |container| (uid.as_str(), container)))
@@ -274,7 +270,6 @@ impl<'a> Index<'a> {
     }
 }
 
-/// A device: its resource and its id.
 type Device<'a> = (&'a str, &'a str);
 
 fn devices(container: &ContainerUsage) -> impl Iterator<Item = Device<'_>> {

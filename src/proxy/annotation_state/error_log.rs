@@ -15,7 +15,6 @@ const REPEAT: Duration = Duration::from_secs(600);
 /// Lines per second, and burst.
 const RATE: (f64, f64) = (0.2, 20.0);
 
-/// What was logged.
 pub(super) struct ErrorLog {
     /// When each kind of error of a pod was last logged.
     logged: BTreeMap<(PodName, ErrorKind), Instant>,

@@ -27,7 +27,6 @@ pub(in super::super) struct PodLookup {
     pub(in super::super) wanted: Wanted,
 }
 
-/// The results of lookups.
 #[derive(Default)]
 pub(super) struct Lookups {
     results: BTreeMap<PodName, LookupResult>,
@@ -48,22 +47,18 @@ impl Lookups {
         self.version
     }
 
-    /// Returns true if this pod was looked up and the result is still fresh.
     pub(super) fn is_fresh(&self, name: &PodName) -> bool {
         self.results.get(name).is_some_and(|result| Instant::now() < result.fresh_until)
     }
 
-    /// Returns true if this pod was looked up successfully, whether it exists or not.
     pub(super) fn has_succeeded(&self, name: &PodName) -> bool {
         self.results.get(name).is_some_and(|result| result.pod.is_some())
     }
 
-    /// Returns true if a lookup replaces this pod.
     pub(super) fn replaces(&self, pod: &Pod) -> bool {
         !self.results.is_empty() && self.has_succeeded(&pod.full_name())
     }
 
-    /// Returns the pods that were found.
     pub(super) fn found(&self) -> impl Iterator<Item = &Pod> {
         self.results.values().filter_map(|result| result.pod.as_ref()?.as_ref())
     }
@@ -78,7 +73,6 @@ impl Lookups {
         }
     }
 
-    /// Inserts the result of a lookup; `None` if it failed.
     pub(super) fn insert(&mut self, name: PodName, pod: Option<Option<Pod>>) {
         let before = self.results.get(&name);
         if before.is_none() && self.results.len() >= MAX_RESULTS {

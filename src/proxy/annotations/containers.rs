@@ -46,7 +46,6 @@ pub(super) fn assign(
     Some(shares.chain(std::iter::repeat_n(*last, unrequested)).take(count).collect())
 }
 
-/// Returns how many devices of a resource an annotation may allocate to a container by name.
 pub(super) fn max_devices(container: &Container, resource: &str) -> usize {
     requested(container, None, resource, WHOLE).max(MAX_UNREQUESTED)
 }
@@ -63,7 +62,6 @@ fn requested(container: &Container, kind: Option<&str>, resource: &str, unit: u6
     usize::try_from(shared.map_or(most, |(_, amount)| amount)).unwrap_or(usize::MAX)
 }
 
-/// Returns how many devices an amount of a resource stands for.
 fn devices(name: &str, amount: u64, kind: Option<&str>, resource: &str, unit: u64) -> u64 {
     match (kind, unprefixed(name)) {
         (Some(GPU), Some("gpu" | "gpu-core" | "gpu-memory-ratio")) => amount.div_ceil(WHOLE),

@@ -59,7 +59,6 @@ pub struct AnnotationError {
     pub message: String,
 }
 
-/// The errors of one pod: at most one of each kind, described by the first of its kind.
 #[derive(Debug, Default)]
 pub(super) struct PodErrors(Vec<(ErrorKind, Occurrences)>);
 
@@ -82,12 +81,10 @@ impl PodErrors {
         }
     }
 
-    /// Adds that a part of an annotation cannot be parsed.
     pub(super) fn add_malformed(&mut self, annotation: &str, reason: &str) {
         self.add(ErrorKind::Malformed, 0, || format!("annotation `{annotation}` cannot be parsed: {reason}"));
     }
 
-    /// Returns all errors, as those of this pod.
     pub(super) fn of(self, pod: &PodName) -> impl Iterator<Item = AnnotationError> {
         self.0.into_iter().map(move |(kind, Occurrences { count, ids, first })| {
             let more = match count {

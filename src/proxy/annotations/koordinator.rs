@@ -21,7 +21,6 @@ pub(super) const STATUS: &str = "scheduling.koordinator.sh/resource-status";
 /// Maximum number of types of a pod's devices. There are three, and each is a resource in our tables.
 const MAX_TYPES: usize = 16;
 
-/// Reads [`DEVICES`].
 pub(super) fn read_devices(reader: &mut PodReader<'_>, text: &str) {
     let types = json::devices(text, &mut reader.errors);
     let mut types = types.into_iter().filter(|(_, devices)| !devices.is_empty());
@@ -35,7 +34,6 @@ pub(super) fn read_devices(reader: &mut PodReader<'_>, text: &str) {
     }
 }
 
-/// Reads [`STATUS`].
 pub(super) fn read_cpus_and_memory(reader: &mut PodReader<'_>, text: &str) {
     reader.cpus_and_memory = json::cpus_and_memory(text, &mut reader.errors);
 }

@@ -12,7 +12,6 @@ use super::config::AnnotationMapping;
 use super::pod_reader::{DeviceGroup, PodReader, Share};
 use crate::util::json_path::JsonPath;
 
-/// An annotation and where its devices are, as in [`AnnotationMapping`].
 #[derive(Clone, Debug)]
 pub(super) struct Mapping {
     pub(super) annotation: String,
@@ -22,7 +21,6 @@ pub(super) struct Mapping {
     container: Option<JsonPath>,
 }
 
-/// An id, and the name of its container if the annotation has it.
 type MappedDevice<'a> = (Box<str>, Option<Cow<'a, str>>);
 
 impl Mapping {
@@ -32,7 +30,6 @@ impl Mapping {
     }
 }
 
-/// Reads the devices in an annotation.
 pub(super) fn read(reader: &mut PodReader<'_>, mapping: &Mapping, text: &str) {
     let Some(path) = &mapping.path else {
         let ids = text.split(',').map(str::trim).filter(|id| !id.is_empty()).take(MAX_IDS + 1);
@@ -74,7 +71,6 @@ fn read_device<'a>(
     Some((reader.checked_id(&id)?, container.flatten()))
 }
 
-/// Returns a string or a number as text.
 fn as_text(value: &Value) -> Option<Cow<'_, str>> {
     match value {
         Value::String(text) => Some(Cow::Borrowed(text)),

@@ -15,7 +15,6 @@ pub struct NodeDevices {
     pci: Arc<PciDevices>,
 }
 
-/// The result of looking up an id.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum DeviceLookup<'a> {
     /// The node's devices are not reported.
@@ -38,30 +37,25 @@ impl NodeDevices {
         Self { devices, index: index.into(), pci }
     }
 
-    /// Returns true if the devices are reported.
     #[cfg(test)]
     pub(crate) const fn is_reported(&self) -> bool {
         self.devices.is_some()
     }
 
-    /// Returns the accelerators' vendor; empty if not reported.
     pub(super) fn vendor(&self) -> &str {
         self.devices.as_ref().map_or("", |devices| &devices.vendor)
     }
 
-    /// Returns all reported devices.
     pub(super) fn devices(&self) -> impl Iterator<Item = &Device> {
         self.devices.iter().flat_map(|devices| devices.devices.iter())
     }
 
-    /// Returns the device of a type that has this id, or a virtual function with this address.
     pub(super) fn find(&self, kind: &str, id: &str) -> DeviceLookup<'_> {
         let Some(devices) = &self.devices else { return DeviceLookup::Unreported };
         let found = self.indexes(id).map(|at| &devices.devices[at]).find(|device| &*device.kind == kind);
         found.map_or(DeviceLookup::Missing, DeviceLookup::Found)
     }
 
-    /// Returns the id of the device of a type with this minor number.
     pub(super) fn id_of(&self, kind: &str, minor: i64) -> Option<&str> {
         let is = |device: &&Device| &*device.kind == kind && device.minor == Some(minor);
         self.devices().find(is).map(|device| &*device.id).filter(|id| !id.is_empty())
@@ -76,7 +70,6 @@ impl NodeDevices {
         node.into_iter().collect()
     }
 
-    /// Returns the indexes of the devices that have this id.
     fn indexes(&self, id: &str) -> impl Iterator<Item = usize> {
         let first = self.index.partition_point(|(known, _)| **known < *id);
         self.index[first..].iter().take_while(move |(known, _)| **known == *id).map(|(_, at)| *at)

@@ -13,7 +13,6 @@ use crate::machine::IdSet;
 use crate::pod::{Annotation, Pod};
 use crate::proxy::allocations::{AllocatedDevice, CpusAndMemory, DeviceName, DeviceTable, PodAllocations};
 
-/// A pod whose annotations are being read.
 pub(super) struct PodReader<'a> {
     pub(super) pod: &'a Pod,
     pub(super) rules: &'a Rules,
@@ -25,7 +24,6 @@ pub(super) struct PodReader<'a> {
     pub(super) errors: PodErrors,
 }
 
-/// A device of a pod.
 pub(super) struct PodDevice {
     pub(super) resource: Arc<str>,
     pub(super) id: Box<str>,
@@ -37,7 +35,6 @@ pub(super) struct PodDevice {
     pub(super) part: Option<u64>,
 }
 
-/// How much of a device a pod is allocated.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Share {
     #[default]
@@ -87,7 +84,6 @@ impl<'a> PodReader<'a> {
         }
     }
 
-    /// Returns the value of an annotation.
     fn annotation(&mut self, key: &str) -> Option<&'a str> {
         let all = &self.pod.annotations;
         let at = all.binary_search_by(|(known, _)| (**known).cmp(key)).ok()?;
@@ -102,7 +98,6 @@ impl<'a> PodReader<'a> {
         }
     }
 
-    /// Returns an id if a device can have it.
     pub(super) fn checked_id(&mut self, id: &str) -> Option<Box<str>> {
         if is_id(id) {
             return Some(id.into());
@@ -137,7 +132,6 @@ impl<'a> PodReader<'a> {
         }
     }
 
-    /// Allocates a device to the container with this name, which already has `before` devices.
     pub(super) fn allocate_to(&mut self, name: &str, resource: &Arc<str>, group: DeviceGroup, before: usize) {
         let containers = &self.pod.containers;
         match containers.iter().position(|container| &*container.name == name) {
@@ -171,7 +165,6 @@ impl<'a> PodReader<'a> {
         }
     }
 
-    /// Returns the pod's allocations, with devices by their index in the table.
     pub(super) fn finish(self, table: &DeviceTable) -> (PodAllocations, PodErrors) {
         let mut by_container: BTreeMap<usize, Vec<AllocatedDevice>> = BTreeMap::new();
         for PodDevice { resource, id, container, part, .. } in &self.devices {
@@ -192,7 +185,6 @@ pub(super) fn is_id(id: &str) -> bool {
     (1..=MAX_ID_BYTES).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// Escapes and truncates an untrusted text for a message.
 fn escaped(text: &str) -> String {
     text.chars().take(64).flat_map(char::escape_debug).collect()
 }

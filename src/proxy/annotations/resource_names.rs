@@ -47,7 +47,6 @@ pub(super) fn resource(
     is_device(&name).then(|| name.into())
 }
 
-/// Returns true if whole accelerators are requested by this name.
 pub(super) fn counts_accelerators(name: &str) -> bool {
     name == "dcu.com/gpu" || ACCELERATORS.iter().any(|(_, known)| *known == name)
 }

@@ -89,7 +89,6 @@ impl Rules {
         Allocations { devices, pods, allocatable, errors }
     }
 
-    /// Returns the node's healthy devices, allocated or not.
     fn allocatable(&self, node: &NodeDevices, allocated: &DeviceTable) -> DeviceTable {
         let mut all = Vec::new();
         if !self.allocatable {
@@ -148,7 +147,6 @@ fn number_parts(readers: &mut [PodReader<'_>]) {
     }
 }
 
-/// Returns the number of a pod's parts of devices: a hash of its namespace, name and UID.
 pub(in crate::proxy) fn part_number(pod: &Pod) -> u64 {
     let mut hasher = XxHash64::with_seed(0);
     for text in [&pod.namespace, &pod.name, &pod.uid] {

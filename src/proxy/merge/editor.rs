@@ -13,7 +13,6 @@ use super::{ListedPods, Merged, Omitted, Version};
 use crate::proxy::allocations::{AllocatedDevice, Allocations, Device, PodAllocations, is_same_device};
 use crate::util::wire::{Value, WireError, fields_in, put_bytes, put_head, put_number, put_varint};
 
-/// A response that is being changed.
 pub(super) struct ResponseEditor<'a> {
     allocations: &'a Allocations,
     bytes: &'a Bytes,
@@ -35,7 +34,6 @@ struct Edit {
     by: Range<usize>,
 }
 
-/// What a response has of one pod.
 #[derive(Default)]
 struct ListedPod<'a> {
     containers: Vec<ListedContainer<'a>>,
@@ -47,7 +45,6 @@ struct ListedPod<'a> {
     has_memory: bool,
 }
 
-/// A container of a response.
 struct ListedContainer<'a> {
     name: &'a [u8],
     message: Submessage,
@@ -70,7 +67,6 @@ impl<'a> ResponseEditor<'a> {
         }
     }
 
-    /// Records which of the allocated devices the kubelet lists for a pod.
     pub(super) fn mark_listed(&mut self, pod: &[Submessage]) -> Result<(), WireError> {
         let bytes: &[u8] = self.bytes;
         for part in pod {
@@ -161,7 +157,6 @@ impl<'a> ResponseEditor<'a> {
         Ok(())
     }
 
-    /// Returns those of a pod's devices that are to be added.
     fn choose(&mut self, pod: &ListedPod<'_>, devices: &[AllocatedDevice]) -> Vec<AllocatedDevice> {
         let table = &self.allocations.devices;
         let mut chosen = Vec::with_capacity(devices.len());
@@ -235,7 +230,6 @@ impl<'a> ResponseEditor<'a> {
         grown.saturating_add(longer)
     }
 
-    /// Returns the response with all edits.
     pub(super) fn finish(mut self, listed: ListedPods) -> Merged {
         let Self { pods, devices, omitted, .. } = self;
         if self.edits.is_empty() {

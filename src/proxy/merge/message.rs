@@ -41,7 +41,6 @@ pub(super) struct Submessage {
     pub(super) content: Range<usize>,
 }
 
-/// Returns the messages in a field.
 pub(super) fn submessages(
     bytes: &[u8],
     message: Range<usize>,
@@ -101,7 +100,6 @@ pub(super) fn mark_devices(
     Ok(Some(resource))
 }
 
-/// Collects the CDI names of the devices in a claim.
 pub(super) fn read_claim<'a>(
     bytes: &'a [u8],
     claim: Range<usize>,
@@ -153,7 +151,6 @@ pub(super) fn put_devices(
     }
 }
 
-/// Writes the NUMA nodes, if they are known.
 pub(super) fn put_topology(out: &mut Vec<u8>, nodes: &IdSet) {
     if nodes.is_empty() {
         return;

@@ -18,7 +18,6 @@ const STARTING_LIMIT: Duration = Duration::from_secs(2);
 /// is about to report.
 const MISSING_LIMIT: Duration = Duration::from_secs(10);
 
-/// The state of one pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PodState {
     /// It was allocated what it requested. From now on the List is the source of truth for it.
@@ -37,7 +36,6 @@ pub(super) enum PodState {
     GivenUp,
 }
 
-/// How long a pod has been waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wait {
     /// Since when.
@@ -50,7 +48,6 @@ pub(super) struct Wait {
     ran_at_list: Option<u64>,
 }
 
-/// The pod whose entry the List shows under a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) uid: String,
@@ -59,7 +56,6 @@ pub(super) struct Entry {
 }
 
 impl PodState {
-    /// Returns since when the pod has been waited for, if it is.
     pub(super) const fn waiting_since(&self) -> Option<Duration> {
         match self {
             Self::Waiting(wait) => Some(wait.since),
@@ -67,7 +63,6 @@ impl PodState {
         }
     }
 
-    /// Returns the state of a pod that needs no further waiting.
     const fn settled(pod: &Pod) -> Self {
         match pod.phase {
             Phase::Pending => Self::Listed,
@@ -77,7 +72,6 @@ impl PodState {
 }
 
 impl FingerprintGate {
-    /// Updates the state of each pod that is not accounted, or no longer is.
     pub(super) fn update_states(
         &mut self,
         pods: &[&Pod],
@@ -159,7 +153,6 @@ impl FingerprintGate {
         PodState::Waiting(wait)
     }
 
-    /// Returns the state of a pod that the List shows completely.
     fn listed_state(&self, pod: &Pod, now: Duration, verdict: &mut Verdict) -> PodState {
         let since = match self.pods.get(&pod.uid) {
             Some(PodState::Listed) => None,
@@ -186,7 +179,6 @@ impl FingerprintGate {
         known.is_some_and(|known| known.uid != pod.uid && known.allocations == entry.allocations_hash())
     }
 
-    /// Returns how long a pod has been waited for so far.
     fn wait_of(&self, pod: &Pod, input: &GateInput<'_>, now: Duration) -> Wait {
         let evaluated = (now, input.is_responding);
         let ran_at_list = (pod.phase != Phase::Pending).then_some(input.list_number);

@@ -37,7 +37,6 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Requests an evaluation at `at`, or earlier.
     pub(super) fn recheck_by(&mut self, at: Duration) {
         self.recheck_at = Some(self.recheck_at.map_or(at, |before| before.min(at)));
     }

@@ -1,6 +1,5 @@
 //! LEB89: numbers as printable characters that need no quoting in JSON.
 
-/// Encodes the first index and then the differences between successive indexes.
 pub(super) fn encode(indexes: &[u64]) -> String {
     let mut before = 0;
     let mut text = String::new();
@@ -96,7 +95,6 @@ pub(super) mod tests {
         }
     }
 
-    /// Decodes numbers as the reader does.
     pub(crate) fn decode(text: &str) -> Vec<u64> {
         let letters: Vec<char> =
             ('!'..='~').filter(|letter| !['"', '&', '<', '>', '\\'].contains(letter)).collect();

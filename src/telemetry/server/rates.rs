@@ -19,7 +19,6 @@ const RESERVED: [f64; 2] = [4.0, 8.0];
 /// Maximum number of addresses that are remembered.
 const ADDRESSES: usize = 256;
 
-/// The rates of all addresses.
 #[derive(Debug)]
 pub(super) struct Rates(Mutex<State>);
 
@@ -41,7 +40,6 @@ impl Rates {
         Self(Mutex::new(State { addresses: HashMap::new(), all: bucket(ALL, Instant::now()) }))
     }
 
-    /// Returns true if a request of this address would be served now.
     pub(super) fn allow(&self, address: IpAddr) -> bool {
         let (state, now) = (self.state(), Instant::now());
         let has = |bucket: &TokenBucket| bucket.wait(now).is_zero();
@@ -52,7 +50,6 @@ impl Rates {
             .is_none_or(|own| has(&own.each) && (has(&own.reserved) || has(&state.all)))
     }
 
-    /// Counts a request of this address and returns true if it may be served.
     pub(super) fn take(&self, address: IpAddr) -> bool {
         let (mut state, now) = (self.state(), Instant::now());
         let State { addresses, all } = &mut *state;

@@ -18,7 +18,6 @@ const MAX_MEMORY: usize = 256;
 /// Linux can be built for 8192 CPUs at most.
 const MAX_CPU: Id = 8191;
 
-/// One device of one type.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct JsonDevice {
     /// Its id, if the scheduler knew it.
@@ -31,12 +30,10 @@ pub(super) struct JsonDevice {
     pub(super) is_part: bool,
 }
 
-/// Returns a resource's name without Koordinator's prefix, if it has one.
 pub(in super::super) fn unprefixed(name: &str) -> Option<&str> {
     DOMAINS.iter().find_map(|domain| name.strip_prefix(domain))
 }
 
-/// Parses the devices of each type.
 pub(super) fn devices(text: &str, errors: &mut PodErrors) -> Vec<(String, Vec<JsonDevice>)> {
     let Some(types) = parse(text, DEVICES, errors) else { return Vec::new() };
     types.into_iter().map(|(kind, items)| (kind, devices_of_type(items, errors))).collect()
@@ -103,7 +100,6 @@ fn functions(extension: &Value) -> Result<Vec<String>, &'static str> {
     addresses.ok_or("a virtual function has no busID")
 }
 
-/// Returns true if any of the shares is below 100.
 fn has_partial_share(resources: &Value, errors: &mut PodErrors) -> bool {
     let Value::Object(resources) = resources else { return false };
     let is_share = |name: &str| unprefixed(name).is_some_and(|name| SHARES.contains(&name));
@@ -125,7 +121,6 @@ fn quantity(amount: &Value) -> Option<Quantity> {
     }
 }
 
-/// Parses the CPUs and the memory.
 pub(super) fn cpus_and_memory(text: &str, errors: &mut PodErrors) -> CpusAndMemory {
     let Some(fields) = parse(text, STATUS, errors) else { return CpusAndMemory::default() };
     let field = |name: &str| fields.get(name).unwrap_or(&Value::Null);
