@@ -56,7 +56,6 @@ enum Command {
 }
 
 /// Parses the command line and runs the command.
-#[must_use]
 pub fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
     // Several crates use rustls; exactly one provider must be installed, before the first connection.

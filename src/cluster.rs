@@ -114,7 +114,6 @@ impl Cluster {
     }
 
     /// Wraps an existing client; `server` names the API server in messages.
-    #[must_use]
     pub fn with_client(client: kube::Client, server: String, timeout: Duration) -> Self {
         Self { client, server, timeout, config: None, form: Form::default() }
     }
@@ -129,21 +128,18 @@ impl Cluster {
     }
 
     /// Sets the form in which objects are written and read.
-    #[must_use]
     pub fn in_form(mut self, form: Form) -> Self {
         self.form = form;
         self
     }
 
     /// Returns the form in which objects are written and read.
-    #[must_use]
     pub fn form(&self) -> Form {
         self.form
     }
 
     /// Returns the credentials and the CA, for requests to the kubelet; `None` for a client from
     /// [`Cluster::with_client`].
-    #[must_use]
     pub fn config(&self) -> Option<&kube::Config> {
         self.config.as_deref()
     }

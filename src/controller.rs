@@ -64,7 +64,6 @@ pub struct Controller {
 
 impl Controller {
     /// Creates a controller for this cluster. [`Controller::run`] starts it.
-    #[must_use]
     pub fn new(settings: Settings, cluster: Cluster, registry: &mut Registry) -> Self {
         let limits = Limits {
             lease: settings.lease.is_some(),
@@ -76,7 +75,6 @@ impl Controller {
     }
 
     /// Returns the controller's health, to be served.
-    #[must_use]
     pub fn health(&self) -> Arc<dyn Probes> {
         self.metrics.health().clone()
     }

@@ -141,13 +141,11 @@ struct SlimContainer {
 
 impl SlimDaemonSet {
     /// Returns true if it is being deleted.
-    #[must_use]
     pub const fn is_deleted(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }
 
     /// Returns the spec of its pod template.
-    #[must_use]
     pub fn pod(&self) -> Option<&SlimPodSpec> {
         self.spec.as_ref().and_then(|spec| spec.template.spec.as_ref())
     }
@@ -155,7 +153,6 @@ impl SlimDaemonSet {
 
 impl SlimPodSpec {
     /// Returns the required node affinity.
-    #[must_use]
     pub fn required_nodes(&self) -> Option<&NodeSelector> {
         let affinity = self.affinity.as_ref()?.node_affinity.as_ref()?;
         affinity.required_during_scheduling_ignored_during_execution.as_ref()
@@ -169,13 +166,11 @@ fn query(selector: &LabelSelector) -> Option<String> {
 }
 
 /// Returns the label selector of a DaemonSet's pods in query syntax; `None` if it is empty or invalid.
-#[must_use]
 pub fn pod_labels(of: &SlimDaemonSet) -> Option<String> {
     of.spec.as_ref().and_then(|spec| query(&spec.selector))
 }
 
 /// Returns true if the DaemonSet runs our agents, so that another one configured by mistake is not deleted.
-#[must_use]
 pub fn runs_agents(of: &SlimDaemonSet) -> bool {
     of.pod().into_iter().flat_map(|pod| pod.containers.iter().flatten()).any(|container| {
         let arguments = || container.command.iter().chain(&container.args).flatten();
@@ -187,9 +182,6 @@ pub fn runs_agents(of: &SlimDaemonSet) -> bool {
 
 impl Cluster {
     /// Returns a DaemonSet; `None` if it does not exist.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
     pub async fn daemon_set(
         &self,
         namespace: &str,
@@ -202,9 +194,6 @@ impl Cluster {
 
     /// Deletes exactly this DaemonSet, and leaves its pods to garbage collection; returns false if it is
     /// gone.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
     pub async fn delete_daemon_set(&self, namespace: &str, of: &SlimDaemonSet) -> Result<bool, ClusterError> {
         let name = of.metadata.name.as_deref().unwrap_or_default();
         let what = format!("delete daemonset {namespace}/{name}");
@@ -238,7 +227,6 @@ impl Cluster {
     }
 
     /// Lists the pods with these labels; without labels all of the namespace.
-    #[must_use]
     pub fn agent_pages(&self, namespace: &str, labels: &str) -> Pages<AgentPod> {
         self.labelled_pods(namespace, labels)
     }

@@ -16,9 +16,6 @@ const MAX_SIZE: usize = 4 << 20;
 impl Cluster {
     /// Returns the devices that Koordinator reports for a node; `None` if it reports none, or is not
     /// installed.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
     pub async fn devices_of(&self, node: &str) -> Result<Option<Devices>, ClusterError> {
         let what = format!("get device {node}");
         match self.in_time(&what, self.read_devices(node)).await {

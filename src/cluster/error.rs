@@ -88,7 +88,6 @@ impl ClusterError {
     ];
 
     /// Returns the kind of error, for a metric label.
-    #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::NoConfig(_) => "no_config",
@@ -108,19 +107,16 @@ impl ClusterError {
     }
 
     /// Returns true if permission is missing, whether RBAC or an admission plugin denies it.
-    #[must_use]
     pub const fn is_forbidden(&self) -> bool {
         matches!(self, Self::Forbidden(_) | Self::Refused { code: 403, .. })
     }
 
     /// Returns true if an admission plugin denied what RBAC allows.
-    #[must_use]
     pub const fn is_denied(&self) -> bool {
         matches!(self, Self::Refused { code: 403, .. })
     }
 
     /// Returns true if the object was written since it was read, or is not the one with the expected UID.
-    #[must_use]
     pub fn is_conflict(&self) -> bool {
         match self {
             Self::Refused { code: 409, .. } => true,
@@ -131,13 +127,11 @@ impl ClusterError {
     }
 
     /// Returns true if the object does not exist.
-    #[must_use]
     pub const fn is_not_found(&self) -> bool {
         matches!(self, Self::Refused { code: 404, .. })
     }
 
     /// Returns true if the error persists until somebody fixes its cause.
-    #[must_use]
     pub const fn is_permanent(&self) -> bool {
         match self {
             Self::NoConfig(_) | Self::NoCrd(_) | Self::Unauthorized(_) | Self::Forbidden(_) => true,
@@ -148,7 +142,6 @@ impl ClusterError {
 
     /// Returns true if every other call would fail too. A 403 may concern a single object: RBAC and an
     /// admission policy cannot be distinguished.
-    #[must_use]
     pub const fn affects_every_call(&self) -> bool {
         match self {
             Self::Refused { code, .. } => *code == 429,
@@ -158,7 +151,6 @@ impl ClusterError {
     }
 
     /// Returns the delay before a retry that the server requests.
-    #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Refused { retry_after, .. } => *retry_after,

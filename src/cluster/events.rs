@@ -81,9 +81,6 @@ pub struct NewEvent<'a> {
 
 impl Cluster {
     /// Creates an Event.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
     pub async fn create_event(&self, event: NewEvent<'_>) -> Result<(), ClusterError> {
         let NewEvent { regarding, reporter, instance, action, warning, reason, note } = event;
         #[allow(clippy::disallowed_methods, reason = "an Event has the wall clock's time")]

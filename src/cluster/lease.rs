@@ -25,9 +25,6 @@ impl From<RawLease> for Lease {
 
 impl Cluster {
     /// Returns a Lease; `None` if it does not exist.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
     pub async fn lease(&self, namespace: &str, name: &str) -> Result<Option<Lease>, ClusterError> {
         let what = format!("get lease {namespace}/{name}");
         let request = leases(namespace).get(name, &GetParams::default());
@@ -35,9 +32,7 @@ impl Cluster {
     }
 
     /// Creates a Lease.
-    ///
-    /// # Errors
-    /// See [`ClusterError`]; [`ClusterError::is_conflict`] if it exists already.
+    /// Error: [`ClusterError::is_conflict`] if it exists already.
     pub async fn create_lease(
         &self,
         namespace: &str,
@@ -52,9 +47,7 @@ impl Cluster {
     }
 
     /// Replaces a Lease that was read.
-    ///
-    /// # Errors
-    /// See [`ClusterError`]; [`ClusterError::is_conflict`] if it was written since.
+    /// Error: [`ClusterError::is_conflict`] if it was written since.
     pub async fn replace_lease(&self, namespace: &str, mut lease: Lease) -> Result<Lease, ClusterError> {
         // The server maintains these.
         lease.metadata.managed_fields = None;

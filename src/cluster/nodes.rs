@@ -190,23 +190,16 @@ impl Cluster {
     }
 
     /// Lists all Nodes.
-    #[must_use]
     pub fn node_pages(&self) -> Pages<SlimNode> {
         Pages::new(self.clone(), listing())
     }
 
     /// Returns the number of Nodes.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
     pub async fn node_count(&self) -> Result<u64, ClusterError> {
         self.count(&listing()).await
     }
 
     /// Returns true only if the API server reports that there is no Node of this name.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
     pub async fn has_no_node(&self, name: &str) -> Result<bool, ClusterError> {
         let what = format!("get node {name}");
         let request = nodes().get_metadata(name, &GetParams::default());
@@ -236,17 +229,11 @@ impl Cluster {
     }
 
     /// Returns the version that a node's kubelet reported, such as `v1.36.3`; empty if it has not yet.
-    ///
-    /// # Errors
-    /// As [`Cluster::node_uid`].
     pub async fn kubelet_version(&self, name: &str) -> Result<String, ClusterError> {
         Ok(self.get_node(name, self.kubelet_node(name)).await?.version())
     }
 
     /// Returns the address of a kubelet's HTTPS port, as it reported it.
-    ///
-    /// # Errors
-    /// As [`Cluster::node_uid`].
     pub async fn kubelet_endpoint(&self, name: &str) -> Result<KubeletEndpoint, ClusterError> {
         Ok(self.get_node(name, self.kubelet_node(name)).await?.endpoint())
     }

@@ -50,7 +50,6 @@ const NATIVE: [&str; 13] = [
 
 /// Returns true for Kubernetes' own resources. Their number is limited; that of other names is not, whatever
 /// objects contain.
-#[must_use]
 pub fn is_native(resource: &str) -> bool {
     NATIVE.contains(&resource)
 }
@@ -68,7 +67,6 @@ pub struct ResourceTotals {
 
 impl ResourceTotals {
     /// Returns the sum of both.
-    #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
             capacity: self.capacity.saturating_add(other.capacity),

@@ -31,9 +31,6 @@ pub struct ObjectWatch(BoxStream<'static, Result<ObjectEvent, ClusterError>>);
 
 impl ObjectWatch {
     /// Returns the next event. After an error it continues by itself, after a backoff. Cancel-safe.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
     pub async fn next(&mut self) -> Result<ObjectEvent, ClusterError> {
         match self.0.next().await {
             Some(event) => event,
@@ -45,7 +42,6 @@ impl ObjectWatch {
 
 impl Cluster {
     /// Watches the object of a node, starting after `version`.
-    #[must_use]
     pub fn watch_topology(&self, name: &str, version: &str) -> ObjectWatch {
         let target = ObjectOfNode { name: name.to_owned(), path: self.topologies_path() };
         let watcher = ObjectWatcher {

@@ -155,7 +155,6 @@ pub(super) fn details_of(retry_after_seconds: u32) -> StatusDetails {
 
 /// Decodes an error response: usually a `Status`, in protocol buffers or, from a proxy before the API server,
 /// in JSON.
-#[must_use]
 pub fn decode_status(code: u16, bytes: &[u8]) -> Box<Status> {
     let open = open_as(bytes, 0..bytes.len(), "Status");
     let decoded = open.ok().and_then(|range| status(bytes, range).ok());

@@ -47,9 +47,6 @@ impl SchedulerPod {
 
 impl Cluster {
     /// Returns when the oldest running container of the pods with these labels started; `None` if none runs.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
     pub async fn scheduler_started(
         &self,
         namespace: &str,

@@ -34,9 +34,6 @@ impl Cluster {
     }
 
     /// Returns the metadata of an object; `None` if it does not exist.
-    ///
-    /// # Errors
-    /// As [`Cluster::topology`].
     pub async fn topology_meta(&self, name: &str) -> Result<Option<NrtMeta>, ClusterError> {
         let request = self.topologies().get_metadata(name, &GetParams::default());
         self.get_topology(name, self.read(request)).await
@@ -58,9 +55,6 @@ impl Cluster {
     }
 
     /// Returns true if the object exists and a scheduler reads it as that of a Node.
-    ///
-    /// # Errors
-    /// As [`Cluster::topology`].
     pub async fn topology_describes_node(&self, name: &str) -> Result<bool, ClusterError> {
         let Some(object) = self.topology(name).await? else { return Ok(false) };
         let zones = &object.spec.zones;
@@ -68,13 +62,11 @@ impl Cluster {
     }
 
     /// Lists the metadata of all objects.
-    #[must_use]
     pub fn topology_metas(&self) -> Pages<NrtMeta> {
         Pages::new(self.clone(), self.topology_listing(METADATA_PAGE, true))
     }
 
     /// Lists all objects.
-    #[must_use]
     pub fn topology_summaries(&self) -> Pages<NrtSummary> {
         Pages::new(self.clone(), self.topology_listing(OBJECT_PAGE, false))
     }
@@ -92,9 +84,6 @@ impl Cluster {
     /// Applies `object` (server-side apply). If it has a UID, the object must exist with that UID
     /// ([`ClusterError::is_conflict`] otherwise); without one it is created if missing. Returns the object's
     /// metadata; its version is unchanged if the apply changed nothing.
-    ///
-    /// # Errors
-    /// As [`Cluster::topology`].
     pub async fn apply(&self, object: &NodeResourceTopology) -> Result<ObjectMeta, ClusterError> {
         let name = object.name_any();
         let what = format!("apply noderesourcetopology {name}");
@@ -115,9 +104,6 @@ impl Cluster {
     /// Changes an object by a JSON merge patch, which can also change fields of other managers. A patch with
     /// a `resourceVersion` fails if the object has another one ([`ClusterError::is_conflict`]). Returns the
     /// object's metadata.
-    ///
-    /// # Errors
-    /// As [`Cluster::topology`].
     pub async fn merge(&self, name: &str, patch: &Value) -> Result<ObjectMeta, ClusterError> {
         let what = format!("patch noderesourcetopology {name}");
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
@@ -138,18 +124,12 @@ impl Cluster {
 
     /// Deletes exactly this object, in the version that was read; returns false if it is gone. If it was
     /// written since, it is not deleted: [`ClusterError::is_conflict`].
-    ///
-    /// # Errors
-    /// As [`Cluster::topology`].
     pub async fn delete_topology(&self, meta: &NrtMeta) -> Result<bool, ClusterError> {
         let resource_version = Some(meta.version.clone()).filter(|version| !version.is_empty());
         self.delete_if(&meta.name, Preconditions { uid: Some(meta.uid.clone()), resource_version }).await
     }
 
     /// Deletes the object with this UID, in any version; returns false if it is gone.
-    ///
-    /// # Errors
-    /// As [`Cluster::topology`].
     pub async fn delete_topology_by_uid(&self, meta: &NrtMeta) -> Result<bool, ClusterError> {
         self.delete_if(&meta.name, Preconditions { uid: Some(meta.uid.clone()), resource_version: None }).await
     }

@@ -130,7 +130,6 @@ impl Cluster {
     /// pod that is bound or deleted is reported as deleted.
     ///
     /// The API server has an index of pods by node, and serves list and watch from its cache.
-    #[must_use]
     pub fn unscheduled_pods(&self) -> ListWatchStream<UnscheduledPod> {
         let params = ListWatchParams {
             what: "pods without a node",
@@ -144,7 +143,6 @@ impl Cluster {
 
     /// Watches the metadata of all objects, starting at `not_before`. The list has only the first object by
     /// name.
-    #[must_use]
     pub fn changed_topologies(&self, not_before: Instant) -> ListWatchStream<ChangedObject> {
         let params = ListWatchParams {
             what: "noderesourcetopologies",
@@ -157,9 +155,7 @@ impl Cluster {
     }
 
     /// Sets the annotation [`NUDGE`] of an object to `value`. Returns the object's new version.
-    ///
-    /// # Errors
-    /// As [`Cluster::topology`]; [`ClusterError::is_not_found`] if there is no such object.
+    /// Error: [`ClusterError::is_not_found`] if there is no such object.
     pub async fn nudge(&self, name: &str, value: &str) -> Result<String, ClusterError> {
         let patch = json!({"metadata": {"annotations": {NUDGE: value}}});
         let metadata = self.merge(name, &patch).await?;

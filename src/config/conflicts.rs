@@ -67,7 +67,6 @@ impl Config {
 
     /// Returns the conflict of a proxy that merges annotations without a source of pods. `numacast proxy`
     /// serves the proxy without `proxy.enabled`, so it must check this itself.
-    #[must_use]
     pub fn proxy_without_pods(&self) -> Option<(&'static str, &'static str)> {
         let none = "the proxy has no source of annotations: choose another one, or set \
                     `proxy.annotations.koordinator: []`";

@@ -116,7 +116,6 @@ pub struct Layers {
 
 impl Layers {
     /// Adds a YAML file.
-    #[must_use]
     pub fn file(mut self, path: &Path) -> Self {
         match std::fs::read_to_string(path) {
             Ok(text) => self.text(&text, path),
@@ -129,7 +128,6 @@ impl Layers {
     }
 
     /// Adds the text of the YAML file at `path`.
-    #[must_use]
     pub fn text(mut self, text: &str, path: &Path) -> Self {
         match parse(text) {
             Ok(value) => self.walk(&value, "", &Origin::File(path.to_owned())),
@@ -141,7 +139,6 @@ impl Layers {
     /// Adds one value as written on a command line: text, or YAML (of which JSON is a subset) if the key's
     /// values are no text. A key can be extended by the name of a map's entry, which leaves the other
     /// entries.
-    #[must_use]
     pub fn typed(mut self, name: &str, text: &str, origin: Origin) -> Self {
         let value = match key(name) {
             Some(key) if !key.is_text => serde_saphyr::from_str(text),

@@ -25,7 +25,6 @@ impl Period {
     }
 
     /// Returns it as a [`Duration`].
-    #[must_use]
     pub const fn get(self) -> Duration {
         self.0
     }

@@ -89,7 +89,6 @@ pub enum PodSource {
 
 impl PodSource {
     /// Returns true if the API server may be the source.
-    #[must_use]
     pub const fn may_be_api_server(self) -> bool {
         matches!(self, Self::Auto | Self::ApiServer)
     }

@@ -49,7 +49,6 @@ pub struct Resolved {
 
 impl Config {
     /// Returns the paths.
-    #[must_use]
     pub fn paths(&self) -> Paths {
         let Host { root, sys, proc } = &self.host;
         let Kubelet { dir, device_plugins_dir, socket, .. } = &self.kubelet;
@@ -69,7 +68,6 @@ impl Config {
     }
 
     /// Returns the values that follow from others.
-    #[must_use]
     pub fn resolve(&self) -> Resolved {
         let view = match self.consumer {
             Consumer::SchedulerPlugins => FingerprintView::Scheduler,
@@ -85,13 +83,11 @@ impl Config {
     }
 
     /// Returns the proxy's socket.
-    #[must_use]
     pub fn proxy_socket(&self) -> Socket {
         socket(&self.paths().proxy_dir, PROXY_SOCKET, self.proxy.group)
     }
 
     /// Returns the socket of the Pods API that we serve.
-    #[must_use]
     pub fn pods_api_socket(&self) -> Socket {
         socket(&self.paths().pods_api_dir, PODS_API_SOCKET, self.pods_api.group)
     }

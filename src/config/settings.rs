@@ -41,7 +41,6 @@ impl Config {
     }
 
     /// Returns the agent's settings.
-    #[must_use]
     pub fn agent_settings(&self) -> agent::Settings {
         let Self { scan, publish, fingerprint, kubelet, .. } = self.clone();
         let Paths { sys, proc, kubelet_dir, device_plugins, socket, .. } = self.paths();
@@ -80,7 +79,6 @@ impl Config {
     }
 
     /// Returns the exclusions on a node.
-    #[must_use]
     pub fn exclusions(&self, node: &str) -> Exclude {
         Exclude {
             resources: self.exclude.resources_of(node).cloned().collect(),
@@ -90,7 +88,6 @@ impl Config {
     }
 
     /// Returns the form in which objects are written and read.
-    #[must_use]
     pub fn form(&self) -> Form {
         Form { version: self.publish.api_version, policies: self.publish.topology_policies }
     }
@@ -127,7 +124,6 @@ impl Config {
     }
 
     /// Returns the sources of the node's pods. Annotations are not kept.
-    #[must_use]
     pub fn pod_sources(&self) -> PodSources {
         PodSources {
             order: self.source_order(),
@@ -155,7 +151,6 @@ impl Config {
     }
 
     /// Returns the proxy's settings.
-    #[must_use]
     pub fn proxy_settings(&self) -> proxy::Settings {
         let paths = self.paths();
         let annotations = &self.proxy.annotations;
@@ -177,7 +172,6 @@ impl Config {
     }
 
     /// Returns the settings of the Pods API server.
-    #[must_use]
     pub fn pods_api_settings(&self) -> pods_api::Settings {
         use PodSourceKind::{ApiServer, Kubelet, PodsApi};
         let order = match self.pods_api.source {

@@ -22,7 +22,6 @@ pub struct Report {
 
 impl Report {
     /// Returns true if there are no problems.
-    #[must_use]
     pub fn is_good(&self) -> bool {
         self.problems.is_empty()
     }

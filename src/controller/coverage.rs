@@ -33,7 +33,6 @@ pub struct Coverage {
 
 impl Coverage {
     /// Returns the constraints of this DaemonSet; `None` if it is being deleted.
-    #[must_use]
     pub fn of(daemon_set: &SlimDaemonSet) -> Option<Self> {
         if daemon_set.is_deleted() {
             return None;
@@ -51,7 +50,6 @@ impl Coverage {
     }
 
     /// Returns true if this Node should have a pod.
-    #[must_use]
     pub fn covers(&self, node: &SlimNode) -> bool {
         let is_strict = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
         self.name.as_ref().is_none_or(|name| *name == node.name)

@@ -35,7 +35,6 @@ impl Reason {
     pub const ALL: [Self; 3] = [Self::AgentSilent, Self::ObjectMissing, Self::GarbageHeldBack];
 
     /// Returns the Event's `reason`.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::AgentSilent => "AgentSilent",
@@ -46,7 +45,6 @@ impl Reason {
 
     /// Returns what the Event is about, when it is posted, and what to do; `docs/events.md` is generated from
     /// these.
-    #[must_use]
     pub const fn documentation(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::AgentSilent => (

@@ -45,7 +45,6 @@ impl Default for NudgePlan {
 impl NudgePlan {
     /// Returns the plan for a plugin with this resync period: the last nudge follows soon after a tick that
     /// sees the change.
-    #[must_use]
     pub fn of_period(period: Duration) -> Self {
         let gap = Duration::from_secs(1);
         let first = gap.mul_f64(MARGIN);
@@ -81,7 +80,6 @@ pub struct Nudger {
 
 impl Nudger {
     /// Creates a nudger with this plan and no pending pods.
-    #[must_use]
     pub fn new(plan: NudgePlan) -> Self {
         Self { plan, pods: 0, since: Duration::ZERO, requeued: None, due: None }
     }
@@ -110,7 +108,6 @@ impl Nudger {
     }
 
     /// Returns when to nudge if nothing happens before; `None` if no pods are pending.
-    #[must_use]
     pub fn due(&self) -> Option<Duration> {
         self.due.filter(|_| self.pods > 0)
     }
