@@ -91,8 +91,8 @@ fn everything_is_valid_for_the_schemas_of_kubernetes() -> Result<()> {
             _ => bail!("{line}"),
         }
     }
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "kubernetes-validate ends with {}: {complaint}", output.status);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "kubernetes-validate ends with {}: {stderr}", output.status);
     ensure!(passed == distinct.len() * VERSIONS.len(), "{passed} of {} were looked at", distinct.len());
     Ok(())
 }
