@@ -5,10 +5,9 @@
 
 mod address;
 mod checkpoints;
-mod client;
 mod client_error;
 mod config;
-mod connector;
+pub(crate) mod connector;
 mod https;
 mod list_filter;
 mod metrics;
@@ -25,7 +24,6 @@ pub use checkpoints::{
     CheckpointPaths, CheckpointReader, Checkpoints, parse_cpu_checkpoint, parse_device_checkpoint,
     parse_memory_checkpoint, read_checkpoints,
 };
-pub use client::{Api, Client};
 pub use client_error::ClientError;
 pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, parse_config, parse_configz};
 pub use https::{HTTPS_PORT, HttpsClient, HttpsError, HttpsTarget};
@@ -35,5 +33,6 @@ pub use pods_page::{parse_pods, poll_pods};
 pub use request::{Request, RequestError, decode_allocatable, decode_list};
 pub use shared::{Caller, FinishedCall, Observer, SharedClient, SharedResponse};
 pub use types::{
-    Allocatable, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, INVALID_CPU, MemoryBlock, PodUsage, Usage,
+    Allocatable, Api, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, INVALID_CPU, MemoryBlock, PodUsage,
+    Usage,
 };

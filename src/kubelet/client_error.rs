@@ -98,7 +98,7 @@ impl ClientError {
 
     /// Returns true if the call should be retried on a new connection: it may have reached a kubelet that was
     /// shutting down.
-    pub(super) fn is_lost(&self) -> bool {
+    pub(crate) fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. } | Self::NotGrpc { .. })
     }
 }

@@ -23,7 +23,7 @@ use super::types::Connection;
 /// Opens a connection to the socket at a path, and another one whenever that socket is replaced. It gets
 /// only the outcomes of calls, so that several may be in flight.
 #[derive(Debug)]
-pub(super) struct Connector {
+pub(crate) struct Connector {
     socket: PathBuf,
     timeout: Duration,
     open: Option<OpenConnection>,
@@ -37,27 +37,27 @@ pub(super) struct Connector {
 
 /// One connection.
 #[derive(Clone, Debug)]
-pub(super) struct OpenConnection {
+pub(crate) struct OpenConnection {
     channel: Channel,
     timeout: Duration,
     /// Unique per connection, even for two connections to the same socket.
-    pub(super) number: u64,
-    pub(super) connection: Connection,
+    pub(crate) number: u64,
+    pub(crate) connection: Connection,
     /// The socket that is connected to.
-    pub(super) socket: SocketId,
+    pub(crate) socket: SocketId,
 }
 
 /// Identifies a socket by device, inode and the inode's ctime (seconds, nanoseconds): inode numbers are
 /// reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct SocketId(u64, u64, i64, i64);
+pub(crate) struct SocketId(u64, u64, i64, i64);
 
 /// The result of a call, or the expiry of its deadline.
-pub(super) type Outcome = Result<Result<Bytes, Status>, Elapsed>;
+pub(crate) type Outcome = Result<Result<Bytes, Status>, Elapsed>;
 
 impl OpenConnection {
     /// Sends a request on this connection.
-    pub(super) fn call(&self, request: &Request) -> impl Future<Output = Outcome> + Send + use<> {
+    pub(crate) fn call(&self, request: &Request) -> impl Future<Output = Outcome> + Send + use<> {
         let (timeout, response) = (self.timeout, request.send(self.channel.clone()));
         async move { tokio::time::timeout(timeout, response).await }
     }
@@ -65,12 +65,12 @@ impl OpenConnection {
 
 impl Connector {
     /// Returns a connector for `socket` whose calls time out after `timeout`. It does not connect yet.
-    pub(super) fn new(socket: PathBuf, timeout: Duration) -> Self {
+    pub(crate) fn new(socket: PathBuf, timeout: Duration) -> Self {
         Self { socket, timeout, open: None, opened: 0, last: Default::default(), has_responded: false }
     }
 
     /// Returns the number of the current connection.
-    pub(super) fn number(&self) -> Option<u64> {
+    pub(crate) fn number(&self) -> Option<u64> {
         self.open.as_ref().map(|open| open.number)
     }
 
@@ -90,7 +90,7 @@ impl Connector {
 
     /// Interprets the outcome of a call on `open`, and closes the connection if the call shows that it is
     /// broken.
-    pub(super) fn finish(
+    pub(crate) fn finish(
         &mut self,
         open: &OpenConnection,
         request: &Request,
@@ -119,7 +119,7 @@ impl Connector {
 
     /// Returns the connection to the socket now at the path. Connecting to a Unix socket does not wait for
     /// the server.
-    pub(super) async fn open(&mut self) -> Result<OpenConnection, ClientError> {
+    pub(crate) async fn open(&mut self) -> Result<OpenConnection, ClientError> {
         // A missing socket is no reason to drop a working connection.
         let is_stale = |open: &OpenConnection| SocketId::of(&self.socket).is_ok_and(|now| now != open.socket);
         let open = match self.open.take().filter(|open| !is_stale(open)) {

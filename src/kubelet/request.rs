@@ -11,7 +11,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::client_error::ClientError;
-use super::proto::{v1, v1alpha1};
+use super::proto::v1;
 use super::types::{Allocatable, Usage};
 
 /// The convention of podresources clients (Kubernetes' own e2e tests, Multus, NFD): 16 MiB. Responses of 5
@@ -128,11 +128,6 @@ impl From<ClientError> for RequestError {
 /// [`ClientError::Status`] if the bytes are not such a response.
 pub fn decode_list(response: Bytes) -> Result<Usage, ClientError> {
     decode::<v1::ListPodResourcesResponse>(&Request::List, response).map(Usage::from)
-}
-
-/// Decodes a response to [`Request::ListV1alpha1`].
-pub(super) fn decode_list_v1alpha1(response: Bytes) -> Result<Usage, ClientError> {
-    decode::<v1alpha1::ListPodResourcesResponse>(&Request::ListV1alpha1, response).map(Usage::from)
 }
 
 /// Decodes a response to [`Request::Allocatable`].

@@ -1,7 +1,7 @@
 //! Converts podresources responses. Impossible ids (negative, or above any machine's) are dropped here, once,
 //! so that no other code has to check. Impossible CPU ids become [`INVALID_CPU`], so that they can be reported.
 
-use super::proto::{v1, v1alpha1};
+use super::proto::v1;
 use super::types::{
     Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, INVALID_CPU, MemoryBlock, PodUsage, Usage,
 };
@@ -87,31 +87,6 @@ impl From<v1::ContainerResources> for ContainerUsage {
             devices: devices(container.devices),
             claimed: claimed(container.dynamic_resources),
         }
-    }
-}
-
-impl From<v1alpha1::ListPodResourcesResponse> for Usage {
-    fn from(response: v1alpha1::ListPodResourcesResponse) -> Self {
-        let container = |container: v1alpha1::ContainerResources| ContainerUsage {
-            name: container.name,
-            devices: container
-                .devices
-                .into_iter()
-                .map(|group| DeviceGroup {
-                    resource: group.resource_name,
-                    ids: group.device_ids,
-                    nodes: IdSet::new(),
-                })
-                .collect(),
-            ..ContainerUsage::default()
-        };
-        let pods = response.pod_resources.into_iter().map(|pod| PodUsage {
-            namespace: pod.namespace,
-            name: pod.name,
-            containers: pod.containers.into_iter().map(container).collect(),
-            ..PodUsage::default()
-        });
-        Self { pods: pods.collect() }
     }
 }
 

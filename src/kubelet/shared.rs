@@ -147,7 +147,7 @@ impl Drop for Queued<'_> {
 }
 
 impl SharedResponse {
-    /// Returns how long ago the kubelet created the socket this came from; see [`super::Client`]. Zero if the
+    /// Returns how long ago the kubelet created the socket this came from. Zero if the
     /// clock was set back since, at most the machine's uptime.
     #[must_use]
     pub fn socket_age(&self) -> Duration {

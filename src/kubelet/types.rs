@@ -1,6 +1,7 @@
 //! The kubelet's resources and allocations, independent of the wire types.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
@@ -204,6 +205,25 @@ pub struct ClaimedDevice {
     /// Set for a shared device (kubelet 1.35).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<String>,
+}
+
+/// The version of the podresources API that responded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Api {
+    /// CPUs, memory and devices.
+    V1,
+    /// Devices only; kubelets before 1.20.
+    V1alpha1,
+}
+
+impl fmt::Display for Api {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V1 => "v1",
+            Self::V1alpha1 => "v1alpha1",
+        })
+    }
 }
 
 /// Replaces every CPU id that no machine can have: Linux supports at most 8,192 CPUs. Not higher, since an

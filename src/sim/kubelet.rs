@@ -1,8 +1,9 @@
 //! A simulated kubelet: the podresources API over gRPC on a unix socket, and the kubelet's checkpoints, for a
-//! machine that is described as data.
+//! machine that is described as data. Also a client of it.
 //!
 //! It injects faults on demand ([`Fault`]). [`model`] contains the managers without any I/O.
 
+mod client;
 mod cpu_manager;
 mod device_manager;
 mod faults;
@@ -29,6 +30,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use tokio::task::JoinSet;
 
+pub use client::Client;
 pub use device_manager::AllocatedDevices;
 pub use faults::{Call, Fault, KubeletVersion, RecordedResponse};
 pub use model::{Allocation, Block, Model, Pod, Rejection, Stage};

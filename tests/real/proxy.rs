@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
-use numacast::kubelet::Client;
+use numacast::sim::kubelet::Client;
 use serde_json::{Value, json};
 
 use crate::support::koordinator::{self, DEVICE_ALLOCATED, RESOURCE_STATUS};

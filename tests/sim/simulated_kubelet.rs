@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use numacast::kubelet::proto::v1;
-use numacast::kubelet::{Api, Client, ContainerUsage, PodUsage, Request};
+use numacast::kubelet::{Api, ContainerUsage, PodUsage, Request};
 use numacast::machine::IdSet;
 use numacast::quantity::Quantity;
 use numacast::sim::kubelet::{
-    Allocation, Amounts, ContainerSpec, KubeletVersion, Model, Options, PodLevel, PodSpec, RestartTiming,
-    Role, SimKubelet, Stage,
+    Allocation, Amounts, Client, ContainerSpec, KubeletVersion, Model, Options, PodLevel, PodSpec,
+    RestartTiming, Role, SimKubelet, Stage,
 };
 use numacast::sim::machine::{Device, MachineSpec, NodeSpec};
 use prost::Message as _;

@@ -5,8 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use numacast::kubelet::Client;
-use numacast::sim::kubelet::{Options, SimKubelet};
+use numacast::sim::kubelet::{Client, Options, SimKubelet};
 use numacast::sim::machine::MachineSpec;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -1,26 +1,18 @@
-//! The podresources client for a single caller. [`super::SharedClient`] serves many.
+//! A podresources client for a single caller, which makes a call for every request.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use prost::Message as _;
 use prost::bytes::Bytes;
-use serde::{Deserialize, Serialize};
 
-use super::client_error::ClientError;
-use super::connector::Connector;
-use super::request::{Request, RequestError, decode_allocatable, decode_list, decode_list_v1alpha1};
-use super::types::{Allocatable, Connection, Usage};
-
-/// The version of the podresources API that responded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Api {
-    /// CPUs, memory and devices.
-    V1,
-    /// Devices only; kubelets before 1.20.
-    V1alpha1,
-}
+use crate::kubelet::connector::Connector;
+use crate::kubelet::proto::v1alpha1;
+use crate::kubelet::{
+    Allocatable, Api, ClientError, Connection, ContainerUsage, DeviceGroup, PodUsage, Request, RequestError, Usage,
+    decode_allocatable, decode_list,
+};
+use crate::machine::IdSet;
 
 /// A client of the kubelet's podresources socket.
 ///
@@ -57,7 +49,12 @@ impl Client {
             }
         }
         let (bytes, connection) = self.request(&Request::ListV1alpha1).await.map_err(|failed| failed.error)?;
-        Ok((decode_list_v1alpha1(bytes)?, Api::V1alpha1, connection))
+        let list = v1alpha1::ListPodResourcesResponse::decode(bytes).map_err(|error| ClientError::Status {
+            call: "List",
+            code: "Internal".to_owned(),
+            message: error.to_string(),
+        })?;
+        Ok((list.into(), Api::V1alpha1, connection))
     }
 
     /// Returns the allocatable resources and the connection.
@@ -88,11 +85,27 @@ impl Client {
     }
 }
 
-impl fmt::Display for Api {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::V1 => "v1",
-            Self::V1alpha1 => "v1alpha1",
-        })
+impl From<v1alpha1::ListPodResourcesResponse> for Usage {
+    fn from(response: v1alpha1::ListPodResourcesResponse) -> Self {
+        let container = |container: v1alpha1::ContainerResources| ContainerUsage {
+            name: container.name,
+            devices: container
+                .devices
+                .into_iter()
+                .map(|group| DeviceGroup {
+                    resource: group.resource_name,
+                    ids: group.device_ids,
+                    nodes: IdSet::new(),
+                })
+                .collect(),
+            ..ContainerUsage::default()
+        };
+        let pods = response.pod_resources.into_iter().map(|pod| PodUsage {
+            namespace: pod.namespace,
+            name: pod.name,
+            containers: pod.containers.into_iter().map(container).collect(),
+            ..PodUsage::default()
+        });
+        Self { pods: pods.collect() }
     }
 }
