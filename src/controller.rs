@@ -51,9 +51,6 @@ use leader_election::LeaderElection;
 use metrics::Metrics;
 use workers::Workers;
 
-/// Interval of the loop's heartbeat.
-const HEARTBEAT: Duration = Duration::from_secs(1);
-
 /// A controller that works while it leads, until shutdown.
 #[derive(Debug)]
 pub struct Controller {
@@ -90,9 +87,15 @@ impl Controller {
         let events = EventRecorder::new(cluster.clone(), identity, events, Arc::clone(&metrics));
         let workers = Workers::new(&settings, &cluster, &metrics, &events);
         let work = async {
-            match &mut election {
-                None => lead(&workers, &metrics).await,
-                Some(election) => lead_when_elected(election, &workers, &metrics).await,
+            let Some(election) = &mut election else { return lead(&workers, &metrics).await };
+            loop {
+                let since = election.acquire(&metrics).await;
+                info!("this controller leads");
+                tokio::select! {
+                    () = election.renew(since, &metrics) => {}
+                    () = lead(&workers, &metrics) => {}
+                }
+                metrics.leads(false);
             }
         };
         // All in one task: nothing outlives this function.
@@ -109,23 +112,11 @@ impl Controller {
 }
 
 async fn heartbeat(metrics: &Metrics) {
-    let mut ticks = interval(HEARTBEAT);
+    let mut ticks = interval(Duration::from_secs(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         metrics.health().loop_ran();
-    }
-}
-
-async fn lead_when_elected(election: &mut LeaderElection, workers: &Workers<'_>, metrics: &Metrics) {
-    loop {
-        let since = election.acquire(metrics).await;
-        info!("this controller leads");
-        tokio::select! {
-            () = election.renew(since, metrics) => {}
-            () = lead(workers, metrics) => {}
-        }
-        metrics.leads(false);
     }
 }
 

@@ -51,15 +51,14 @@ impl Coverage {
 
     /// Returns true if this Node should have a pod.
     pub fn covers(&self, node: &SlimNode) -> bool {
+        let is_tolerated = |taint: &Taint| self.tolerations.iter().any(|one| tolerates(one, taint));
         let is_strict = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
         self.name.as_ref().is_none_or(|name| *name == node.name)
             && self.selector.iter().all(|(key, value)| node.labels.get(key) == Some(value))
-            && self.affinity.as_ref().is_none_or(|affinity| selects(affinity, node))
-            && node.taints.iter().filter(is_strict).all(|taint| self.tolerates(taint))
-    }
-
-    fn tolerates(&self, taint: &Taint) -> bool {
-        self.tolerations.iter().any(|toleration| tolerates(toleration, taint))
+            && self.affinity.as_ref().is_none_or(|affinity| {
+                affinity.node_selector_terms.iter().any(|term| matches(term, node))
+            })
+            && node.taints.iter().filter(is_strict).all(is_tolerated)
     }
 }
 
@@ -86,11 +85,6 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
         "Exists" => true,
         operator => compare(operator, has, wanted),
     }
-}
-
-/// Returns true if any term matches.
-fn selects(selector: &NodeSelector, node: &SlimNode) -> bool {
-    selector.node_selector_terms.iter().any(|term| matches(term, node))
 }
 
 /// Returns true if all requirements are met. An empty term matches nothing.

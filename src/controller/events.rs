@@ -19,7 +19,7 @@ const GARBAGE_BURST: f64 = 4.0;
 /// Events per second after the burst: one a minute.
 const RATE: f64 = 1.0 / 60.0;
 
-/// The reason of an Event.
+/// The reason of an Event, by the variant's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
     /// A Node's agent is not working.
@@ -33,15 +33,6 @@ pub enum Reason {
 impl Reason {
     /// All reasons.
     pub const ALL: [Self; 3] = [Self::AgentSilent, Self::ObjectMissing, Self::GarbageHeldBack];
-
-    /// Returns the Event's `reason`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::AgentSilent => "AgentSilent",
-            Self::ObjectMissing => "ObjectMissing",
-            Self::GarbageHeldBack => "GarbageHeldBack",
-        }
-    }
 
     /// Returns what the Event is about, when it is posted, and what to do; `docs/events.md` is generated from
     /// these.
@@ -89,36 +80,33 @@ impl EventRecorder {
         Self { cluster, instance, metrics, is_enabled, nodes, garbage }
     }
 
-    async fn may_post(&self, reason: Reason) -> bool {
-        let bucket = match reason {
-            Reason::AgentSilent | Reason::ObjectMissing => &self.nodes,
-            Reason::GarbageHeldBack => &self.garbage,
-        };
-        bucket.lock().await.take_now(Instant::now())
-    }
-
     /// Posts an Event. Returns false if it must be retried later because of the rate limit.
     pub(super) async fn post(&self, reason: Reason, regarding: Regarding<'_>, note: &str) -> bool {
         if !self.is_enabled {
             return true;
         }
-        if !self.may_post(reason).await {
+        let bucket = match reason {
+            Reason::AgentSilent | Reason::ObjectMissing => &self.nodes,
+            Reason::GarbageHeldBack => &self.garbage,
+        };
+        if !bucket.lock().await.take_now(Instant::now()) {
             return false;
         }
+        let name = format!("{reason:?}");
         let event = NewEvent {
             regarding,
             reporter: REPORTER,
             instance: &self.instance,
             action: "Control",
             warning: true,
-            reason: reason.name(),
+            reason: &name,
             note,
         };
         match self.cluster.create_event(event).await {
-            Ok(()) => self.metrics.event_posted(reason.name()),
+            Ok(()) => self.metrics.events.with([&name]).inc(),
             Err(error) => {
                 self.metrics.request_failed(&error);
-                debug!("cannot post the Event {}: {error}", reason.name());
+                debug!("cannot post the Event {name}: {error}");
             }
         }
         true
@@ -137,7 +125,7 @@ mod tests {
         let mut table = "| reason | type | about | when | what to do |\n|---|---|---|---|---|\n".to_owned();
         for reason in Reason::ALL {
             let (about, when, remedy) = reason.documentation();
-            writeln!(table, "| `{}` | Warning | {about} | {when} | {remedy} |", reason.name()).unwrap();
+            writeln!(table, "| `{reason:?}` | Warning | {about} | {when} | {remedy} |").unwrap();
         }
         generated::section("docs/events.md", "events of the controller", &table);
     }

@@ -23,7 +23,7 @@ const MAX_CLASSIFIED: usize = 500;
 const MAX_READ: usize = 50;
 
 /// The rules of garbage collection.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
     /// Interval between passes over all objects.
     pub interval: Duration,
@@ -34,15 +34,16 @@ pub struct Rules {
 }
 
 /// The state of garbage collection.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct GarbageCollector {
     rules: Rules,
     /// Nodes that were deleted, and when.
     deleted_nodes: BTreeMap<Box<str>, Instant>,
     /// Objects without a Node, and since when.
     orphans: BTreeMap<Box<str>, Instant>,
-    /// Other writers' objects without a Node that were read.
-    classified: BTreeMap<Box<str>, Classified>,
+    /// Other writers' objects without a Node that were read: in which version, and whether a scheduler reads
+    /// them as a Node's. Any other object stays even without a Node.
+    classified: BTreeMap<Box<str>, (String, bool)>,
     /// How often the deletion of an object failed.
     failures: BTreeMap<Box<str>, u32>,
     /// When objects were deleted, within the last interval.
@@ -52,14 +53,6 @@ pub(super) struct GarbageCollector {
     last_list: Option<(Instant, usize)>,
     /// Whether the last pass failed or did not delete all it should have.
     is_incomplete: bool,
-}
-
-/// Whether another writer's object describes a Node, as of this version.
-#[derive(Debug)]
-struct Classified {
-    version: String,
-    /// A scheduler reads it as a Node's. Any other object stays even without a Node.
-    describes_node: bool,
 }
 
 /// One pass over all objects, or over some.
@@ -111,28 +104,11 @@ pub(super) enum Doubt {
     /// The list of Nodes is unknown.
     NodesUnknown,
     /// There are objects but no Nodes.
-    NoNodes {
-        /// Number of objects.
-        objects: usize,
-    },
+    NoNodes { objects: usize },
     /// The cached list of Nodes differs too much from the API server's count.
-    CountsDiffer {
-        /// Number of cached Nodes.
-        cached: usize,
-        /// The API server's count.
-        counted: u64,
-    },
-    /// Too many objects would be deleted.
-    TooMany {
-        /// Objects without a Node.
-        orphans: usize,
-        /// Objects deleted within the last interval.
-        deleted: usize,
-        /// All objects.
-        objects: usize,
-        /// Percentage that may be deleted.
-        max_percent: u8,
-    },
+    CountsDiffer { cached: usize, counted: u64 },
+    /// Too many objects would be deleted; `deleted` counts those of the last interval.
+    TooMany { orphans: usize, deleted: usize, objects: usize, max_percent: u8 },
 }
 
 impl fmt::Display for Doubt {
@@ -161,17 +137,7 @@ impl fmt::Display for Doubt {
 impl GarbageCollector {
     /// Creates an empty state; the first pass is due at once.
     pub(super) fn new(rules: Rules) -> Self {
-        Self {
-            rules,
-            deleted_nodes: BTreeMap::new(),
-            orphans: BTreeMap::new(),
-            classified: BTreeMap::new(),
-            failures: BTreeMap::new(),
-            deletions: VecDeque::new(),
-            last_pass: None,
-            last_list: None,
-            is_incomplete: false,
-        }
+        Self { rules, ..Self::default() }
     }
 
     /// Returns the state for a new term as leader: empty, except for the deletions within the last interval.
@@ -268,13 +234,12 @@ impl GarbageCollector {
             return Some(true);
         }
         let classified = self.classified.get(meta.name.as_str());
-        classified.filter(|known| known.version == meta.version).map(|known| known.describes_node)
+        classified.filter(|(version, _)| *version == meta.version).map(|(_, describes_node)| *describes_node)
     }
 
     /// Records whether an object describes a Node.
     pub(super) fn classify(&mut self, meta: &NrtMeta, describes_node: bool) {
-        let version = meta.version.clone();
-        self.classified.insert(meta.name.as_str().into(), Classified { version, describes_node });
+        self.classified.insert(meta.name.as_str().into(), (meta.version.clone(), describes_node));
     }
 
     /// Decides what to do after a pass. `nodes` is the number of cached Nodes, `counted` the API server's
@@ -328,7 +293,7 @@ impl GarbageCollector {
         let mut failures = std::mem::take(&mut self.failures);
         for meta in orphans {
             if let Some((name, before)) = classified.remove_entry(meta.name.as_str())
-                && before.version == meta.version
+                && before.0 == meta.version
             {
                 self.classified.insert(name, before);
             }

@@ -90,13 +90,8 @@ fn claim(before: &LeaseSpec, identity: &str, now: MicroTime) -> LeaseSpec {
 }
 
 /// Returns the released claim, so that the next leader need not wait.
-fn released(before: &LeaseSpec, now: MicroTime) -> LeaseSpec {
-    LeaseSpec {
-        holder_identity: None,
-        lease_duration_seconds: Some(1),
-        renew_time: Some(now),
-        ..before.clone()
-    }
+fn released(before: LeaseSpec, now: MicroTime) -> LeaseSpec {
+    LeaseSpec { holder_identity: None, lease_duration_seconds: Some(1), renew_time: Some(now), ..before }
 }
 
 #[allow(clippy::disallowed_methods, reason = "for people only: it is never compared")]
@@ -176,7 +171,7 @@ impl LeaderElection {
             };
             let spec = lease.spec.take().unwrap_or_default();
             if spec.holder_identity.as_deref() == Some(&self.identity) {
-                lease.spec = Some(released(&spec, wall_clock()));
+                lease.spec = Some(released(spec, wall_clock()));
                 self.cluster.replace_lease(&self.namespace, lease).await?;
             }
             Ok::<(), ClusterError>(())
@@ -206,8 +201,7 @@ impl LeaderElection {
         {
             return Ok(true);
         }
-        let found = self.cluster.lease(&self.namespace, &self.name).await?;
-        let Some(lease) = found else {
+        let Some(lease) = self.cluster.lease(&self.namespace, &self.name).await? else {
             if !may_create(self.last_seen, Instant::now()) {
                 debug!("the Lease is gone");
                 return Ok(false);
@@ -219,12 +213,9 @@ impl LeaderElection {
         let now = Instant::now();
         self.last_seen = Some(now);
         let claim = Claim::observe(self.claim.take(), lease.spec.clone().unwrap_or_default(), now);
-        let holder = claim.holder(&self.identity, now);
+        let is_held_by_other = claim.holder(&self.identity, now) == Holder::Other;
         self.claim = Some(claim);
-        match holder {
-            Holder::Us | Holder::Nobody => self.write(lease).await,
-            Holder::Other => Ok(false),
-        }
+        if is_held_by_other { Ok(false) } else { self.write(lease).await }
     }
 
     async fn write(&mut self, mut lease: Lease) -> Result<bool, ClusterError> {
@@ -286,7 +277,7 @@ mod tests {
         let now = Instant::now();
         let bare = Claim::observe(None, LeaseSpec::default(), now);
         assert_eq!(bare.holder("a", now), Holder::Nobody);
-        let spec = released(&claim_of("b", "2026-01-01T00:00:00Z"), time("2026-01-01T00:00:05Z"));
+        let spec = released(claim_of("b", "2026-01-01T00:00:00Z"), time("2026-01-01T00:00:05Z"));
         assert_eq!(Claim::observe(None, spec, now).holder("a", now), Holder::Nobody);
     }
 

@@ -15,18 +15,18 @@ use crate::telemetry::registry::{
 pub(crate) struct Metrics {
     health: Arc<Health>,
     leader: Gauge,
-    errors: Family<2, Counter>,
-    events: Family<1, Counter>,
-    deleted: Counter,
-    held_back: Gauge,
-    nudges: Counter,
+    pub(super) errors: Family<2, Counter>,
+    pub(super) events: Family<1, Counter>,
+    pub(super) deleted: Counter,
+    pub(super) held_back: Gauge,
+    pub(super) nudges: Counter,
     last_pass: Family<1, Gauge>,
     nodes: Family<2, Gauge>,
     resources: Family<2, Gauge>,
     // Only the leader has these, and only while the value is known.
-    garbage: OptionalGauge,
-    rejected_pods: OptionalGauge,
-    daemon_set: OptionalGauge,
+    pub(super) garbage: OptionalGauge,
+    pub(super) rejected_pods: OptionalGauge,
+    pub(super) daemon_set: OptionalGauge,
     covered: OptionalGauge,
     silent: OptionalGauge,
     missing: OptionalGauge,
@@ -159,52 +159,11 @@ impl Metrics {
         self.errors.with(["request", error.kind()]).inc();
     }
 
-    pub(crate) fn watch_failed(&self) {
-        self.errors.with(["request", "watch"]).inc();
-    }
-
-    pub(crate) fn delete_failed(&self, error: &ClusterError) {
-        self.errors.with(["delete", error.kind()]).inc();
-    }
-
-    pub(crate) fn nudge_failed(&self, error: &ClusterError) {
-        self.errors.with(["nudge", error.kind()]).inc();
-    }
-
-    pub(crate) fn event_posted(&self, reason: &str) {
-        self.events.with([reason]).inc();
-    }
-
-    pub(crate) fn deleted(&self) {
-        self.deleted.inc();
-    }
-
     /// Records a garbage collection pass that found this many objects without a Node.
     pub(crate) fn garbage_pass(&self, objects: usize) {
-        self.garbage_objects(objects);
+        self.garbage.set(Some(objects as u64));
         self.last_pass.with(["garbage"]).set(unix_seconds());
         self.health.garbage_pass();
-    }
-
-    pub(crate) fn garbage_objects(&self, objects: usize) {
-        self.garbage.set(Some(objects as u64));
-    }
-
-    pub(crate) fn held_back(&self, is_held_back: bool) {
-        self.held_back.set(u64::from(is_held_back));
-    }
-
-    pub(crate) fn nudged(&self) {
-        self.nudges.inc();
-    }
-
-    /// Sets the number of pods that are pending because the scheduler plugin rejected nodes.
-    pub(crate) fn rejected_pods(&self, pods: usize) {
-        self.rejected_pods.set(Some(pods as u64));
-    }
-
-    pub(crate) fn daemon_set(&self, exists: bool) {
-        self.daemon_set.set(Some(u64::from(exists)));
     }
 
     /// Sets the numbers of covered and of silent Nodes; `None` if they are unknown.
@@ -257,7 +216,7 @@ mod tests {
     fn only_a_leader_has_metrics_of_the_fleet() {
         let (registry, metrics) = registered();
         metrics.leads(true);
-        metrics.held_back(true);
+        metrics.held_back.set(1);
         let totals = ResourceTotals { capacity: 3, allocatable: 2, available: 1 };
         let mut fleet = Fleet::new(None);
         fleet.nodes = [(("restricted", "pod"), 5)].into();
@@ -265,7 +224,7 @@ mod tests {
         fleet.foreign = 1;
         metrics.fleet(&fleet, Some(2));
         metrics.agents(Some((7, 1)));
-        metrics.rejected_pods(4);
+        metrics.rejected_pods.set(Some(4));
         let only_leaders = [
             ("numacast_fleet_nodes", r#"{policy="restricted",scope="pod"} 5"#),
             ("numacast_fleet_resources", r#"{resource="cpu",type="allocatable"} 2"#),

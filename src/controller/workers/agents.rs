@@ -57,7 +57,7 @@ impl Workers<'_> {
     }
 
     fn set_daemon_set(&self, daemon_set: DaemonSet) {
-        self.metrics.daemon_set(matches!(daemon_set, DaemonSet::Present { .. }));
+        self.metrics.daemon_set.set(Some(u64::from(matches!(daemon_set, DaemonSet::Present { .. }))));
         self.daemon_set.send_if_modified(|current| {
             let is_changed = *current != daemon_set;
             *current = daemon_set;
@@ -104,7 +104,7 @@ impl Workers<'_> {
                     self.state().agents.apply(reduced(event));
                 }
                 Err(error) => {
-                    self.metrics.watch_failed();
+                    self.metrics.errors.with(["request", "watch"]).inc();
                     log.warn(&error);
                     self.state().agents.failed(Instant::now());
                 }

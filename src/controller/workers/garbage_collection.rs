@@ -51,23 +51,8 @@ enum Outcome {
 #[derive(Debug, Default)]
 struct Failures {
     names: Vec<String>,
-    first_error: Option<String>,
+    first_error: Option<ClusterError>,
     in_a_row: usize,
-}
-
-impl Failures {
-    /// Records a failure. Returns true if the pass should end.
-    fn add(&mut self, name: &str, error: String) -> bool {
-        self.names.push(name.to_owned());
-        self.first_error.get_or_insert(error);
-        self.in_a_row += 1;
-        self.in_a_row >= MAX_FAILURES_IN_A_ROW
-    }
-
-    fn message(&self) -> Option<String> {
-        let (names, error) = (first_names(&self.names), self.first_error.as_ref()?);
-        Some(format!("objects of Nodes that are gone cannot be deleted ({names}): {error}"))
-    }
 }
 
 impl Workers<'_> {
@@ -135,12 +120,15 @@ impl Workers<'_> {
         let orphans = self.state().garbage.orphans();
         match is_over_all {
             true => self.metrics.garbage_pass(orphans),
-            false => self.metrics.garbage_objects(orphans),
+            false => self.metrics.garbage.set(Some(orphans as u64)),
         }
         match decision {
             Decision::HoldBack(doubt) => self.hold_back(&doubt, reported).await,
             Decision::Delete(metas) => {
-                self.resume(reported);
+                self.metrics.held_back.set(0);
+                if reported.doubt.reset() {
+                    info!("deletion of objects resumes");
+                }
                 self.delete(metas, reported).await?;
             }
         }
@@ -195,7 +183,7 @@ impl Workers<'_> {
     }
 
     async fn hold_back(&self, doubt: &Doubt, reported: &mut Reported) {
-        self.metrics.held_back(true);
+        self.metrics.held_back.set(1);
         let message = format!("no object is deleted: {doubt}");
         // Compare the kind of doubt only: its numbers change.
         if reported.doubt.is_new(discriminant(doubt)) {
@@ -210,13 +198,6 @@ impl Workers<'_> {
         }
     }
 
-    fn resume(&self, reported: &Reported) {
-        self.metrics.held_back(false);
-        if reported.doubt.reset() {
-            info!("deletion of objects resumes");
-        }
-    }
-
     /// Deletes objects one by one, checking each again. Those that fail are retried later.
     async fn delete(&self, metas: Vec<NrtMeta>, reported: &mut Reported) -> Result<(), ClusterError> {
         let due = metas.len();
@@ -225,7 +206,7 @@ impl Workers<'_> {
         }
         let outcome = self.delete_each(metas, reported).await;
         let left = self.state().garbage.orphans();
-        self.metrics.garbage_objects(left);
+        self.metrics.garbage.set(Some(left as u64));
         if self.settings.dry_run {
             // The object still exists in the next pass.
             self.state().garbage.retry_soon();
@@ -248,19 +229,22 @@ impl Workers<'_> {
                 Ok(Outcome::Unclassified) => self.state().garbage.retry_soon(),
                 // It was written meanwhile: its writer still exists.
                 Err(error) if error.is_conflict() => {
-                    self.metrics.delete_failed(&error);
+                    self.metrics.errors.with(["delete", error.kind()]).inc();
                     debug!("{} is kept for now: {error}", meta.name);
                     self.state().garbage.retry_soon();
                 }
                 Err(error) => {
-                    self.metrics.delete_failed(&error);
+                    self.metrics.errors.with(["delete", error.kind()]).inc();
                     self.state().garbage.deletion_failed(&meta.name);
                     if error.affects_every_call() {
                         result = Err(error);
                         break;
                     }
                     debug!("{} cannot be deleted: {error}", meta.name);
-                    if failures.add(&meta.name, error.to_string()) {
+                    failures.names.push(meta.name);
+                    failures.first_error.get_or_insert(error);
+                    failures.in_a_row += 1;
+                    if failures.in_a_row >= MAX_FAILURES_IN_A_ROW {
                         break;
                     }
                     continue;
@@ -268,8 +252,12 @@ impl Workers<'_> {
             }
             failures.in_a_row = 0;
         }
-        match failures.message() {
-            Some(message) => reported.deletions.warn(&message),
+        match failures.first_error {
+            Some(error) => {
+                let names = first_names(&failures.names);
+                let message = format!("objects of Nodes that are gone cannot be deleted ({names}): {error}");
+                reported.deletions.warn(&message);
+            }
             None if result.is_ok() => reported.deletions.recovered("all objects can be deleted again"),
             None => {}
         }
@@ -295,7 +283,7 @@ impl Workers<'_> {
         }
         if self.cluster.delete_topology(meta).await? {
             info!("deleted the object {name}: its Node is gone");
-            self.metrics.deleted();
+            self.metrics.deleted.inc();
         }
         self.state().garbage.object_deleted(name, Instant::now());
         Ok(Outcome::Deleted)

@@ -47,7 +47,7 @@ impl Workers<'_> {
                     self.apply_event(event, coverage, now);
                 }
                 Err(error) => {
-                    self.metrics.watch_failed();
+                    self.metrics.errors.with(["request", "watch"]).inc();
                     log.warn(&error);
                     self.state().nodes.failed(now);
                 }

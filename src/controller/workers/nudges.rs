@@ -9,7 +9,7 @@ use tracing::debug;
 
 use super::Workers;
 use crate::cluster::{ChangedObject, ClusterError, ListWatchEvent, ListWatchStream, UnscheduledPod};
-use crate::controller::nudge::{NudgePlan, Nudger};
+use crate::controller::nudge::Nudger;
 use crate::util::backoff::back_off;
 use crate::util::log_once::LogOnce;
 
@@ -48,17 +48,10 @@ struct Nudging<'a> {
 impl Workers<'_> {
     /// Nudges as planned, if there is a plan.
     pub(super) async fn nudge(&self) {
-        if let Some(plan) = self.settings.nudge {
-            Nudging::new(self, plan).run().await;
-        }
-    }
-}
-
-impl<'a> Nudging<'a> {
-    fn new(workers: &'a Workers<'a>, plan: NudgePlan) -> Self {
+        let Some(plan) = self.settings.nudge else { return };
         let now = Instant::now();
-        Self {
-            workers,
+        let mut nudging = Nudging {
+            workers: self,
             nudger: Nudger::new(plan),
             started: now,
             pending: BTreeSet::new(),
@@ -72,9 +65,12 @@ impl<'a> Nudging<'a> {
             pods_log: LogOnce::default(),
             objects_log: LogOnce::default(),
             nudges_log: LogOnce::default(),
-        }
+        };
+        nudging.run().await;
     }
+}
 
+impl Nudging<'_> {
     async fn run(&mut self) {
         let mut pods = self.workers.cluster.unscheduled_pods();
         loop {
@@ -133,7 +129,7 @@ impl<'a> Nudging<'a> {
     fn update_count(&mut self) {
         let pods = self.pending.len();
         self.nudger.set_pending(pods, self.started.elapsed());
-        self.workers.metrics.rejected_pods(pods);
+        self.workers.metrics.rejected_pods.set(Some(pods as u64));
     }
 
     fn apply_objects(&mut self, event: Result<ListWatchEvent<ChangedObject>, ClusterError>) {
@@ -174,26 +170,21 @@ impl<'a> Nudging<'a> {
             Ok(version) => {
                 debug!("nudged {name}: {} pods are pending because of the plugin", self.pending.len());
                 self.nudges_log.recovered("objects can be nudged again");
-                self.workers.metrics.nudged();
+                self.workers.metrics.nudges.inc();
                 (self.nudged, self.failures) = (version, 0);
                 self.nudger.nudged(self.started.elapsed());
             }
             Err(error) => {
-                self.workers.metrics.nudge_failed(&error);
+                self.workers.metrics.errors.with(["nudge", error.kind()]).inc();
                 if error.is_not_found() {
                     self.choose_another_object();
                 } else {
                     self.workers.metrics.request_failed(&error);
                     self.nudges_log.warn(&format!("rejected pods may be pending for longer: {error}"));
                 }
-                self.retry();
+                self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
             }
         }
-    }
-
-    /// Retries the nudge after a backoff.
-    fn retry(&mut self) {
-        self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
     }
 }
 
