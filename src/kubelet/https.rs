@@ -45,63 +45,6 @@ pub struct HttpsClient {
     timeout: Duration,
 }
 
-/// Why a request to the kubelet's HTTPS port failed. Every variant is one sentence.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[allow(
-    missing_docs,
-    reason = "`url` is the kubelet's, `path` the requested one, the rest is the cause or the other side's words"
-)]
-pub enum HttpsError {
-    /// The client cannot be built or used.
-    #[error("cannot ask the kubelet at {url}: {reason}")]
-    Unusable { url: String, reason: String },
-    /// The CA file is missing or contains no certificate.
-    #[error("cannot ask the kubelet at {url}: {}: {reason}; check `kubelet.caFile`", file.display())]
-    NoCa { url: String, file: PathBuf, reason: String },
-    /// The connection failed.
-    #[error("the kubelet at {url} cannot be reached: {reason}")]
-    Unreachable { url: String, reason: String },
-    /// No complete response within the deadline.
-    #[error("the kubelet at {url} did not answer GET {path} within {after:?}")]
-    Deadline { url: String, path: String, after: Duration },
-    /// The certificate is signed by an unknown CA.
-    #[error(
-        "the certificate of the kubelet at {url} is signed by an unknown CA: set `kubelet.caFile` to the CA of the \
-         nodes' serving certificates (for one that the kubelet made itself, its own `pki/kubelet.crt`)"
-    )]
-    UnknownCa { url: String },
-    /// The certificate is for another name.
-    #[error(
-        "the certificate of the kubelet at {url} has another name ({reason}): set `kubelet.serverName` to the one that \
-         it has, usually the node's"
-    )]
-    OtherName { url: String, reason: String },
-    /// The certificate is invalid for another reason.
-    #[error("the certificate of the kubelet at {url} cannot be accepted: {reason}")]
-    BadCertificate { url: String, reason: String },
-    /// The kubelet did not authenticate the agent (401).
-    #[error(
-        "the kubelet at {url} does not accept our credentials (401): it must authenticate tokens with the API server \
-         (authentication.webhook.enabled)"
-    )]
-    Unauthorized { url: String },
-    /// The agent is authenticated but not authorized (403) for `subresource` of the Node.
-    #[error(
-        "the kubelet at {url} refuses GET {path} ({message}): RBAC must allow `get` on nodes/{subresource}; kubelets \
-         before 1.33 require nodes/proxy for it, which numacast must not have"
-    )]
-    Forbidden { url: String, path: String, subresource: String, message: String },
-    /// Any other HTTP status.
-    #[error("the kubelet at {url} answers GET {path} with {code}: {message}")]
-    Status { url: String, path: String, code: u16, message: String },
-    /// The response exceeds the size limit, in bytes.
-    #[error("the kubelet at {url} answers GET {path} with more than {limit} bytes")]
-    TooLarge { url: String, path: String, limit: usize },
-    /// The response was truncated.
-    #[error("the answer of the kubelet at {url} to GET {path} broke off: {reason}")]
-    Truncated { url: String, path: String, reason: String },
-}
-
 impl fmt::Debug for HttpsClient {
     /// Leaves out the client, which contains a token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -114,10 +57,10 @@ impl HttpsClient {
     /// server. Its CA is used if the target has none. Does not connect yet; needs a tokio runtime.
     ///
     /// # Errors
-    /// [`HttpsError::Unusable`] and [`HttpsError::NoCa`].
-    pub fn new(cluster: &kube::Config, target: &HttpsTarget) -> Result<Self, HttpsError> {
+    /// One sentence, if the address is invalid or the CA file has no certificate.
+    pub fn new(cluster: &kube::Config, target: &HttpsTarget) -> Result<Self, String> {
         let url = format!("https://{}", Address { host: target.host.clone(), port: Some(target.port) });
-        let unusable = |reason: String| HttpsError::Unusable { url: url.clone(), reason };
+        let unusable = |reason: String| format!("cannot ask the kubelet at {url}: {reason}");
         let address: Uri = url.parse().map_err(|_| unusable("this is no address".into()))?;
         let mut config = kube::Config::new(address);
         config.auth_info = cluster.auth_info.clone();
@@ -125,18 +68,15 @@ impl HttpsClient {
         // The caller decides about retries.
         config.default_retry = false;
         config.connect_timeout = Some(target.timeout);
-        match &target.ca_file {
-            Some(file) => {
-                let no_ca = |reason| HttpsError::NoCa { url: url.clone(), file: file.clone(), reason };
-                check_ca(file).map_err(no_ca)?;
-                // Only the file is trusted; it is read again when it changes.
-                config.root_cert = Some(Vec::new());
-                config.root_cert_file = Some(file.clone());
-            }
-            None => {
-                config.root_cert.clone_from(&cluster.root_cert);
-                config.root_cert_file.clone_from(&cluster.root_cert_file);
-            }
+        if let Some(file) = &target.ca_file {
+            let no_ca = |reason| unusable(format!("{}: {reason}; check `kubelet.caFile`", file.display()));
+            check_ca(file).map_err(no_ca)?;
+            // Only the file is trusted; it is read again when it changes.
+            config.root_cert = Some(Vec::new());
+            config.root_cert_file = Some(file.clone());
+        } else {
+            config.root_cert.clone_from(&cluster.root_cert);
+            config.root_cert_file.clone_from(&cluster.root_cert_file);
         }
         let client = kube::Client::try_from(config).map_err(|error| unusable(chain(&error)))?;
         Ok(Self { client, url, timeout: target.timeout })
@@ -145,8 +85,8 @@ impl HttpsClient {
     /// Returns the body of the response to `GET path`, of at most `limit` bytes, within the deadline.
     ///
     /// # Errors
-    /// Any [`HttpsError`] but those of [`HttpsClient::new`].
-    pub async fn get(&self, path: &str, limit: usize) -> Result<Vec<u8>, HttpsError> {
+    /// One sentence about what failed and, if the operator can mend it, how.
+    pub async fn get(&self, path: &str, limit: usize) -> Result<Vec<u8>, String> {
         let mut body = Vec::new();
         self.stream(path, limit, |chunk| body.extend_from_slice(chunk)).await?;
         Ok(body)
@@ -161,63 +101,60 @@ impl HttpsClient {
         path: &str,
         limit: usize,
         sink: impl FnMut(&[u8]) + Send,
-    ) -> Result<(), HttpsError> {
-        match tokio::time::timeout(self.timeout, self.read(path, limit, sink)).await {
-            Ok(result) => result,
-            Err(_) => {
-                let (url, path) = (self.url.clone(), path.to_owned());
-                Err(HttpsError::Deadline { url, path, after: self.timeout })
-            }
-        }
+    ) -> Result<(), String> {
+        let (url, after) = (&self.url, self.timeout);
+        let late = |_| Err(format!("the kubelet at {url} did not answer GET {path} within {after:?}"));
+        tokio::time::timeout(after, self.read(path, limit, sink)).await.unwrap_or_else(late)
     }
 
-    async fn read(
-        &self,
-        path: &str,
-        limit: usize,
-        mut sink: impl FnMut(&[u8]) + Send,
-    ) -> Result<(), HttpsError> {
-        let (url, path) = (self.url.clone(), path.to_owned());
-        let unusable = |reason: String| HttpsError::Unusable { url: url.clone(), reason };
-        let request = Request::get(&path).body(Body::empty()).map_err(|error| unusable(error.to_string()))?;
+    async fn read(&self, path: &str, limit: usize, mut sink: impl FnMut(&[u8]) + Send) -> Result<(), String> {
+        let url = &self.url;
+        let request = Request::get(path).body(Body::empty());
+        let request = request.map_err(|error| format!("cannot ask the kubelet at {url}: {error}"))?;
         let response = self.client.send(request).await.map_err(|error| self.explain(&error))?;
         let (status, body) = (response.status(), response.into_body());
         if status != StatusCode::OK {
             // The error's text is optional: failing to read it is no failure.
             let text = Limited::new(body, ERROR_LIMIT).collect().await.map(|text| text.to_bytes());
             let text = String::from_utf8_lossy(&text.unwrap_or_default()).trim().to_owned();
-            return Err(status_error(url, path, status, text));
+            return Err(status_error(url, path, status, &text));
         }
         let mut body = Limited::new(body, limit);
         while let Some(frame) = body.frame().await {
-            match frame {
-                Ok(frame) => frame.data_ref().map_or((), |chunk| sink(chunk)),
-                Err(error) if error.is::<LengthLimitError>() => {
-                    return Err(HttpsError::TooLarge { url, path, limit });
+            let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
+                true => format!("the kubelet at {url} answers GET {path} with more than {limit} bytes"),
+                false => {
+                    format!("the answer of the kubelet at {url} to GET {path} broke off: {}", chain(&*error))
                 }
-                Err(error) => return Err(HttpsError::Truncated { url, path, reason: chain(&*error) }),
-            }
+            })?;
+            frame.data_ref().map_or((), |chunk| sink(chunk));
         }
         Ok(())
     }
 
     /// Returns the error for a request without a response.
-    fn explain(&self, error: &kube::Error) -> HttpsError {
-        let url = self.url.clone();
+    fn explain(&self, error: &kube::Error) -> String {
+        use rustls::Error::InvalidCertificate;
+        let url = &self.url;
         if let kube::Error::Auth(_) = error {
-            return HttpsError::Unusable { url, reason: chain(error) };
+            return format!("cannot ask the kubelet at {url}: {}", chain(error));
         }
+        let certificate = format!("the certificate of the kubelet at {url}");
         match tls_error(error) {
-            None => HttpsError::Unreachable { url, reason: chain(error) },
+            None => format!("the kubelet at {url} cannot be reached: {}", chain(error)),
             // A bad signature: the trusted CA has the same name but another key.
-            Some(rustls::Error::InvalidCertificate(
-                CertificateError::UnknownIssuer | CertificateError::BadSignature,
-            )) => HttpsError::UnknownCa { url },
-            Some(rustls::Error::InvalidCertificate(
+            Some(InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => format!(
+                "{certificate} is signed by an unknown CA: set `kubelet.caFile` to the CA of the nodes' serving \
+                 certificates (for one that the kubelet made itself, its own `pki/kubelet.crt`)"
+            ),
+            Some(InvalidCertificate(
                 reason
                 @ (CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }),
-            )) => HttpsError::OtherName { url, reason: reason.to_string() },
-            Some(error) => HttpsError::BadCertificate { url, reason: error.to_string() },
+            )) => format!(
+                "{certificate} has another name ({reason}): set `kubelet.serverName` to the one that it has, usually \
+                 the node's"
+            ),
+            Some(error) => format!("{certificate} cannot be accepted: {error}"),
         }
     }
 }
@@ -232,16 +169,22 @@ fn check_ca(file: &Path) -> Result<(), String> {
     }
 }
 
-fn status_error(url: String, path: String, status: StatusCode, message: String) -> HttpsError {
+fn status_error(url: &str, path: &str, status: StatusCode, message: &str) -> String {
     match status {
-        StatusCode::UNAUTHORIZED => HttpsError::Unauthorized { url },
+        StatusCode::UNAUTHORIZED => format!(
+            "the kubelet at {url} does not accept our credentials (401): it must authenticate tokens with the API \
+             server (authentication.webhook.enabled)"
+        ),
         StatusCode::FORBIDDEN => {
             // The kubelet authorizes by subresource, the first segment of the path (upstream:
             // `server/auth.go`).
-            let first = path.trim_start_matches('/').split(['/', '?']).next().unwrap_or_default();
-            HttpsError::Forbidden { url, subresource: first.to_owned(), path, message }
+            let subresource = path.trim_start_matches('/').split(['/', '?']).next().unwrap_or_default();
+            format!(
+                "the kubelet at {url} refuses GET {path} ({message}): RBAC must allow `get` on nodes/{subresource}; \
+                 kubelets before 1.33 require nodes/proxy for it, which numacast must not have"
+            )
         }
-        status => HttpsError::Status { url, path, code: status.as_u16(), message },
+        status => format!("the kubelet at {url} answers GET {path} with {}: {message}", status.as_u16()),
     }
 }
 

@@ -149,7 +149,7 @@ where
             reader.push(piece);
             work += start.elapsed();
         };
-        client.stream(PATH, MAX_BYTES, sink).await.map_err(|error| error.to_string())?;
+        client.stream(PATH, MAX_BYTES, sink).await?;
         let response = format!("the kubelet's response to GET {PATH}");
         let (pods, omitted) = reader.finish().map_err(|reason| format!("{response} is invalid: {reason}"))?;
         log_omitted(&self.omitted, &response, omitted.as_deref());

@@ -147,8 +147,8 @@ impl Drop for Queued<'_> {
 }
 
 impl SharedResponse {
-    /// Returns how long ago the kubelet created the socket this came from. Zero if the
-    /// clock was set back since, at most the machine's uptime.
+    /// Returns how long ago the kubelet created the socket this came from. Zero if the clock was set back
+    /// since, at most the machine's uptime.
     #[must_use]
     pub fn socket_age(&self) -> Duration {
         self.socket.age()

@@ -38,7 +38,7 @@ impl KubeletPort {
         };
         let (ca_file, server_name, timeout) = (self.ca_file.clone(), self.server_name.clone(), self.timeout);
         let target = HttpsTarget { host, port, ca_file, server_name, timeout };
-        HttpsClient::new(config, &target).map_err(|error| error.to_string())
+        HttpsClient::new(config, &target)
     }
 
     /// Returns the address and port that the Node reports.

@@ -204,7 +204,7 @@ fn endpoint(
         let (api_server, target) = (api_server.clone(), target.clone());
         async move {
             let config = api_server.config().ok_or("no credentials")?;
-            HttpsClient::new(config, &target).map_err(|error| error.to_string())
+            HttpsClient::new(config, &target)
         }
     };
     Ok(poll_pods(connect, INTERVAL, Wanted::default(), Arc::default()))

@@ -93,7 +93,7 @@ impl ConfigSources {
     /// Requests the configuration from the kubelet.
     pub(super) async fn request(&self, cluster: &Cluster) -> Result<ReadConfig, String> {
         let https = self.port.connect(cluster).await?;
-        let response = https.get("/configz", CONFIGZ_LIMIT).await.map_err(|error| error.to_string())?;
+        let response = https.get("/configz", CONFIGZ_LIMIT).await?;
         parse_configz(&response)
             .map_err(|error| format!("the kubelet's response to GET /configz cannot be parsed: {error}"))
     }

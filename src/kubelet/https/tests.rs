@@ -98,8 +98,8 @@ fn target(port: u16) -> HttpsTarget {
     }
 }
 
-fn error_of(response: Result<Vec<u8>, HttpsError>, port: u16) -> String {
-    let error = response.unwrap_err().to_string();
+fn error_of(response: Result<Vec<u8>, String>, port: u16) -> String {
+    let error = response.unwrap_err();
     error.replace(&format!("https://127.0.0.1:{port}"), "URL")
 }
 
@@ -107,7 +107,7 @@ fn error_of(response: Result<Vec<u8>, HttpsError>, port: u16) -> String {
 async fn the_token_is_sent_to_a_verified_kubelet_only() {
     let (ca, other) = (Ca::new(), Ca::new());
     let port = server(&ca, "127.0.0.1").await;
-    let token = |answer: Result<Vec<u8>, HttpsError>| String::from_utf8(answer.unwrap()).unwrap();
+    let token = |answer: Result<Vec<u8>, String>| String::from_utf8(answer.unwrap()).unwrap();
     let https = HttpsClient::new(&cluster(&ca), &target(port)).unwrap();
     assert_eq!(token(https.get("/token", 100).await), "authorization: Bearer secret");
     assert_eq!(format!("{https:?}"), format!("HttpsClient {{ url: \"https://127.0.0.1:{port}\", .. }}"));
@@ -128,7 +128,7 @@ async fn the_token_is_sent_to_a_verified_kubelet_only() {
     std::fs::write(&file, other.0.pem()).unwrap();
     let https = HttpsClient::new(&cluster(&ca), &with_file).unwrap();
     let error = https.get("/token", 100).await.unwrap_err();
-    assert!(matches!(error, HttpsError::UnknownCa { .. }), "only the file is trusted: {error}");
+    assert!(error.contains("signed by an unknown CA"), "only the file is trusted: {error}");
 }
 
 #[tokio::test]
@@ -187,7 +187,7 @@ async fn a_timeout_differs_from_a_refused_connection() {
 #[tokio::test]
 async fn an_unusable_target_is_an_error() {
     let ca = Ca::new();
-    let why = |target: &HttpsTarget| HttpsClient::new(&cluster(&ca), target).unwrap_err().to_string();
+    let why = |target: &HttpsTarget| HttpsClient::new(&cluster(&ca), target).unwrap_err();
     let missing = HttpsTarget { ca_file: Some("/nowhere/ca.crt".into()), ..target(1) };
     assert_eq!(
         why(&missing),
