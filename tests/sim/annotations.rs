@@ -23,7 +23,7 @@ use crate::support::Node;
 const GPUS: &str = "scheduling.koordinator.sh/device-allocated";
 
 /// A proxy between a simulated kubelet and a client.
-struct World {
+struct Environment {
     node: Node,
     server: ApiServer,
     metrics: Registry,
@@ -35,7 +35,7 @@ struct World {
     task: JoinHandle<()>,
 }
 
-impl World {
+impl Environment {
     async fn start(change: impl FnOnce(&mut Settings)) -> Self {
         let server = ApiServer::start_on_any_port(0).await.unwrap();
         server.add_node("worker").unwrap();
@@ -129,15 +129,15 @@ fn gpu(id: &str) -> String {
 }
 
 /// Ends the proxy's watch of pods, and makes new ones hang.
-async fn stop_watch(world: &World) {
-    world.server.inject(Rule {
+async fn stop_watch(env: &Environment) {
+    env.server.inject(Rule {
         verb: Some("watch"),
         resource: Some("pods"),
         times: None,
         fault: Fault::Hang,
     });
-    world.server.cut_connections();
-    while world.server.watchers(&PODS) > 0 {
+    env.server.cut_connections();
+    while env.server.watchers(&PODS) > 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -148,17 +148,17 @@ async fn a_scan_fails_while_the_annotated_devices_are_unknown() {
     server.add_node("worker").unwrap();
     let get = Rule { verb: Some("get"), resource: Some("devices"), times: None, fault: Fault::Status(500) };
     server.inject(get);
-    let mut world = World::with_server(server, |_| {});
-    world.start_pod("a", Some(&gpu("GPU-1"))).await;
+    let mut env = Environment::with_server(server, |_| {});
+    env.start_pod("a", Some(&gpu("GPU-1"))).await;
     for depth in [Depth::Everything, Depth::Usage] {
-        let scan = world.reader.scan(depth, &Arc::default()).await;
+        let scan = env.reader.scan(depth, &Arc::default()).await;
         let fails = matches!(scan, Err(ScanError::AnnotationsUnknown));
         assert!(fails, "GPU-1 would be reported as available: {scan:?}");
     }
-    world.server.clear_faults();
-    let mut world = world.synced().await;
+    env.server.clear_faults();
+    let mut env = env.synced().await;
     let scan = loop {
-        match world.reader.scan(Depth::Usage, &Arc::default()).await {
+        match env.reader.scan(Depth::Usage, &Arc::default()).await {
             // The proxy is ready before the Device is read again.
             Err(ScanError::AnnotationsUnknown) => tokio::time::sleep(Duration::from_millis(10)).await,
             scan => break scan.unwrap(),
@@ -168,47 +168,47 @@ async fn a_scan_fails_while_the_annotated_devices_are_unknown() {
     assert!(
         containers.flat_map(|container| &container.devices).any(|group| group.ids.contains(&"GPU-1".into()))
     );
-    world.stop().await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn responses_contain_annotated_devices() {
-    let world = World::start(|_| {}).await.synced().await;
-    world.start_pod("a", Some(&gpu("GPU-1"))).await;
-    world.start_pod("b", None).await;
+    let env = Environment::start(|_| {}).await.synced().await;
+    env.start_pod("a", Some(&gpu("GPU-1"))).await;
+    env.start_pod("b", None).await;
     let with_plugin = PodSpec::new("c").devices("example.com/nic", 1);
-    world.server.put(&PODS, object("c", Some(&gpu("GPU-2")))).unwrap();
-    world.node.kubelet.start_pod(with_plugin).await.unwrap();
-    let all = world.list().await.unwrap();
+    env.server.put(&PODS, object("c", Some(&gpu("GPU-2")))).unwrap();
+    env.node.kubelet.start_pod(with_plugin).await.unwrap();
+    let all = env.list().await.unwrap();
     let expected =
         ["a/main nvidia.com/gpu GPU-1", "c/main example.com/nic nic-0", "c/main nvidia.com/gpu GPU-2"];
     assert_eq!(all, expected);
     let get = |name: &str| Request::Get { namespace: "default".to_owned(), name: name.to_owned() };
-    assert_eq!(world.send(get("a")).await.unwrap(), ["a/main nvidia.com/gpu GPU-1"]);
-    assert_eq!(world.send(get("c")).await.unwrap(), all[1..]);
-    assert!(world.send(get("b")).await.unwrap().is_empty());
-    let missing = world.send(get("x")).await.unwrap_err();
+    assert_eq!(env.send(get("a")).await.unwrap(), ["a/main nvidia.com/gpu GPU-1"]);
+    assert_eq!(env.send(get("c")).await.unwrap(), all[1..]);
+    assert!(env.send(get("b")).await.unwrap().is_empty());
+    let missing = env.send(get("x")).await.unwrap_err();
     assert_eq!(missing, (Code::Unknown, "pod x in namespace default not found".to_owned()));
-    assert_eq!(world.sample(r#"numacast_proxy_annotated_devices{state="merged"}"#), "2");
+    assert_eq!(env.sample(r#"numacast_proxy_annotated_devices{state="merged"}"#), "2");
     // A terminated pod has no devices although its annotation remains.
     let mut terminated = object("a", Some(&gpu("GPU-1")));
     terminated["status"]["phase"] = "Succeeded".into();
-    world.server.put(&PODS, terminated).unwrap();
-    while world.list().await.unwrap().len() > 2 {}
-    world.stop().await;
+    env.server.put(&PODS, terminated).unwrap();
+    while env.list().await.unwrap().len() > 2 {}
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn an_unknown_pod_is_looked_up() {
-    let world = World::start(|settings| settings.wait = Duration::from_secs(3600)).await.synced().await;
-    stop_watch(&world).await;
-    world.start_pod("late", Some(&gpu("GPU-7"))).await;
-    assert_eq!(world.list().await.unwrap(), ["late/main nvidia.com/gpu GPU-7"]);
+    let env = Environment::start(|settings| settings.wait = Duration::from_secs(3600)).await.synced().await;
+    stop_watch(&env).await;
+    env.start_pod("late", Some(&gpu("GPU-7"))).await;
+    assert_eq!(env.list().await.unwrap(), ["late/main nvidia.com/gpu GPU-7"]);
     // A pod that the API server does not have is not waited for.
-    world.node.kubelet.start_pod(PodSpec::new("static")).await.unwrap();
-    assert_eq!(world.list().await.unwrap(), ["late/main nvidia.com/gpu GPU-7"]);
-    assert_eq!(world.sample("numacast_proxy_unknown_pods"), "0");
-    world.stop().await;
+    env.node.kubelet.start_pod(PodSpec::new("static")).await.unwrap();
+    assert_eq!(env.list().await.unwrap(), ["late/main nvidia.com/gpu GPU-7"]);
+    assert_eq!(env.sample("numacast_proxy_unknown_pods"), "0");
+    env.stop().await;
 }
 
 #[tokio::test]
@@ -224,17 +224,17 @@ async fn a_terminated_pod_is_looked_up_only_while_it_is_being_deleted() {
         server.put(&PODS, terminated).unwrap();
     }
     let long_wait = |settings: &mut Settings| settings.wait = Duration::from_secs(3600);
-    let world = World::with_server(server, long_wait).synced().await;
+    let env = Environment::with_server(server, long_wait).synced().await;
     // Kubelets before 1.34 list terminated pods.
     for name in ["done", "rejected", "deleting"] {
-        world.node.kubelet.start_pod(PodSpec::new(name)).await.unwrap();
+        env.node.kubelet.start_pod(PodSpec::new(name)).await.unwrap();
     }
-    assert!(world.list().await.unwrap().is_empty());
-    let requests = world.server.requests(&PODS).into_iter();
+    assert!(env.list().await.unwrap().is_empty());
+    let requests = env.server.requests(&PODS).into_iter();
     let queries: Vec<String> = requests.map(|request| request.query).collect();
     let times = |name: &str| queries.iter().filter(|query| query.contains(&format!("name%3D{name}"))).count();
     assert_eq!(["done", "rejected", "deleting"].map(times), [0, 0, 1], "{queries:?}");
-    world.stop().await;
+    env.stop().await;
 }
 
 #[tokio::test]
@@ -244,14 +244,14 @@ async fn a_pod_that_cannot_be_looked_up_is_waited_for_once() {
             settings.wait = Duration::from_millis(200);
             settings.fail_closed = fail_closed;
         };
-        let world = World::start(settings).await.synced().await;
-        world.start_pod("known", Some(&gpu("GPU-1"))).await;
-        assert_eq!(world.list().await.unwrap(), ["known/main nvidia.com/gpu GPU-1"]);
-        stop_watch(&world).await;
+        let env = Environment::start(settings).await.synced().await;
+        env.start_pod("known", Some(&gpu("GPU-1"))).await;
+        assert_eq!(env.list().await.unwrap(), ["known/main nvidia.com/gpu GPU-1"]);
+        stop_watch(&env).await;
         let hang = Rule { verb: Some("list"), resource: Some("pods"), times: None, fault: Fault::Hang };
-        world.server.inject(hang);
-        world.start_pod("late", Some(&gpu("GPU-7"))).await;
-        let response = world.list().await;
+        env.server.inject(hang);
+        env.start_pod("late", Some(&gpu("GPU-7"))).await;
+        let response = env.list().await;
         match fail_closed {
             false => assert_eq!(response.unwrap(), ["known/main nvidia.com/gpu GPU-1"]),
             true => {
@@ -260,17 +260,17 @@ async fn a_pod_that_cannot_be_looked_up_is_waited_for_once() {
                 assert!(text.contains("the kubelet lists 1 unknown pods"), "{text}");
                 // A request for a known pod is served.
                 let known = Request::Get { namespace: "default".to_owned(), name: "known".to_owned() };
-                assert_eq!(world.send(known).await.unwrap(), ["known/main nvidia.com/gpu GPU-1"]);
+                assert_eq!(env.send(known).await.unwrap(), ["known/main nvidia.com/gpu GPU-1"]);
             }
         }
-        assert_eq!(world.sample("numacast_proxy_unknown_pods"), "1");
-        world.server.clear_faults();
-        world.server.cut_connections();
+        assert_eq!(env.sample("numacast_proxy_unknown_pods"), "1");
+        env.server.clear_faults();
+        env.server.cut_connections();
         let both = ["known/main nvidia.com/gpu GPU-1", "late/main nvidia.com/gpu GPU-7"];
-        while world.list().await.ok().is_none_or(|all| all != both) {
+        while env.list().await.ok().is_none_or(|all| all != both) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        world.stop().await;
+        env.stop().await;
     }
 }
 
@@ -281,27 +281,27 @@ async fn the_last_known_annotations_are_used_for_a_limited_time() {
             settings.last_known = Duration::from_secs(2);
             settings.fail_closed = fail_closed;
         };
-        let world = World::start(settings).await.synced().await;
-        world.start_pod("a", Some(&gpu("GPU-1"))).await;
-        assert_eq!(world.list().await.unwrap().len(), 1);
-        assert_eq!(world.sample("numacast_proxy_passing_through"), "0");
-        world.server.stop();
-        assert_eq!(world.list().await.unwrap().len(), 1, "the last known annotations");
+        let env = Environment::start(settings).await.synced().await;
+        env.start_pod("a", Some(&gpu("GPU-1"))).await;
+        assert_eq!(env.list().await.unwrap().len(), 1);
+        assert_eq!(env.sample("numacast_proxy_passing_through"), "0");
+        env.server.stop();
+        assert_eq!(env.list().await.unwrap().len(), 1, "the last known annotations");
         loop {
-            match world.list().await {
+            match env.list().await {
                 Ok(all) if all.is_empty() && !fail_closed => break,
                 Err((Code::Unavailable, text)) if fail_closed && text.contains("for too long") => break,
                 Ok(all) => assert_eq!(all.len(), 1),
                 Err(error) => panic!("{error:?}"),
             }
         }
-        assert_eq!(world.sample("numacast_proxy_passing_through"), "1");
-        world.server.resume().await.unwrap();
-        while world.list().await.ok().is_none_or(|all| all.is_empty()) {
+        assert_eq!(env.sample("numacast_proxy_passing_through"), "1");
+        env.server.resume().await.unwrap();
+        while env.list().await.ok().is_none_or(|all| all.is_empty()) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        assert_eq!(world.sample("numacast_proxy_passing_through"), "0");
-        world.stop().await;
+        assert_eq!(env.sample("numacast_proxy_passing_through"), "0");
+        env.stop().await;
     }
 }
 
@@ -311,23 +311,23 @@ async fn before_the_first_sync_responses_are_passed_through_or_rejected() {
         let server = ApiServer::start_on_any_port(0).await.unwrap();
         server.add_node("worker").unwrap();
         server.set_denied("list", "pods", true);
-        let world = World::with_server(server, |settings| {
+        let env = Environment::with_server(server, |settings| {
             settings.wait = Duration::from_millis(50);
             settings.fail_closed = fail_closed;
         });
-        world.start_pod("a", Some(&gpu("GPU-1"))).await;
-        match world.list().await {
+        env.start_pod("a", Some(&gpu("GPU-1"))).await;
+        match env.list().await {
             Ok(all) => assert!(all.is_empty() && !fail_closed, "{all:?}"),
             Err((code, text)) => {
                 assert!(fail_closed && code == Code::Unavailable && text.contains("yet"), "{code:?} {text}");
             }
         }
-        assert_eq!(world.sample("numacast_proxy_passing_through"), "1");
-        assert!(!world.health.ready().is_empty());
-        world.server.set_denied("list", "pods", false);
-        while world.list().await.ok().is_none_or(|all| all.is_empty()) {
+        assert_eq!(env.sample("numacast_proxy_passing_through"), "1");
+        assert!(!env.health.ready().is_empty());
+        env.server.set_denied("list", "pods", false);
+        while env.list().await.ok().is_none_or(|all| all.is_empty()) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        world.stop().await;
+        env.stop().await;
     }
 }

@@ -13,8 +13,8 @@ use numacast::topology::Exclude;
 use numacast::util::glob::PodPattern;
 use serde_json::{Value, json};
 
+use crate::environment::{Environment, api_server, quick};
 use crate::support::Node;
-use crate::world::{World, api_server, quick};
 
 const GIB: u64 = 1 << 30;
 
@@ -32,7 +32,7 @@ async fn start(
     consumer: Consumer,
     configure: impl FnOnce(&mut Config),
     change: impl FnOnce(&mut Settings),
-) -> World {
+) -> Environment {
     let choose = |config: &mut Config| {
         config.consumer = consumer;
         configure(config);
@@ -41,122 +41,122 @@ async fn start(
         with_default_mounts(settings);
         change(settings);
     };
-    let world = World::configured(Node::with(quick()), api_server().await, choose, change);
-    world.converges().await;
-    world
+    let env = Environment::configured(Node::with(quick()), api_server().await, choose, change);
+    env.converges().await;
+    env
 }
 
-async fn world(consumer: Consumer) -> World {
-    world_with(consumer, |_| {}).await
+async fn start_idle(consumer: Consumer) -> Environment {
+    start_idle_with(consumer, |_| {}).await
 }
 
-/// As [`world`], with settings that no configuration can express.
-async fn world_with(consumer: Consumer, change: impl FnOnce(&mut Settings)) -> World {
-    let world = start(consumer, |_| {}, change).await;
-    idle(&world).await;
-    world
+/// As [`start_idle`], with settings that no configuration can express.
+async fn start_idle_with(consumer: Consumer, change: impl FnOnce(&mut Settings)) -> Environment {
+    let env = start(consumer, |_| {}, change).await;
+    idle(&env).await;
+    env
 }
 
 /// Waits until the kubelet gets no more requests, and returns the number of Lists by then.
-async fn idle(world: &World) -> u64 {
+async fn idle(env: &Environment) -> u64 {
     loop {
-        let before = world.node.kubelet.calls().list;
+        let before = env.node.kubelet.calls().list;
         tokio::time::sleep(Duration::from_millis(300)).await;
-        if world.node.kubelet.calls().list == before {
+        if env.node.kubelet.calls().list == before {
             return before;
         }
     }
 }
 
 /// Returns the object in the API server as JSON.
-fn published(world: &World) -> String {
-    serde_json::to_string(&world.server.topology("worker").unwrap()).unwrap()
+fn published(env: &Environment) -> String {
+    serde_json::to_string(&env.server.topology("worker").unwrap()).unwrap()
 }
 
 #[tokio::test]
 async fn allocations_and_releases_are_published_for_every_consumer() {
     for consumer in CONSUMERS {
-        let world = world(consumer).await;
+        let env = start_idle(consumer).await;
         let pod = PodSpec::guaranteed("a", 2, GIB);
-        world.put_pod(&pod, "Pending");
+        env.put_pod(&pod, "Pending");
         // The kubelet needs some time, and neither a checkpoint nor a poll shows when it has admitted the
         // pod.
         tokio::time::sleep(Duration::from_millis(30)).await;
-        world.node.kubelet.start_pod(pod.clone()).await.unwrap();
-        world.converges().await;
-        world.put_pod(&pod, "Running");
-        assert!(world.node.kubelet.stop_pod("default", "a"));
-        assert!(world.server.delete(&PODS, "default", "a"));
-        world.converges().await;
-        world.stop().await;
+        env.node.kubelet.start_pod(pod.clone()).await.unwrap();
+        env.converges().await;
+        env.put_pod(&pod, "Running");
+        assert!(env.node.kubelet.stop_pod("default", "a"));
+        assert!(env.server.delete(&PODS, "default", "a"));
+        env.converges().await;
+        env.stop().await;
     }
 }
 
 #[tokio::test]
 async fn lists_are_repeated_until_a_bound_pod_is_listed() {
     for consumer in CONSUMERS {
-        let world = world(consumer).await;
-        let before = world.node.kubelet.calls().list;
+        let env = start_idle(consumer).await;
+        let before = env.node.kubelet.calls().list;
         let pod = PodSpec::guaranteed("a", 2, GIB);
-        world.put_pod(&pod, "Pending");
-        world.wait_for_lists(before + 3).await;
-        world.node.kubelet.start_pod(pod.clone()).await.unwrap();
-        world.converges().await;
-        let shown = world.node.kubelet.calls().list;
-        let after = idle(&world).await;
+        env.put_pod(&pod, "Pending");
+        env.wait_for_lists(before + 3).await;
+        env.node.kubelet.start_pod(pod.clone()).await.unwrap();
+        env.converges().await;
+        let shown = env.node.kubelet.calls().list;
+        let after = idle(&env).await;
         assert!(after <= shown + 1, "{consumer:?}: {shown} Lists, then {after}");
-        world.stop().await;
+        env.stop().await;
     }
 }
 
 #[tokio::test]
 async fn pods_without_exclusive_resources_cause_no_lists() {
     for consumer in CONSUMERS {
-        let world = world(consumer).await;
-        let before = world.node.kubelet.calls().list;
-        world.put_pod(&PodSpec::new("modest"), "Pending");
-        assert_eq!(idle(&world).await, before, "{consumer:?}");
-        world.stop().await;
+        let env = start_idle(consumer).await;
+        let before = env.node.kubelet.calls().list;
+        env.put_pod(&PodSpec::new("modest"), "Pending");
+        assert_eq!(idle(&env).await, before, "{consumer:?}");
+        env.stop().await;
     }
 }
 
 #[tokio::test]
 async fn only_the_overreserving_cache_gets_a_fingerprint() {
     for consumer in CONSUMERS {
-        let world = world(consumer).await;
+        let env = start_idle(consumer).await;
         let overreserving = consumer == Consumer::SchedulerPlugins;
-        let object = published(&world);
+        let object = published(&env);
         assert_eq!(object.contains("nodeTopologyPodsFingerprint"), overreserving, "{consumer:?}: {object}");
-        let mut changes = world.server.changes();
-        let before = world.server.writes().changes;
-        world.put_pod(&PodSpec::new("modest"), "Pending");
-        world.put_pod(&PodSpec::new("modest"), "Running");
+        let mut changes = env.server.changes();
+        let before = env.server.writes().changes;
+        env.put_pod(&PodSpec::new("modest"), "Pending");
+        env.put_pod(&PodSpec::new("modest"), "Running");
         tokio::time::sleep(Duration::from_millis(500)).await;
-        assert_eq!(world.server.writes().changes, before + u64::from(overreserving), "{consumer:?}");
+        assert_eq!(env.server.writes().changes, before + u64::from(overreserving), "{consumer:?}");
         // No fingerprint is withheld.
         while let Ok(change) = changes.try_recv() {
             let is_withheld = change.object.to_string().contains("0000000000000000");
             assert!(change.kind != &TOPOLOGIES || !is_withheld, "{}", change.object);
         }
-        world.stop().await;
+        env.stop().await;
     }
 }
 
 /// The consumers that read the object directly, without an overreserving cache.
 const DIRECT: [Consumer; 2] = [Consumer::SchedulerPluginsDirect, Consumer::Kai];
 
-fn free(world: &World) -> [u64; 2] {
-    [0, 1].map(|zone| world.available(zone, "cpu"))
+fn free(env: &Environment) -> [u64; 2] {
+    [0, 1].map(|zone| env.available(zone, "cpu"))
 }
 
 /// Waits until this number of CPUs is available in each zone.
-async fn wait_for_free(world: &World, cpus: [u64; 2]) {
-    world.wait_for(|| (free(world) == cpus).then_some(())).await;
+async fn wait_for_free(env: &Environment, cpus: [u64; 2]) {
+    env.wait_for(|| (free(env) == cpus).then_some(())).await;
 }
 
 /// Returns the value of one of the agent's metrics.
-fn metric(world: &World, series: &str) -> Option<String> {
-    let text = world.metrics.encode();
+fn metric(env: &Environment, series: &str) -> Option<String> {
+    let text = env.metrics.encode();
     text.lines().find_map(|line| Some(line.strip_prefix(series)?.strip_prefix(' ')?.to_owned()))
 }
 
@@ -167,174 +167,174 @@ fn db(name: &str) -> PodSpec {
 #[tokio::test]
 async fn requests_of_a_bound_pod_are_reserved_in_every_zone_until_it_is_listed() {
     for consumer in DIRECT {
-        let world = world(consumer).await;
-        let ([one, other], writes) = (free(&world), world.server.writes().changes);
-        let memory = world.available(1, "memory");
-        world.put_pod(&db("a"), "Pending");
-        wait_for_free(&world, [one - 2, other - 2]).await;
-        assert_eq!(world.available(1, "memory"), memory - GIB);
-        assert_eq!(metric(&world, r#"numacast_reserved_resources{resource="cpu"}"#).as_deref(), Some("2"));
-        world.node.kubelet.start_pod(db("a").on([1])).await.unwrap();
-        world.converges().await;
-        assert_eq!(free(&world), [one, other - 2]);
-        assert_eq!(world.server.writes().changes, writes + 2, "{consumer:?}: the binding and the allocation");
-        assert_eq!(metric(&world, r#"numacast_reserved_resources{resource="cpu"}"#), None);
-        world.put_pod(&db("a"), "Running");
-        assert!(world.node.kubelet.stop_pod("default", "a"));
-        assert!(world.server.delete(&PODS, "default", "a"));
-        world.converges().await;
-        assert_eq!(world.server.writes().changes, writes + 3, "{consumer:?}: the release");
-        world.stop().await;
+        let env = start_idle(consumer).await;
+        let ([one, other], writes) = (free(&env), env.server.writes().changes);
+        let memory = env.available(1, "memory");
+        env.put_pod(&db("a"), "Pending");
+        wait_for_free(&env, [one - 2, other - 2]).await;
+        assert_eq!(env.available(1, "memory"), memory - GIB);
+        assert_eq!(metric(&env, r#"numacast_reserved_resources{resource="cpu"}"#).as_deref(), Some("2"));
+        env.node.kubelet.start_pod(db("a").on([1])).await.unwrap();
+        env.converges().await;
+        assert_eq!(free(&env), [one, other - 2]);
+        assert_eq!(env.server.writes().changes, writes + 2, "{consumer:?}: the binding and the allocation");
+        assert_eq!(metric(&env, r#"numacast_reserved_resources{resource="cpu"}"#), None);
+        env.put_pod(&db("a"), "Running");
+        assert!(env.node.kubelet.stop_pod("default", "a"));
+        assert!(env.server.delete(&PODS, "default", "a"));
+        env.converges().await;
+        assert_eq!(env.server.writes().changes, writes + 3, "{consumer:?}: the release");
+        env.stop().await;
     }
 }
 
 #[tokio::test]
 async fn reservations_need_no_response_of_the_kubelet() {
     for consumer in DIRECT {
-        let world = world(consumer).await;
-        let [one, other] = free(&world);
-        world.node.kubelet.fail_next(Call::List, 1000, &Fault::Hang);
+        let env = start_idle(consumer).await;
+        let [one, other] = free(&env);
+        env.node.kubelet.fail_next(Call::List, 1000, &Fault::Hang);
         // The agent's List for this pod hangs.
-        world.put_pod(&db("a"), "Pending");
-        wait_for_free(&world, [one - 2, other - 2]).await;
-        world.wait_for_lists(world.node.kubelet.calls().list).await;
-        world.put_pod(&db("b"), "Pending");
-        wait_for_free(&world, [one - 4, other - 4]).await;
-        world.stop().await;
+        env.put_pod(&db("a"), "Pending");
+        wait_for_free(&env, [one - 2, other - 2]).await;
+        env.wait_for_lists(env.node.kubelet.calls().list).await;
+        env.put_pod(&db("b"), "Pending");
+        wait_for_free(&env, [one - 4, other - 4]).await;
+        env.stop().await;
     }
 }
 
 #[tokio::test]
 async fn a_reservation_ends_with_the_deletion_or_rejection_of_its_pod() {
     for consumer in DIRECT {
-        let world = world(consumer).await;
-        let [one, other] = free(&world);
-        world.put_pod(&db("deleted"), "Pending");
-        world.put_pod(&db("rejected"), "Pending");
-        wait_for_free(&world, [one - 4, other - 4]).await;
-        world.put_pod(&db("rejected"), "Failed");
-        wait_for_free(&world, [one - 2, other - 2]).await;
-        assert!(world.server.delete(&PODS, "default", "deleted"));
-        wait_for_free(&world, [one, other]).await;
+        let env = start_idle(consumer).await;
+        let [one, other] = free(&env);
+        env.put_pod(&db("deleted"), "Pending");
+        env.put_pod(&db("rejected"), "Pending");
+        wait_for_free(&env, [one - 4, other - 4]).await;
+        env.put_pod(&db("rejected"), "Failed");
+        wait_for_free(&env, [one - 2, other - 2]).await;
+        assert!(env.server.delete(&PODS, "default", "deleted"));
+        wait_for_free(&env, [one, other]).await;
         // A pod that requests more than the node has: nothing is available until it is deleted.
-        world.put_pod(&PodSpec::guaranteed("large", 100, GIB), "Pending");
-        wait_for_free(&world, [0, 0]).await;
-        assert!(world.server.delete(&PODS, "default", "large"));
-        wait_for_free(&world, [one, other]).await;
-        world.converges().await;
-        world.stop().await;
+        env.put_pod(&PodSpec::guaranteed("large", 100, GIB), "Pending");
+        wait_for_free(&env, [0, 0]).await;
+        assert!(env.server.delete(&PODS, "default", "large"));
+        wait_for_free(&env, [one, other]).await;
+        env.converges().await;
+        env.stop().await;
     }
 }
 
 #[tokio::test]
 async fn a_reservation_times_out() {
-    let world = world_with(Consumer::Kai, |settings| {
+    let env = start_idle_with(Consumer::Kai, |settings| {
         settings.gate.give_up_after = Duration::from_millis(700);
     })
     .await;
-    let [one, other] = free(&world);
-    world.put_pod(&db("lost"), "Pending");
-    wait_for_free(&world, [one - 2, other - 2]).await;
-    wait_for_free(&world, [one, other]).await;
+    let [one, other] = free(&env);
+    env.put_pod(&db("lost"), "Pending");
+    wait_for_free(&env, [one - 2, other - 2]).await;
+    wait_for_free(&env, [one, other]).await;
     let is_reported = || {
-        let events = world.server.list(&EVENTS, "default");
+        let events = env.server.list(&EVENTS, "default");
         let is_lost = |event: &Value| {
             event["reason"] == "PodAdmissionTimeout" && event["note"].to_string().contains("default/lost")
         };
         events.iter().any(|event| is_lost(event)).then_some(())
     };
-    world.wait_for(is_reported).await;
-    assert_eq!(metric(&world, "numacast_pod_admission_timeouts_total").as_deref(), Some("1"));
-    world.stop().await;
+    env.wait_for(is_reported).await;
+    assert_eq!(metric(&env, "numacast_pod_admission_timeouts_total").as_deref(), Some("1"));
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn the_first_write_after_a_restart_reserves_for_pods_bound_meanwhile() {
     for consumer in DIRECT {
-        let world = world(consumer).await;
-        let [one, other] = free(&world);
-        let world = world.kill_agent().await;
-        world.put_pod(&db("a"), "Pending");
+        let env = start_idle(consumer).await;
+        let [one, other] = free(&env);
+        let env = env.kill_agent().await;
+        env.put_pod(&db("a"), "Pending");
         // The kubelet knows the pod but has not allocated anything to it yet.
-        world.node.kubelet.add_pod(db("a")).unwrap();
-        let mut changes = world.server.changes();
+        env.node.kubelet.add_pod(db("a")).unwrap();
+        let mut changes = env.server.changes();
         let choose = |config: &mut Config| config.consumer = consumer;
-        let world = world.restart_agent_configured(choose, with_default_mounts);
-        wait_for_free(&world, [one - 2, other - 2]).await;
+        let env = env.restart_agent_configured(choose, with_default_mounts);
+        wait_for_free(&env, [one - 2, other - 2]).await;
         let mut writes = 0;
         while let Ok(change) = changes.try_recv() {
             writes += usize::from(change.kind == &TOPOLOGIES);
         }
         assert_eq!(writes, 1, "{consumer:?}: no write without the reservation");
-        world.stop().await;
+        env.stop().await;
     }
 }
 
 #[tokio::test]
 async fn nothing_is_reserved_for_excluded_pods() {
-    let world = world_with(Consumer::Kai, |settings| {
+    let env = start_idle_with(Consumer::Kai, |settings| {
         let pattern = PodPattern { namespace: "default".parse().unwrap(), name: "mine".parse().unwrap() };
         settings.rules.exclude = Exclude { pods: vec![pattern], ..Exclude::default() };
     })
     .await;
-    let [one, other] = free(&world);
-    world.put_pod(&db("mine"), "Pending");
-    world.put_pod(&db("a"), "Pending");
-    wait_for_free(&world, [one - 2, other - 2]).await;
-    world.stop().await;
+    let [one, other] = free(&env);
+    env.put_pod(&db("mine"), "Pending");
+    env.put_pod(&db("a"), "Pending");
+    wait_for_free(&env, [one - 2, other - 2]).await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn without_reservations_a_binding_causes_no_write() {
-    let world = world(Consumer::None).await;
-    let writes = world.server.writes().changes;
-    world.put_pod(&db("a"), "Pending");
-    let lists = world.node.kubelet.calls().list;
-    world.wait_for_lists(lists + 3).await;
-    assert_eq!(world.server.writes().changes, writes);
-    world.node.kubelet.start_pod(db("a")).await.unwrap();
-    world.converges().await;
-    assert_eq!(world.server.writes().changes, writes + 1);
-    world.stop().await;
+    let env = start_idle(Consumer::None).await;
+    let writes = env.server.writes().changes;
+    env.put_pod(&db("a"), "Pending");
+    let lists = env.node.kubelet.calls().list;
+    env.wait_for_lists(lists + 3).await;
+    assert_eq!(env.server.writes().changes, writes);
+    env.node.kubelet.start_pod(db("a")).await.unwrap();
+    env.converges().await;
+    assert_eq!(env.server.writes().changes, writes + 1);
+    env.stop().await;
 }
 
 /// Returns the number of writes that a pod causes from its binding to its deletion in the common case: the
 /// kubelet admits it soon, it runs for a while, and it is deleted.
 async fn writes_per_pod(consumer: Consumer, method: FingerprintMethod, pod: &PodSpec) -> u64 {
-    let world = world_with(consumer, |settings| {
+    let env = start_idle_with(consumer, |settings| {
         settings.gate.method = method;
         // On a busy machine this kubelet may take longer than a real one.
         settings.gate.withhold_after = Duration::from_secs(1);
     })
     .await;
-    let before = world.server.writes().changes;
-    world.put_pod(pod, "Pending");
-    world.node.kubelet.start_pod(pod.clone()).await.unwrap();
-    world.converges().await;
-    wait_for_no_writes(&world).await;
-    world.put_pod(pod, "Running");
-    wait_for_no_writes(&world).await;
+    let before = env.server.writes().changes;
+    env.put_pod(pod, "Pending");
+    env.node.kubelet.start_pod(pod.clone()).await.unwrap();
+    env.converges().await;
+    wait_for_no_writes(&env).await;
+    env.put_pod(pod, "Running");
+    wait_for_no_writes(&env).await;
     // Its containers terminate, the kubelet releases its resources, then it is removed from the API server.
     let mut terminated = pod.object("worker", "Succeeded");
     terminated["metadata"]["deletionTimestamp"] = json!("2026-11-21T14:00:00Z");
     terminated["metadata"]["finalizers"] = json!(["example.com/slow"]);
-    world.server.put(&PODS, terminated).unwrap();
-    assert!(world.node.kubelet.stop_pod("default", &pod.name));
+    env.server.put(&PODS, terminated).unwrap();
+    assert!(env.node.kubelet.stop_pod("default", &pod.name));
     tokio::time::sleep(Duration::from_millis(40)).await;
-    assert!(world.server.delete(&PODS, "default", &pod.name));
-    world.converges().await;
-    wait_for_no_writes(&world).await;
-    let writes = world.server.writes().changes - before;
-    world.stop().await;
+    assert!(env.server.delete(&PODS, "default", &pod.name));
+    env.converges().await;
+    wait_for_no_writes(&env).await;
+    let writes = env.server.writes().changes - before;
+    env.stop().await;
     writes
 }
 
 /// Waits until there are no more writes.
-async fn wait_for_no_writes(world: &World) {
+async fn wait_for_no_writes(env: &Environment) {
     loop {
-        let before = world.server.writes().changes;
+        let before = env.server.writes().changes;
         tokio::time::sleep(Duration::from_millis(600)).await;
-        if world.server.writes().changes == before {
+        if env.server.writes().changes == before {
             return;
         }
     }
@@ -366,25 +366,25 @@ async fn a_pod_causes_few_writes() {
 
 #[tokio::test]
 async fn changes_of_the_fingerprint_alone_are_written_together() {
-    let world = world(Consumer::SchedulerPlugins).await;
-    let before = world.server.writes().changes;
+    let env = start_idle(Consumer::SchedulerPlugins).await;
+    let before = env.server.writes().changes;
     for number in 0..20 {
-        world.put_pod(&PodSpec::new(&format!("modest-{number}")), "Running");
+        env.put_pod(&PodSpec::new(&format!("modest-{number}")), "Running");
     }
-    wait_for_no_writes(&world).await;
-    let writes = world.server.writes().changes - before;
+    wait_for_no_writes(&env).await;
+    let writes = env.server.writes().changes - before;
     assert!(writes < 20, "{writes} writes for 20 pods that start together");
-    world.stop().await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn without_a_pod_source_allocations_are_found_by_polling() {
     let without_source = |config: &mut Config| config.pods.source = PodSource::None;
-    let world = start(Consumer::None, without_source, |_| {}).await;
-    let before = world.node.kubelet.calls().list;
+    let env = start(Consumer::None, without_source, |_| {}).await;
+    let before = env.node.kubelet.calls().list;
     // Nothing happens: only polls send requests.
-    world.wait_for_lists(before + 2).await;
-    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
-    world.converges().await;
-    world.stop().await;
+    env.wait_for_lists(before + 2).await;
+    env.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    env.converges().await;
+    env.stop().await;
 }

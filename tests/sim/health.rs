@@ -19,14 +19,14 @@ use crate::support::{ANY_PORT, Node, get};
 const OK: (u16, &str) = (200, "ok\n");
 
 /// A node, an API server, the agent between them, and the server of its probes.
-struct World {
+struct Environment {
     node: Node,
     api: ApiServer,
     agent: JoinHandle<()>,
     probes: Server,
 }
 
-impl World {
+impl Environment {
     async fn start(with_api_server: bool) -> Self {
         let node = Node::start();
         let api = ApiServer::start_on_any_port(0).await.unwrap();
@@ -87,71 +87,71 @@ async fn advance_clock(seconds: u64) {
 
 #[tokio::test]
 async fn the_agent_is_started_and_ready_once_its_object_is_written() {
-    let world = World::start(false).await;
+    let env = Environment::start(false).await;
     let not_scanned = "numacast_last_scan_timestamp_seconds 0\n";
-    world.wait_for("/metrics", |response| !response.contains(not_scanned)).await;
-    world.expect("/startupz", (503, "nothing was published yet\n")).await;
-    world.expect("/readyz", (503, "nothing was published yet\n")).await;
-    world.expect("/livez", OK).await;
-    world.api.resume().await.unwrap();
-    world.wait_until_ok("/startupz").await;
-    world.wait_until_ok("/readyz").await;
+    env.wait_for("/metrics", |response| !response.contains(not_scanned)).await;
+    env.expect("/startupz", (503, "nothing was published yet\n")).await;
+    env.expect("/readyz", (503, "nothing was published yet\n")).await;
+    env.expect("/livez", OK).await;
+    env.api.resume().await.unwrap();
+    env.wait_until_ok("/startupz").await;
+    env.wait_until_ok("/readyz").await;
 }
 
 #[tokio::test]
 async fn without_the_kubelet_the_agent_is_alive_but_not_ready() {
-    let world = World::start(true).await;
-    world.wait_until_ok("/readyz").await;
-    world.node.kubelet.stop();
-    world.wait_for("/metrics", |response| !response.contains(r#"outcome="failed"} 0"#)).await;
-    world.expect("/readyz", OK).await;
+    let env = Environment::start(true).await;
+    env.wait_until_ok("/readyz").await;
+    env.node.kubelet.stop();
+    env.wait_for("/metrics", |response| !response.contains(r#"outcome="failed"} 0"#)).await;
+    env.expect("/readyz", OK).await;
     for _ in 0..6 {
         advance_clock(30).await;
         // The loop is alive, since it keeps retrying.
-        world.expect("/livez", OK).await;
-        let (code, body) = world.probe("/readyz").await;
+        env.expect("/livez", OK).await;
+        let (code, body) = env.probe("/readyz").await;
         assert!(code == 503 && body.starts_with("no scan of the node has succeeded for "), "{code} {body}");
     }
-    world.expect("/startupz", OK).await;
-    world.node.kubelet.boot().unwrap();
-    world.node.kubelet.set_ready(true, true);
-    world.node.kubelet.register_plugins();
-    world.wait_until_ok("/readyz").await;
+    env.expect("/startupz", OK).await;
+    env.node.kubelet.boot().unwrap();
+    env.node.kubelet.set_ready(true, true);
+    env.node.kubelet.register_plugins();
+    env.wait_until_ok("/readyz").await;
 }
 
 #[tokio::test]
 async fn without_the_api_server_the_agent_is_alive_but_not_ready() {
     for frozen in [false, true] {
-        let world = World::start(true).await;
-        world.wait_until_ok("/readyz").await;
+        let env = Environment::start(true).await;
+        env.wait_until_ok("/readyz").await;
         if frozen {
-            world.api.set_frozen(true);
+            env.api.set_frozen(true);
         } else {
-            world.api.stop();
+            env.api.stop();
         }
-        world.node.kubelet.start_pod(PodSpec::guaranteed("a", 1, 1 << 30)).await.unwrap();
-        world.wait_for("/metrics", |response| response.contains("numacast_publish_errors_total{")).await;
+        env.node.kubelet.start_pod(PodSpec::guaranteed("a", 1, 1 << 30)).await.unwrap();
+        env.wait_for("/metrics", |response| response.contains("numacast_publish_errors_total{")).await;
         // A short failure does not count.
-        world.expect("/readyz", OK).await;
+        env.expect("/readyz", OK).await;
         advance_clock(31).await;
-        let (code, body) = world.probe("/readyz").await;
+        let (code, body) = env.probe("/readyz").await;
         assert!(code == 503 && body.contains("the newest state was not published for "), "{code} {body}");
-        world.expect("/livez", OK).await;
+        env.expect("/livez", OK).await;
         if frozen {
-            world.api.set_frozen(false);
+            env.api.set_frozen(false);
         } else {
-            world.api.resume().await.unwrap();
+            env.api.resume().await.unwrap();
         }
-        world.wait_until_ok("/readyz").await;
+        env.wait_until_ok("/readyz").await;
     }
 }
 
 #[tokio::test]
 async fn an_agent_whose_loop_stops_is_not_alive() {
-    let world = World::start(true).await;
-    world.wait_until_ok("/readyz").await;
-    world.agent.abort();
+    let env = Environment::start(true).await;
+    env.wait_until_ok("/readyz").await;
+    env.agent.abort();
     advance_clock(101).await;
-    let (code, body) = world.probe("/livez").await;
+    let (code, body) = env.probe("/livez").await;
     assert!(code == 503 && body.starts_with("the main loop has not run for 101 s"), "{code} {body}");
 }

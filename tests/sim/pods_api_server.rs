@@ -2,7 +2,7 @@
 //! virtual.
 
 mod pods_page;
-mod world;
+mod environment;
 
 use std::time::Duration;
 
@@ -24,8 +24,8 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
+use self::environment::{Environment, object, pod};
 use self::pods_page::PodsPage;
-use self::world::{World, object, pod};
 use crate::support::with_frozen_clock;
 
 fn code_and_message(status: &Status) -> (Code, &str) {
@@ -35,21 +35,21 @@ fn code_and_message(status: &Status) -> (Code, &str) {
 #[tokio::test(start_paused = true)]
 async fn pods_are_served_and_watched_until_the_server_stops() {
     let api_server = ApiServer::start_on_any_port(0).await.unwrap();
-    let world = World::start(&[PodSourceKind::PodsApi], &api_server, None).await;
-    let (mut pods, mut infos) = (world.pods().await, world.infos().await);
+    let env = Environment::start(&[PodSourceKind::PodsApi], &api_server, None).await;
+    let (mut pods, mut infos) = (env.pods().await, env.infos().await);
     let initializing = (Code::FailedPrecondition, "Kubelet is initializing");
     assert_eq!(code_and_message(&pods.list_pods(ListPodsRequest {}).await.unwrap_err()), initializing);
     assert_eq!(code_and_message(&pods.get_pod(GetPodRequest::default()).await.unwrap_err()), initializing);
     assert_eq!(code_and_message(&pods.watch_pods(WatchPodsRequest {}).await.unwrap_err()), initializing);
     let list = infos.list_pod_conditions(ListPodConditionsRequest {}).await;
     assert_eq!(code_and_message(&list.unwrap_err()), initializing);
-    assert!(!world.health.ready().is_empty());
+    assert!(!env.health.ready().is_empty());
 
-    let kubelet = SimPodsApi::start(world.kubelets_socket()).unwrap();
+    let kubelet = SimPodsApi::start(env.kubelets_socket()).unwrap();
     for (name, uid) in [("c", "3"), ("a", "2"), ("b", "1")] {
         kubelet.set(&pod(name, uid, "Running"));
     }
-    assert_eq!(world.list().await, ["1", "2", "3"], "by UID");
+    assert_eq!(env.list().await, ["1", "2", "3"], "by UID");
     let got = pods.get_pod(GetPodRequest { pod_uid: "2".into() }).await.unwrap().into_inner().pod;
     assert_eq!(got, pod("a", "2", "Running").encode_to_vec(), "the same bytes");
     for (uid, text) in [("4", "pod with UID 4 not found"), ("", "pod with UID  not found")] {
@@ -60,7 +60,7 @@ async fn pods_are_served_and_watched_until_the_server_stops() {
         assert_eq!(code_and_message(&status), (Code::NotFound, text));
     }
 
-    let mut watch = world.watch().await;
+    let mut watch = env.watch().await;
     assert_eq!(watch.pods.keys().collect::<Vec<_>>(), ["1", "2", "3"]);
     kubelet.set(&pod("a", "2", "Failed"));
     assert_eq!(watch.next().await, (EventType::Modified, "2".to_owned()));
@@ -74,16 +74,16 @@ async fn pods_are_served_and_watched_until_the_server_stops() {
     assert_eq!(shown, [("2", "a", "Failed"), ("3", "c", "Running"), ("4", "b", "Pending")]);
 
     sleep(Duration::from_secs(10)).await;
-    assert_eq!(world.health.ready(), Vec::<String>::new());
+    assert_eq!(env.health.ready(), Vec::<String>::new());
     for sample in [
         r#"numacast_pods_api_watchers{server_api_version="v1alpha1"} 1"#,
         r#"numacast_pods_api_pods{server_api_version="v1alpha1",state="served"} 3"#,
         r#"numacast_pod_source_up{component="pods_api",source="pods_api"} 1"#,
         r#"numacast_pod_requests_total{method="get",server_api_version="v1alpha1",status_code="NotFound"} 2"#,
     ] {
-        assert!(world.has_metric(sample), "{sample}");
+        assert!(env.has_metric(sample), "{sample}");
     }
-    let stopped = tokio::spawn(world.stop());
+    let stopped = tokio::spawn(env.stop());
     let status = watch.events.message().await.unwrap_err();
     assert_eq!(code_and_message(&status), (Code::Unavailable, "numacast stops serving pods: connect again"));
     stopped.await.unwrap();
@@ -131,11 +131,11 @@ impl Message for Raw {
 #[tokio::test(start_paused = true)]
 async fn invalid_requests_get_the_kubelets_codes() {
     let api_server = ApiServer::start_on_any_port(0).await.unwrap();
-    let world = World::start(&[PodSourceKind::PodsApi], &api_server, None).await;
-    let kubelet = SimPodsApi::start(world.kubelets_socket()).unwrap();
+    let env = Environment::start(&[PodSourceKind::PodsApi], &api_server, None).await;
+    let kubelet = SimPodsApi::start(env.kubelets_socket()).unwrap();
     kubelet.set(&pod("a", "1", "Running"));
-    world.list().await;
-    let channel = world.channel().await;
+    env.list().await;
+    let channel = env.channel().await;
     for (path, code, text) in [
         ("/v1alpha1.Pods/Delete", Code::Unimplemented, "unknown method Delete for service v1alpha1.Pods"),
         (
@@ -160,18 +160,18 @@ async fn invalid_requests_get_the_kubelets_codes() {
     // effect.
     let status = send_raw(&channel, "/v1alpha1.Pods/GetPod", b"\x0a\x01\x39\x7a\x01x").await;
     assert_eq!(code_and_message(&status), (Code::NotFound, "pod with UID 9 not found"));
-    world.stop().await;
+    env.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn lists_are_rate_limited_and_watches_are_not() {
     let api_server = ApiServer::start_on_any_port(0).await.unwrap();
-    let world = World::start(&[PodSourceKind::PodsApi], &api_server, None).await;
-    let kubelet = SimPodsApi::start(world.kubelets_socket()).unwrap();
+    let env = Environment::start(&[PodSourceKind::PodsApi], &api_server, None).await;
+    let kubelet = SimPodsApi::start(env.kubelets_socket()).unwrap();
     kubelet.set(&pod("a", "1", "Running"));
-    world.list().await;
+    env.list().await;
     sleep(Duration::from_secs(1)).await;
-    let mut client = world.pods().await;
+    let mut client = env.pods().await;
     let started = Instant::now();
     let (mut accepted, mut rejected) = (0, 0);
     for _ in 0..50 {
@@ -192,9 +192,9 @@ async fn lists_are_rate_limited_and_watches_are_not() {
     sleep(Duration::from_secs(1)).await;
     client.list_pods(ListPodsRequest {}).await.unwrap();
     let limited = r#"numacast_grpc_limits_exceeded_total{component="pods_api",reason="rate_limit"}"#;
-    assert!(world.has_metric(&format!("{limited} {rejected}")));
-    assert!(!world.has_metric(r#"status_code="ResourceExhausted""#), "the kubelet does not count them");
-    world.stop().await;
+    assert!(env.has_metric(&format!("{limited} {rejected}")));
+    assert!(!env.has_metric(r#"status_code="ResourceExhausted""#), "the kubelet does not count them");
+    env.stop().await;
 }
 
 /// Returns a pod of about the usual size, 8 kB.
@@ -208,26 +208,26 @@ fn large(version: usize) -> core::Pod {
 #[tokio::test(start_paused = true)]
 async fn only_the_watch_of_a_client_that_does_not_read_is_ended() {
     let api_server = ApiServer::start_on_any_port(0).await.unwrap();
-    let world = World::start(&[PodSourceKind::PodsApi], &api_server, None).await;
-    let kubelet = SimPodsApi::start(world.kubelets_socket()).unwrap();
+    let env = Environment::start(&[PodSourceKind::PodsApi], &api_server, None).await;
+    let kubelet = SimPodsApi::start(env.kubelets_socket()).unwrap();
     kubelet.set(&large(0));
-    world.list().await;
-    let (mut slow, mut quick) = (world.watch().await, world.watch().await);
+    env.list().await;
+    let (mut slow, mut quick) = (env.watch().await, env.watch().await);
     // The stream has what fits into the client's window, plus a hundred buffered events.
     for version in 1..=100 {
         kubelet.set(&large(version));
         assert_eq!(quick.next().await.0, EventType::Modified);
     }
-    assert!(world.has_metric("numacast_pod_watch_events_dropped_total 0"));
+    assert!(env.has_metric("numacast_pod_watch_events_dropped_total 0"));
     for version in 101..=300 {
         kubelet.set(&large(version));
         assert_eq!(quick.next().await.0, EventType::Modified);
     }
-    assert!(world.has_metric("numacast_pod_watch_events_dropped_total 1"));
+    assert!(env.has_metric("numacast_pod_watch_events_dropped_total 1"));
     // It is disconnected at once although it does not read and has received part of a message: by an HTTP/2
     // reset.
     sleep(Duration::from_millis(100)).await;
-    assert!(world.has_metric(r#"numacast_pods_api_watchers{server_api_version="v1alpha1"} 1"#));
+    assert!(env.has_metric(r#"numacast_pods_api_watchers{server_api_version="v1alpha1"} 1"#));
     let mut events = 0;
     let status = loop {
         match slow.events.message().await {
@@ -237,19 +237,19 @@ async fn only_the_watch_of_a_client_that_does_not_read_is_ended() {
     };
     assert!(status.code() == Code::ResourceExhausted && events < 200, "{events}: {status}");
     let ended = r#"method="watch",server_api_version="v1alpha1",status_code="ResourceExhausted""#;
-    assert!(world.has_metric(&format!("numacast_pod_requests_total{{{ended}}} 1")));
+    assert!(env.has_metric(&format!("numacast_pod_requests_total{{{ended}}} 1")));
     quick.expect_no_event().await;
-    world.stop().await;
+    env.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_may_pause_for_a_while() {
     let api_server = ApiServer::start_on_any_port(0).await.unwrap();
-    let world = World::start(&[PodSourceKind::PodsApi], &api_server, None).await;
-    let kubelet = SimPodsApi::start(world.kubelets_socket()).unwrap();
+    let env = Environment::start(&[PodSourceKind::PodsApi], &api_server, None).await;
+    let kubelet = SimPodsApi::start(env.kubelets_socket()).unwrap();
     kubelet.set(&large(0));
-    world.list().await;
-    let (mut slow, mut quick) = (world.watch().await, world.watch().await);
+    env.list().await;
+    let (mut slow, mut quick) = (env.watch().await, env.watch().await);
     for version in 1..=50 {
         kubelet.set(&large(version));
         assert_eq!(quick.next().await.0, EventType::Modified);
@@ -258,31 +258,31 @@ async fn a_client_may_pause_for_a_while() {
     for _ in 1..=50 {
         assert_eq!(slow.next().await.0, EventType::Modified);
     }
-    world.stop().await;
+    env.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn after_a_kubelet_restart_only_changes_are_sent() {
     let api_server = ApiServer::start_on_any_port(0).await.unwrap();
-    let world = World::start(&[PodSourceKind::PodsApi], &api_server, None).await;
-    let mut kubelet = SimPodsApi::start(world.kubelets_socket()).unwrap();
+    let env = Environment::start(&[PodSourceKind::PodsApi], &api_server, None).await;
+    let mut kubelet = SimPodsApi::start(env.kubelets_socket()).unwrap();
     for (name, uid) in [("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"), ("e", "5")] {
         kubelet.set(&pod(name, uid, "Running"));
     }
-    world.list().await;
-    let mut watch = world.watch().await;
+    env.list().await;
+    let mut watch = env.watch().await;
     kubelet.stop();
     let down = r#"numacast_pod_source_up{component="pods_api",source="pods_api"} 0"#;
     // The broken connection is detected in real time.
     with_frozen_clock(async {
-        while !world.has_metric(down) {
+        while !env.has_metric(down) {
             yield_now().await;
         }
     })
     .await;
     watch.expect_no_event().await;
-    assert!(world.has_metric(down));
-    assert_eq!(world.list().await, ["1", "2", "3", "4", "5"], "the last known state");
+    assert!(env.has_metric(down));
+    assert_eq!(env.list().await, ["1", "2", "3", "4", "5"], "the last known state");
     // `b` changes, `c` is deleted, `d` is replaced by another pod of the same name, and `f` is added.
     kubelet.set_silently(&pod("b", "2", "Failed"));
     kubelet.remove_silently(&pod("c", "3", "Running"));
@@ -304,37 +304,37 @@ async fn after_a_kubelet_restart_only_changes_are_sent() {
     ];
     assert_eq!(events, expected.map(|(kind, uid)| (kind, uid.to_owned())));
     watch.expect_no_event().await;
-    assert!(world.has_metric(r#"numacast_pod_source_up{component="pods_api",source="pods_api"} 1"#));
+    assert!(env.has_metric(r#"numacast_pod_source_up{component="pods_api",source="pods_api"} 1"#));
     // A broken connection causes no event either.
     kubelet.cut_connections();
     watch.expect_no_event().await;
     kubelet.end_watches();
     watch.expect_no_event().await;
     assert_eq!(watch.pods.len(), 5);
-    world.stop().await;
+    env.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_api_server_is_the_source_while_the_kubelet_has_no_pods_api() {
     let api_server = ApiServer::start_on_any_port(0).await.unwrap();
     let order = [PodSourceKind::PodsApi, PodSourceKind::ApiServer];
-    let world = World::start(&order, &api_server, None).await;
+    let env = Environment::start(&order, &api_server, None).await;
     // Old kubelets have no Pods API. A static pod appears as its mirror pod in the API server.
     let mut mirror = object("etcd-worker", "1", "Running");
     mirror["metadata"]["annotations"] =
         json!({"kubernetes.io/config.mirror": "hash", "kubernetes.io/config.hash": "hash"});
     api_server.put(&PODS, mirror).unwrap();
     api_server.put(&PODS, object("a", "2", "Running")).unwrap();
-    assert_eq!(world.list().await, ["1", "2"]);
-    let mut pods = world.pods().await;
+    assert_eq!(env.list().await, ["1", "2"]);
+    let mut pods = env.pods().await;
     for uid in ["1", "hash"] {
         pods.get_pod(GetPodRequest { pod_uid: uid.into() }).await.unwrap();
     }
-    let mut infos = world.infos().await;
+    let mut infos = env.infos().await;
     let list = infos.list_pod_conditions(ListPodConditionsRequest {}).await.unwrap().into_inner().pods;
     let shown: Vec<_> = list.iter().map(|pod| (&*pod.pod_uid, &*pod.phase, pod.r#static)).collect();
     assert_eq!(shown, [("2", "Running", false), ("hash", "Running", true)]);
-    let mut watch = world.watch().await;
+    let mut watch = env.watch().await;
     let mut conditions = infos.watch_pod_conditions(WatchPodConditionsRequest {}).await.unwrap().into_inner();
     for expected in [InfoType::Added, InfoType::Added, InfoType::InitialSyncComplete] {
         assert_eq!(conditions.message().await.unwrap().unwrap().r#type(), expected);
@@ -347,10 +347,10 @@ async fn the_api_server_is_the_source_while_the_kubelet_has_no_pods_api() {
     // The API server is down for a while; afterwards the changes made meanwhile are sent.
     api_server.stop();
     watch.expect_no_event().await;
-    assert_eq!(world.list().await, ["1", "2", "3"], "the last known state");
+    assert_eq!(env.list().await, ["1", "2", "3"], "the last known state");
 
     // The kubelet was upgraded: it reports the static pod itself, and becomes the source.
-    let kubelet = SimPodsApi::start(world.kubelets_socket()).unwrap();
+    let kubelet = SimPodsApi::start(env.kubelets_socket()).unwrap();
     let mut etcd = pod("etcd-worker", "hash", "Running");
     let metadata = etcd.metadata.get_or_insert_default();
     metadata.annotations.insert("kubernetes.io/config.source".to_owned(), "file".into());
@@ -363,12 +363,12 @@ async fn the_api_server_is_the_source_while_the_kubelet_has_no_pods_api() {
     }
     let event = timeout(Duration::from_secs(60), conditions.message()).await;
     assert!(event.is_err(), "nothing that PodInfo has changed: {event:?}");
-    assert_eq!(world.list().await, ["2", "3", "hash"]);
+    assert_eq!(env.list().await, ["2", "3", "hash"]);
     for sample in [r#"source="pods_api"} 1"#, r#"source="api_server"} 0"#] {
         let sample = format!(r#"numacast_pod_source_up{{component="pods_api",{sample}"#);
-        assert!(world.has_metric(&sample), "{sample}");
+        assert!(env.has_metric(&sample), "{sample}");
     }
-    world.stop().await;
+    env.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -376,8 +376,8 @@ async fn with_the_pods_page_as_the_only_source_only_podinfo_is_served() {
     let api_server = ApiServer::start_on_any_port(0).await.unwrap();
     let page = PodsPage::start().await;
     page.set(vec![object("b", "2", "Running"), object("a", "1", "Running")]);
-    let world = World::start(&[PodSourceKind::Kubelet], &api_server, Some(&page)).await;
-    let mut infos = world.infos().await;
+    let env = Environment::start(&[PodSourceKind::Kubelet], &api_server, Some(&page)).await;
+    let mut infos = env.infos().await;
     let mut list = infos.list_pod_conditions(ListPodConditionsRequest {}).await;
     while let Err(status) = &list {
         assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
@@ -393,12 +393,12 @@ async fn with_the_pods_page_as_the_only_source_only_podinfo_is_served() {
     page.set(vec![object("b", "2", "Succeeded"), object("a", "1", "Running")]);
     let event = conditions.message().await.unwrap().unwrap();
     assert_eq!((event.r#type(), &*event.pod.unwrap().phase), (InfoType::Modified, "Succeeded"));
-    let status = world.pods().await.list_pods(ListPodsRequest {}).await.unwrap_err();
+    let status = env.pods().await.list_pods(ListPodsRequest {}).await.unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(status.message().contains("podinfo.v1alpha1.PodInfo"), "{status}");
     sleep(Duration::from_secs(10)).await;
-    assert_eq!(world.health.ready(), Vec::<String>::new());
-    world.stop().await;
+    assert_eq!(env.health.ready(), Vec::<String>::new());
+    env.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -406,11 +406,11 @@ async fn the_pods_page_is_a_fallback_for_podinfo_only() {
     let api_server = ApiServer::start_on_any_port(0).await.unwrap();
     let page = PodsPage::start().await;
     let order = [PodSourceKind::PodsApi, PodSourceKind::Kubelet];
-    let world = World::start(&order, &api_server, Some(&page)).await;
-    let mut kubelet = SimPodsApi::start(world.kubelets_socket()).unwrap();
+    let env = Environment::start(&order, &api_server, Some(&page)).await;
+    let mut kubelet = SimPodsApi::start(env.kubelets_socket()).unwrap();
     kubelet.set(&pod("a", "1", "Running"));
-    assert_eq!(world.list().await, ["1"]);
-    let (mut watch, mut infos) = (world.watch().await, world.infos().await);
+    assert_eq!(env.list().await, ["1"]);
+    let (mut watch, mut infos) = (env.watch().await, env.infos().await);
     let mut conditions = infos.watch_pod_conditions(WatchPodConditionsRequest {}).await.unwrap().into_inner();
     for expected in [InfoType::Added, InfoType::InitialSyncComplete] {
         assert_eq!(conditions.message().await.unwrap().unwrap().r#type(), expected);
@@ -419,9 +419,9 @@ async fn the_pods_page_is_a_fallback_for_podinfo_only() {
     page.set(vec![object("a", "1", "Failed")]);
     let event = conditions.message().await.unwrap().unwrap();
     assert_eq!((event.r#type(), &*event.pod.unwrap().phase), (InfoType::Modified, "Failed"));
-    assert!(world.has_metric(r#"numacast_pod_source_up{component="pods_api",source="kubelet"} 1"#));
+    assert!(env.has_metric(r#"numacast_pod_source_up{component="pods_api",source="kubelet"} 1"#));
     watch.expect_no_event().await;
-    let pods = world.pods().await.list_pods(ListPodsRequest {}).await.unwrap().into_inner().pods;
+    let pods = env.pods().await.list_pods(ListPodsRequest {}).await.unwrap().into_inner().pods;
     assert_eq!(pods, [pod("a", "1", "Running").encode_to_vec()], "the last known state");
     // The kubelet's own API is back with newer state.
     kubelet.set_silently(&pod("a", "1", "Succeeded"));
@@ -429,8 +429,8 @@ async fn the_pods_page_is_a_fallback_for_podinfo_only() {
     assert_eq!(watch.next().await, (EventType::Modified, "1".to_owned()));
     let event = conditions.message().await.unwrap().unwrap();
     assert_eq!((event.r#type(), &*event.pod.unwrap().phase), (InfoType::Modified, "Succeeded"));
-    assert!(world.has_metric(r#"numacast_pod_source_up{component="pods_api",source="kubelet"} 0"#));
+    assert!(env.has_metric(r#"numacast_pod_source_up{component="pods_api",source="kubelet"} 0"#));
     let event = timeout(Duration::from_secs(60), conditions.message()).await;
     assert!(event.is_err(), "/pods is not read any more: {event:?}");
-    world.stop().await;
+    env.stop().await;
 }

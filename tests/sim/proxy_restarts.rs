@@ -48,7 +48,7 @@ enum Component {
     PodSource,
 }
 
-struct World {
+struct Environment {
     node: Node,
     server: ApiServer,
     config: Config,
@@ -67,7 +67,7 @@ struct RunningProxy {
     task: JoinHandle<()>,
 }
 
-impl World {
+impl Environment {
     async fn start() -> Self {
         let server = ApiServer::start_on_any_port(0).await.unwrap();
         server.add_node("worker").unwrap();
@@ -75,7 +75,7 @@ impl World {
         let mut config = Config { node_name: "worker".into(), ..Config::default() };
         config.host.root = node.root().to_owned();
         config.proxy.fail_closed = true;
-        let world = Self {
+        let env = Self {
             socket: config.proxy_socket().path,
             node,
             server,
@@ -86,11 +86,11 @@ impl World {
             unavailable: RefCell::default(),
         };
         for _ in 0..POD_COUNT {
-            world.add_pod();
+            env.add_pod();
         }
-        let first = world.start_proxy();
-        world.proxy.replace(Some(first));
-        world
+        let first = env.start_proxy();
+        env.proxy.replace(Some(first));
+        env
     }
 
     /// Starts a new proxy, equivalent to a new process as seen from outside.
@@ -347,24 +347,24 @@ async fn clients_get_unavailable_or_correct_responses_whatever_restarts() {
     let seed =
         std::env::var("NUMACAST_SEED").map_or_else(|_| fastrand::u64(..), |text| text.parse().unwrap());
     let rounds = std::env::var("NUMACAST_RESTARTS").map_or(ROUNDS, |text| text.parse().unwrap());
-    let world = World::start().await;
+    let env = Environment::start().await;
     let mut rng = Rng::with_seed(seed);
     let done = Arc::new(AtomicBool::new(false));
     let watcher = std::thread::spawn({
-        let (socket, done) = (world.socket.clone(), Arc::clone(&done));
+        let (socket, done) = (env.socket.clone(), Arc::clone(&done));
         move || watch_socket(&socket, &done)
     });
-    world.wait_until_recovered(&mut rng).await;
+    env.wait_until_recovered(&mut rng).await;
     let start = Instant::now();
-    let clients = join_all((0..CLIENTS).map(|_| world.send_requests(rng.fork())));
+    let clients = join_all((0..CLIENTS).map(|_| env.send_requests(rng.fork())));
     tokio::select! {
         _ = clients => {}
-        () = world.run(rounds, seed) => {}
+        () = env.run(rounds, seed) => {}
     }
     done.store(true, Ordering::Relaxed);
     let (checks, missing) = watcher.join().unwrap();
     assert_eq!(missing, 0, "missing in some of {checks} checks of the socket");
-    let (correct, unavailable) = (world.correct.borrow(), world.unavailable.borrow());
+    let (correct, unavailable) = (env.correct.borrow(), env.unavailable.borrow());
     eprintln!(
         "{rounds} rounds in {:?}: correct responses to List, v1alpha1 List, Get and Allocatable {correct:?}; \
          unavailable {unavailable:?}; {checks} checks of the socket",

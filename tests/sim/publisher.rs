@@ -16,8 +16,8 @@ use numacast::sim::kubelet::PodSpec;
 use numacast::telemetry::registry::Registry;
 use serde_json::{Value, json};
 
+use crate::environment::{Environment, api_server, quick};
 use crate::support::Node;
-use crate::world::{World, api_server, quick};
 
 const GIB: u64 = 1 << 30;
 
@@ -68,52 +68,52 @@ async fn policies_and_devices_of_the_live_object_are_carried_over() {
     let fingerprint = json!({"name": "nodeTopologyPodsFingerprint", "value": "pfp0v001bb89419dce9a8948"});
     object["attributes"].as_array_mut().unwrap().push(fingerprint);
     server.put(&TOPOLOGIES, object).unwrap();
-    let world = World::with(Node::with(quick()), server, without_config);
+    let env = Environment::with(Node::with(quick()), server, without_config);
     let written = || {
-        let object = world.server.topology("worker")?;
+        let object = env.server.topology("worker")?;
         (object.spec.zones.len() == 2).then_some(())
     };
-    world.wait_for(written).await;
-    let object = world.server.topology("worker").unwrap();
+    env.wait_for(written).await;
+    let object = env.server.topology("worker").unwrap();
     let expected = POLICIES.map(|(name, value)| (name.to_owned(), value.to_owned()));
     assert_eq!(attributes(&object), expected.into());
     let fingerprint = json!({"name": "nodeTopologyPodsFingerprint", "value": "pfp0v001ef46db3751d8e999"});
     let all = serde_json::to_value(&object).unwrap();
     assert!(all["attributes"].as_array().unwrap().contains(&fingerprint), "the fingerprint of no pods");
-    assert_eq!(world.available(0, "example.com/away"), 0);
-    assert_eq!(world.available(1, "example.com/away"), 0);
+    assert_eq!(env.available(0, "example.com/away"), 0);
+    assert_eq!(env.available(1, "example.com/away"), 0);
     let names: Vec<&str> =
         object.spec.zones[0].resources.iter().flatten().map(|resource| resource.name.as_str()).collect();
     assert!(!names.contains(&"hugepages-3Mi"), "the kernel has no such pages: {names:?}");
-    world.stop().await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn unreadable_policies_are_carried_over_and_reported_once() {
     let server = api_server().await;
     server.put(&TOPOLOGIES, foreign_object(&POLICIES, &["cpu"])).unwrap();
-    let world = World::with(Node::with(quick()), server, without_config);
+    let env = Environment::with(Node::with(quick()), server, without_config);
     let kept = || {
-        let object = world.server.topology("worker")?;
+        let object = env.server.topology("worker")?;
         (object.spec.zones.len() == 2 && attributes(&object).len() == 2).then_some(())
     };
-    world.wait_for(kept).await;
-    let lists = world.node.kubelet.calls().list;
+    env.wait_for(kept).await;
+    let lists = env.node.kubelet.calls().list;
     tokio::time::pause();
     tokio::time::sleep(Duration::from_secs(3600)).await;
     tokio::time::resume();
-    let lists = world.node.kubelet.calls().list - lists;
+    let lists = env.node.kubelet.calls().list - lists;
     assert!(lists > 300, "the agent scans: {lists} Lists");
     kept().expect("the policies are gone");
-    assert_eq!(world.server.writes().changes, 1, "no write lacked them");
-    let events = world.server.list(&EVENTS, "default");
+    assert_eq!(env.server.writes().changes, 1, "no write lacked them");
+    let events = env.server.list(&EVENTS, "default");
     let unknown = events.iter().filter(|event| event["reason"] == "PoliciesUnknown");
     let notes: Vec<&str> = unknown.map(|event| event["note"].as_str().unwrap()).collect();
     assert!(matches!(notes[..], [note] if note.contains("keeps the policies")), "{notes:?}");
-    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
-    world.converges().await;
+    env.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    env.converges().await;
     kept().expect("the policies are gone after a change");
-    world.stop().await;
+    env.stop().await;
 }
 
 #[tokio::test]
@@ -137,23 +137,23 @@ async fn a_single_pass_carries_unreadable_policies_over() {
 async fn a_policy_without_its_scope_is_not_carried_over() {
     let server = api_server().await;
     server.put(&TOPOLOGIES, foreign_object(&POLICIES[..1], &["cpu"])).unwrap();
-    let world = World::with(Node::with(quick()), server, without_config);
-    let written = || (world.server.topology("worker")?.spec.zones.len() == 2).then_some(());
-    world.wait_for(written).await;
-    assert_eq!(attributes(&world.server.topology("worker").unwrap()), BTreeMap::new());
-    world.stop().await;
+    let env = Environment::with(Node::with(quick()), server, without_config);
+    let written = || (env.server.topology("worker")?.spec.zones.len() == 2).then_some(());
+    env.wait_for(written).await;
+    assert_eq!(attributes(&env.server.topology("worker").unwrap()), BTreeMap::new());
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn the_object_is_written_without_the_right_to_read_it() {
     let server = api_server().await;
     server.set_denied("get", TOPOLOGIES.plural, true);
-    let world = World::with(Node::with(quick()), server, |_| {});
-    world.converges().await;
-    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
-    world.converges().await;
-    assert_eq!(owners(&world.server).len(), 1);
-    world.stop().await;
+    let env = Environment::with(Node::with(quick()), server, |_| {});
+    env.converges().await;
+    env.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    env.converges().await;
+    assert_eq!(owners(&env.server).len(), 1);
+    env.stop().await;
 }
 
 #[tokio::test]
@@ -161,15 +161,15 @@ async fn the_first_write_waits_for_the_live_object() {
     let server = api_server().await;
     server.put(&TOPOLOGIES, foreign_object(&POLICIES, &["cpu"])).unwrap();
     server.stop();
-    let world = World::with(Node::with(quick()), server, without_config);
-    while world.node.kubelet.calls().list == 0 {
+    let env = Environment::with(Node::with(quick()), server, without_config);
+    while env.node.kubelet.calls().list == 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    world.server.resume().await.unwrap();
-    let written = || (world.server.topology("worker")?.spec.zones.len() == 2).then_some(());
-    world.wait_for(written).await;
-    assert_eq!(attributes(&world.server.topology("worker").unwrap()).len(), 2, "they are carried over");
-    world.stop().await;
+    env.server.resume().await.unwrap();
+    let written = || (env.server.topology("worker")?.spec.zones.len() == 2).then_some(());
+    env.wait_for(written).await;
+    assert_eq!(attributes(&env.server.topology("worker").unwrap()).len(), 2, "they are carried over");
+    env.stop().await;
 }
 
 #[tokio::test]
@@ -180,26 +180,26 @@ async fn the_owner_is_set_at_creation_and_never_changed() {
     object["metadata"]["ownerReferences"] =
         json!([{"apiVersion": "v1", "kind": "Node", "name": "worker", "uid": "before"}]);
     server.put(&TOPOLOGIES, object).unwrap();
-    let world = World::with(Node::with(quick()), server, |_| {});
-    world.converges().await;
-    assert_eq!(owners(&world.server), ["Node worker before"]);
+    let env = Environment::with(Node::with(quick()), server, |_| {});
+    env.converges().await;
+    assert_eq!(owners(&env.server), ["Node worker before"]);
     // Garbage collection deletes the object.
-    assert!(world.server.delete(&TOPOLOGIES, "", "worker"));
-    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
-    world.converges().await;
-    let node = world.server.get(&NODES, "", "worker").unwrap();
-    assert_eq!(owners(&world.server), [format!("Node worker {}", node["metadata"]["uid"].as_str().unwrap())]);
-    world.stop().await;
+    assert!(env.server.delete(&TOPOLOGIES, "", "worker"));
+    env.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    env.converges().await;
+    let node = env.server.get(&NODES, "", "worker").unwrap();
+    assert_eq!(owners(&env.server), [format!("Node worker {}", node["metadata"]["uid"].as_str().unwrap())]);
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn an_existing_object_without_an_owner_gets_none() {
     let server = api_server().await;
     server.put(&TOPOLOGIES, foreign_object(&[], &["cpu"])).unwrap();
-    let world = World::with(Node::with(quick()), server, |_| {});
-    world.converges().await;
-    assert_eq!(owners(&world.server), [""; 0]);
-    world.stop().await;
+    let env = Environment::with(Node::with(quick()), server, |_| {});
+    env.converges().await;
+    assert_eq!(owners(&env.server), [""; 0]);
+    env.stop().await;
 }
 
 /// The chart's admission policy rejects it while the agent's token names an earlier Node.
@@ -207,20 +207,20 @@ async fn an_existing_object_without_an_owner_gets_none() {
 async fn an_object_whose_owner_is_rejected_is_created_without_one() {
     let server = api_server().await;
     server.fail_next("patch", TOPOLOGIES.plural, 1, Fault::Status(403));
-    let world = World::with(Node::with(quick()), server, |_| {});
-    world.converges().await;
-    assert_eq!(owners(&world.server), [""; 0]);
-    world.stop().await;
+    let env = Environment::with(Node::with(quick()), server, |_| {});
+    env.converges().await;
+    assert_eq!(owners(&env.server), [""; 0]);
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn without_owner_references_the_node_is_not_read() {
     let server = api_server().await;
     server.set_denied("get", NODES.plural, true);
-    let world = World::with(Node::with(quick()), server, |settings| settings.owner_reference = false);
-    world.converges().await;
-    assert_eq!(owners(&world.server), [""; 0]);
-    world.stop().await;
+    let env = Environment::with(Node::with(quick()), server, |settings| settings.owner_reference = false);
+    env.converges().await;
+    assert_eq!(owners(&env.server), [""; 0]);
+    env.stop().await;
 }
 
 /// Returns the reasons and notes of the Events about the Node.
@@ -236,26 +236,26 @@ fn is_reported(server: &ApiServer, reason: &str, part: &str) -> Option<()> {
     node_events(server).iter().any(|(why, note)| why == reason && note.contains(part)).then_some(())
 }
 
-async fn synced(change: impl FnOnce(&mut Settings)) -> World {
-    let world = World::with(Node::with(quick()), api_server().await, change);
-    world.converges().await;
+async fn synced(change: impl FnOnce(&mut Settings)) -> Environment {
+    let env = Environment::with(Node::with(quick()), api_server().await, change);
+    env.converges().await;
     // The watch starts after the first write.
-    world.wait_for(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
-    world
+    env.wait_for(|| (env.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
+    env
 }
 
 #[tokio::test]
 async fn a_recreated_node_gets_a_new_object() {
-    let world = synced(|settings| settings.refresh = Duration::from_millis(300)).await;
-    let before = owners(&world.server);
+    let env = synced(|settings| settings.refresh = Duration::from_millis(300)).await;
+    let before = owners(&env.server);
     // Garbage collection deletes the object while there is no Node.
-    assert!(world.server.delete(&NODES, "", "worker"));
-    world.wait_for(|| world.server.topology("worker").is_none().then_some(())).await;
-    let uid = world.server.add_node("worker").unwrap();
-    world.converges().await;
-    assert_eq!(owners(&world.server), [format!("Node worker {uid}")]);
-    assert_ne!(owners(&world.server), before);
-    world.stop().await;
+    assert!(env.server.delete(&NODES, "", "worker"));
+    env.wait_for(|| env.server.topology("worker").is_none().then_some(())).await;
+    let uid = env.server.add_node("worker").unwrap();
+    env.converges().await;
+    assert_eq!(owners(&env.server), [format!("Node worker {uid}")]);
+    assert_ne!(owners(&env.server), before);
+    env.stop().await;
 }
 
 #[tokio::test]
@@ -265,17 +265,17 @@ async fn a_stale_owner_is_reported() {
     object["metadata"]["ownerReferences"] =
         json!([{"apiVersion": "v1", "kind": "Node", "name": "worker", "uid": "before"}]);
     server.put(&TOPOLOGIES, object).unwrap();
-    let world = World::with(Node::with(quick()), server, |settings| {
+    let env = Environment::with(Node::with(quick()), server, |settings| {
         settings.refresh = Duration::from_millis(300);
     });
-    world.wait_for(|| is_reported(&world.server, "StaleOwner", "belongs to an earlier Node worker")).await;
-    assert_eq!(owners(&world.server), ["Node worker before"], "it is not changed");
-    world.stop().await;
+    env.wait_for(|| is_reported(&env.server, "StaleOwner", "belongs to an earlier Node worker")).await;
+    assert_eq!(owners(&env.server), ["Node worker before"], "it is not changed");
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn the_newest_state_is_written_after_any_failure() {
-    let world = synced(|_| {}).await;
+    let env = synced(|_| {}).await;
     let faults = [
         Fault::Status(409),
         Fault::Status(422),
@@ -290,23 +290,23 @@ async fn the_newest_state_is_written_after_any_failure() {
         Fault::Hang,
     ];
     for (index, fault) in faults.into_iter().enumerate() {
-        world.server.fail_next("patch", TOPOLOGIES.plural, 2, fault);
-        world.node.kubelet.start_pod(PodSpec::guaranteed(&format!("p{index}"), 1, GIB)).await.unwrap();
-        world.converges().await;
+        env.server.fail_next("patch", TOPOLOGIES.plural, 2, fault);
+        env.node.kubelet.start_pod(PodSpec::guaranteed(&format!("p{index}"), 1, GIB)).await.unwrap();
+        env.converges().await;
     }
-    assert_eq!(node_events(&world.server), [], "there is no other writer");
-    world.stop().await;
+    assert_eq!(node_events(&env.server), [], "there is no other writer");
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn a_frozen_api_server_does_not_block_the_shutdown() {
     let server = api_server().await;
     server.set_frozen(true);
-    let world = World::with(Node::with(quick()), server, |_| {});
-    tokio::time::timeout(Duration::from_secs(60), world.stop()).await.unwrap();
-    let world = synced(|_| {}).await;
-    world.server.set_frozen(true);
-    tokio::time::timeout(Duration::from_secs(60), world.stop()).await.unwrap();
+    let env = Environment::with(Node::with(quick()), server, |_| {});
+    tokio::time::timeout(Duration::from_secs(60), env.stop()).await.unwrap();
+    let env = synced(|_| {}).await;
+    env.server.set_frozen(true);
+    tokio::time::timeout(Duration::from_secs(60), env.stop()).await.unwrap();
 }
 
 /// Returns `object` with an entry in its `managedFields` that is nested deeper than serde_json decodes.
@@ -330,28 +330,28 @@ fn is_nested(server: &ApiServer) -> bool {
 async fn deeply_nested_managed_fields_do_not_break_the_agent() {
     let server = api_server().await;
     server.put(&TOPOLOGIES, nested(foreign_object(&POLICIES, &["cpu"]))).unwrap();
-    let world = World::with(Node::with(quick()), server, |_| {});
-    world.converges().await;
-    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
-    world.converges().await;
-    assert!(is_nested(&world.server), "an apply leaves the entry");
-    let world = world.stop_agent().await.restart_agent(|_| {});
-    world.node.kubelet.start_pod(PodSpec::guaranteed("b", 2, GIB)).await.unwrap();
-    world.converges().await;
-    assert!(is_nested(&world.server));
-    world.stop().await;
+    let env = Environment::with(Node::with(quick()), server, |_| {});
+    env.converges().await;
+    env.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    env.converges().await;
+    assert!(is_nested(&env.server), "an apply leaves the entry");
+    let env = env.stop_agent().await.restart_agent(|_| {});
+    env.node.kubelet.start_pod(PodSpec::guaranteed("b", 2, GIB)).await.unwrap();
+    env.converges().await;
+    assert!(is_nested(&env.server));
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn deeply_nested_managed_fields_do_not_end_the_watch() {
-    let world = World::start(quick()).await;
-    world.converges().await;
-    let mut edited = nested((*world.server.get(&TOPOLOGIES, "", "worker").unwrap()).clone());
+    let env = Environment::start(quick()).await;
+    env.converges().await;
+    let mut edited = nested((*env.server.get(&TOPOLOGIES, "", "worker").unwrap()).clone());
     edited["zones"] = json!([zone(&["cpu"])]);
-    world.server.put(&TOPOLOGIES, edited).unwrap();
-    world.converges().await;
-    assert!(is_nested(&world.server));
-    world.stop().await;
+    env.server.put(&TOPOLOGIES, edited).unwrap();
+    env.converges().await;
+    assert!(is_nested(&env.server));
+    env.stop().await;
 }
 
 #[tokio::test]
@@ -405,21 +405,21 @@ async fn every_call_reports_the_servers_retry_after() {
 
 #[tokio::test]
 async fn a_throttled_agent_waits_for_retry_after() {
-    let world = World::start(quick()).await;
-    world.converges().await;
+    let env = Environment::start(quick()).await;
+    env.converges().await;
     let patches = || {
-        let all = world.server.requests(&TOPOLOGIES).into_iter().filter(|request| request.verb == "patch");
+        let all = env.server.requests(&TOPOLOGIES).into_iter().filter(|request| request.verb == "patch");
         all.map(|request| request.at).collect::<Vec<_>>()
     };
     let before = patches().len();
-    world.server.fail_next("patch", TOPOLOGIES.plural, 1, Fault::TooManyRequests { retry_after: 3 });
-    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 1, GIB)).await.unwrap();
-    world.wait_for(|| (patches().len() > before).then_some(())).await;
+    env.server.fail_next("patch", TOPOLOGIES.plural, 1, Fault::TooManyRequests { retry_after: 3 });
+    env.node.kubelet.start_pod(PodSpec::guaranteed("a", 1, GIB)).await.unwrap();
+    env.wait_for(|| (patches().len() > before).then_some(())).await;
     // A newer state does not shorten the wait.
-    world.node.kubelet.start_pod(PodSpec::guaranteed("b", 1, GIB)).await.unwrap();
-    world.converges().await;
+    env.node.kubelet.start_pod(PodSpec::guaranteed("b", 1, GIB)).await.unwrap();
+    env.converges().await;
     let patches = patches();
     let waited = patches[before + 1] - patches[before];
     assert!(waited >= Duration::from_secs(3), "{waited:?}");
-    world.stop().await;
+    env.stop().await;
 }

@@ -10,9 +10,9 @@ use numacast::sim::kubelet::{Options, PodSpec};
 use numacast::sim::pods_api::SimPodsApi;
 use serde_json::json;
 
+use crate::environment::{Environment, api_server, quick, with_terminated_pods_listed};
 use crate::pods_api_source::pod;
 use crate::support::Node;
-use crate::world::{World, api_server, quick, with_terminated_pods_listed};
 
 const GIB: u64 = 1 << 30;
 
@@ -37,79 +37,79 @@ fn db() -> PodSpec {
 }
 
 /// Starts an agent that watches the API server's pods, with one running pod.
-async fn with_running_pod() -> World {
+async fn with_running_pod() -> Environment {
     let server = api_server().await;
     server.put(&PODS, db().object("worker", "Running")).unwrap();
-    let world = World::with(Node::with(without_checkpoint_changes()), server, without_polling);
-    world.node.kubelet.start_pod(db()).await.unwrap();
-    world.converges().await;
-    world
+    let env = Environment::with(Node::with(without_checkpoint_changes()), server, without_polling);
+    env.node.kubelet.start_pod(db()).await.unwrap();
+    env.converges().await;
+    env
 }
 
 #[tokio::test]
 async fn a_deletion_in_the_api_server_triggers_a_scan() {
-    let world = with_running_pod().await;
-    assert!(world.node.kubelet.stop_pod("default", "db"));
-    assert!(world.server.delete(&PODS, "default", "db"));
-    world.converges().await;
-    world.stop().await;
+    let env = with_running_pod().await;
+    assert!(env.node.kubelet.stop_pod("default", "db"));
+    assert!(env.server.delete(&PODS, "default", "db"));
+    env.converges().await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn lists_are_repeated_until_a_terminated_pod_has_left_the_list() {
-    let world = with_running_pod().await;
-    let lists = world.node.kubelet.calls().list;
+    let env = with_running_pod().await;
+    let lists = env.node.kubelet.calls().list;
     let mut object = db().object("worker", "Running");
     object["metadata"]["deletionTimestamp"] = json!("2026-11-21T14:00:00Z");
     object["status"]["containerStatuses"] =
         json!([{"name": "main", "state": {"terminated": {"exitCode": 0}}}]);
-    world.server.put(&PODS, object).unwrap();
+    env.server.put(&PODS, object).unwrap();
     // The agent has scanned and scans again: the pod is still listed.
-    world.wait_for_lists(lists + 3).await;
-    assert!(world.node.kubelet.stop_pod("default", "db"));
-    world.converges().await;
-    world.stop().await;
+    env.wait_for_lists(lists + 3).await;
+    assert!(env.node.kubelet.stop_pod("default", "db"));
+    env.converges().await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn a_release_during_a_broken_watch_is_found() {
-    let world = with_running_pod().await;
-    world.server.stop();
-    assert!(world.node.kubelet.stop_pod("default", "db"));
-    assert!(world.server.delete(&PODS, "default", "db"));
-    world.server.compact_history();
-    world.server.resume().await.unwrap();
-    world.converges().await;
-    world.stop().await;
+    let env = with_running_pod().await;
+    env.server.stop();
+    assert!(env.node.kubelet.stop_pod("default", "db"));
+    assert!(env.server.delete(&PODS, "default", "db"));
+    env.server.compact_history();
+    env.server.resume().await.unwrap();
+    env.converges().await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn without_a_pod_source_releases_are_found_by_polling() {
-    let world = World::with(Node::with(without_checkpoint_changes()), api_server().await, |settings| {
+    let env = Environment::with(Node::with(without_checkpoint_changes()), api_server().await, |settings| {
         without_polling(settings);
         settings.pods.order.clear();
     });
-    world.node.kubelet.start_pod(db()).await.unwrap();
-    world.converges().await;
-    assert!(world.node.kubelet.stop_pod("default", "db"));
-    world.converges().await;
+    env.node.kubelet.start_pod(db()).await.unwrap();
+    env.converges().await;
+    assert!(env.node.kubelet.stop_pod("default", "db"));
+    env.converges().await;
     // Nothing is allocated any more, so there are no scans.
-    let lists = world.node.kubelet.calls().list;
+    let lists = env.node.kubelet.calls().list;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    assert!(world.node.kubelet.calls().list <= lists + 1);
-    world.stop().await;
+    assert!(env.node.kubelet.calls().list <= lists + 1);
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn without_the_right_to_read_pods_releases_are_found_by_polling() {
     let server = api_server().await;
     deny_pods(&server);
-    let world = World::with(Node::with(without_checkpoint_changes()), server, without_polling);
-    world.node.kubelet.start_pod(db()).await.unwrap();
-    world.converges().await;
-    assert!(world.node.kubelet.stop_pod("default", "db"));
-    world.converges().await;
-    world.stop().await;
+    let env = Environment::with(Node::with(without_checkpoint_changes()), server, without_polling);
+    env.node.kubelet.start_pod(db()).await.unwrap();
+    env.converges().await;
+    assert!(env.node.kubelet.stop_pod("default", "db"));
+    env.converges().await;
+    env.stop().await;
 }
 
 #[tokio::test]
@@ -118,68 +118,68 @@ async fn touching_the_notify_file_triggers_a_scan() {
     let hook = tempfile::tempdir().unwrap();
     let file = hook.path().join("notify");
     let notify = file.clone();
-    let world = World::with(node, api_server().await, |settings| {
+    let env = Environment::with(node, api_server().await, |settings| {
         without_polling(settings);
         // As with only the sockets mounted.
         settings.kubelet_dir = hook.path().join("nothing");
         settings.notify_file = Some(notify);
     });
-    world.converges().await;
-    world.node.kubelet.start_pod(db()).await.unwrap();
+    env.converges().await;
+    env.node.kubelet.start_pod(db()).await.unwrap();
     std::fs::write(&file, "").unwrap();
-    world.converges().await;
-    world.stop().await;
+    env.converges().await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn an_agent_that_starts_with_its_kubelet_waits_for_the_pods() {
-    let world = with_running_pod().await;
-    let available = world.available(0, "cpu");
-    let World { node, server, .. } = world.stop_agent().await;
+    let env = with_running_pod().await;
+    let available = env.available(0, "cpu");
+    let Environment { node, server, .. } = env.stop_agent().await;
     let writes = server.writes().changes;
     // Both restart, and the kubelet does not know its pods yet.
     node.kubelet.stop();
     node.kubelet.boot().unwrap();
     node.kubelet.set_ready(true, false);
     let lists = node.kubelet.calls().list;
-    let world = World::with(node, server, without_polling);
-    world.wait_for_lists(lists + 5).await;
-    assert_eq!((world.available(0, "cpu"), world.server.writes().changes), (available, writes));
-    world.node.kubelet.set_ready(true, true);
-    world.node.kubelet.start_pod(PodSpec::guaranteed("next", 1, GIB)).await.unwrap();
-    world.converges().await;
-    world.stop().await;
+    let env = Environment::with(node, server, without_polling);
+    env.wait_for_lists(lists + 5).await;
+    assert_eq!((env.available(0, "cpu"), env.server.writes().changes), (available, writes));
+    env.node.kubelet.set_ready(true, true);
+    env.node.kubelet.start_pod(PodSpec::guaranteed("next", 1, GIB)).await.unwrap();
+    env.converges().await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn a_name_reused_while_the_pods_are_unknown_is_another_pod() {
-    let world = with_terminated_pods_listed(without_checkpoint_changes()).await;
-    world.node.kubelet.start_pod(db()).await.unwrap();
-    world.put_pod(&db(), "Running");
-    world.converges().await;
-    assert!(world.node.kubelet.terminate_pod("default", "db"));
-    world.put_pod(&db(), "Succeeded");
-    world.converges().await;
-    assert_eq!(world.available(0, "example.com/nic"), 2);
-    world.server.inject(Rule { verb: None, resource: Some("pods"), times: None, fault: Fault::Status(500) });
-    world.server.cut_connections();
-    assert!(world.node.kubelet.stop_pod("default", "db"));
-    world.node.kubelet.start_pod(PodSpec { uid: "again".into(), ..db() }).await.unwrap();
-    world.converges().await;
-    assert_eq!(world.available(0, "example.com/nic"), 1);
+    let env = with_terminated_pods_listed(without_checkpoint_changes()).await;
+    env.node.kubelet.start_pod(db()).await.unwrap();
+    env.put_pod(&db(), "Running");
+    env.converges().await;
+    assert!(env.node.kubelet.terminate_pod("default", "db"));
+    env.put_pod(&db(), "Succeeded");
+    env.converges().await;
+    assert_eq!(env.available(0, "example.com/nic"), 2);
+    env.server.inject(Rule { verb: None, resource: Some("pods"), times: None, fault: Fault::Status(500) });
+    env.server.cut_connections();
+    assert!(env.node.kubelet.stop_pod("default", "db"));
+    env.node.kubelet.start_pod(PodSpec { uid: "again".into(), ..db() }).await.unwrap();
+    env.converges().await;
+    assert_eq!(env.available(0, "example.com/nic"), 1);
     // The new pod terminates as well, before the API server can report it as running.
-    assert!(world.node.kubelet.terminate_pod("default", "db"));
+    assert!(env.node.kubelet.terminate_pod("default", "db"));
     let again = PodSpec { uid: "again".into(), ..db() };
-    assert!(world.server.delete(&PODS, "default", "db"));
-    world.put_pod(&again, "Succeeded");
-    world.server.clear_faults();
+    assert!(env.server.delete(&PODS, "default", "db"));
+    env.put_pod(&again, "Succeeded");
+    env.server.clear_faults();
     // The agent lists the pods again after a backoff.
-    while world.server.watchers(&PODS) == 0 {
+    while env.server.watchers(&PODS) == 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    world.converges().await;
-    assert_eq!(world.available(0, "example.com/nic"), 2);
-    world.stop().await;
+    env.converges().await;
+    assert_eq!(env.available(0, "example.com/nic"), 2);
+    env.stop().await;
 }
 
 #[tokio::test]
@@ -191,12 +191,12 @@ async fn the_first_write_waits_until_the_kubelet_lists_the_pods_of_the_api_serve
     node.kubelet.boot().unwrap();
     node.kubelet.set_ready(true, false);
     let lists = node.kubelet.calls().list;
-    let world = World::with(node, server, without_polling);
-    world.wait_for_lists(lists + 5).await;
-    assert_eq!(world.server.topology("worker"), None, "the node would look free");
-    world.node.kubelet.set_ready(true, true);
-    world.converges().await;
-    world.stop().await;
+    let env = Environment::with(node, server, without_polling);
+    env.wait_for_lists(lists + 5).await;
+    assert_eq!(env.server.topology("worker"), None, "the node would look free");
+    env.node.kubelet.set_ready(true, true);
+    env.converges().await;
+    env.stop().await;
 }
 
 #[tokio::test]
@@ -208,23 +208,23 @@ async fn an_event_of_the_pods_api_triggers_a_scan() {
     std::fs::create_dir(&directory).unwrap();
     let api = SimPodsApi::start(directory.join("pods-api.sock")).unwrap();
     api.set(&pod("db"));
-    let world = World::with(node, server, |settings| {
+    let env = Environment::with(node, server, |settings| {
         without_polling(settings);
         settings.gate.view = FingerprintView::Kubelet;
         settings.pods.order = vec![PodSourceKind::ApiServer, PodSourceKind::PodsApi];
     });
-    world.node.kubelet.start_pod(PodSpec::guaranteed("db", 3, GIB)).await.unwrap();
-    world.converges().await;
+    env.node.kubelet.start_pod(PodSpec::guaranteed("db", 3, GIB)).await.unwrap();
+    env.converges().await;
     // A kubelet whose socket is new is scanned repeatedly. After that, only pod events trigger scans.
-    while lists_in_two_seconds(&world).await > 1 {}
-    assert!(world.node.kubelet.stop_pod("default", "db"));
+    while lists_in_two_seconds(&env).await > 1 {}
+    assert!(env.node.kubelet.stop_pod("default", "db"));
     api.remove(&pod("db"));
-    world.converges().await;
-    world.stop().await;
+    env.converges().await;
+    env.stop().await;
 }
 
-async fn lists_in_two_seconds(world: &World) -> u64 {
-    let before = world.node.kubelet.calls().list;
+async fn lists_in_two_seconds(env: &Environment) -> u64 {
+    let before = env.node.kubelet.calls().list;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    world.node.kubelet.calls().list - before
+    env.node.kubelet.calls().list - before
 }

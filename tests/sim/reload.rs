@@ -17,19 +17,19 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const TOKEN: &str = "a-secret-token";
 
 /// A running binary between a simulated kubelet and API server.
-struct World {
+struct Environment {
     node: Node,
     api: ApiServer,
     agent: Child,
     log: Lines<BufReader<ChildStderr>>,
 }
 
-impl World {
+impl Environment {
     /// Starts the agent with this configuration file and waits for its first object.
     async fn start(config: &str, flags: &[&str]) -> Self {
-        let world = Self::spawn(config, flags).await;
-        world.wait_for(|| world.api.topology("worker").is_some()).await;
-        world
+        let env = Self::spawn(config, flags).await;
+        env.wait_for(|| env.api.topology("worker").is_some()).await;
+        env
     }
 
     /// Starts the agent. Its log has to be read, since the agent blocks when the pipe is full.
@@ -117,37 +117,37 @@ fn any(lines: &[String], text: &str) -> bool {
 
 #[tokio::test]
 async fn the_log_level_changes_with_the_file() {
-    let mut world = World::start("log: {level: info}\n", &[]).await;
-    assert!(!any(&world.start_pod("a").await, "DEBUG"));
-    world.configure("log: {level: debug}\n");
-    world.lines_until("`log.level` changed in ").await;
-    world.start_pod("b").await;
-    world.lines_until("DEBUG").await;
-    world.configure("log: {level: info}\n");
-    world.lines_until("`log.level` changed in ").await;
-    assert!(!any(&world.start_pod("c").await, "DEBUG"));
+    let mut env = Environment::start("log: {level: info}\n", &[]).await;
+    assert!(!any(&env.start_pod("a").await, "DEBUG"));
+    env.configure("log: {level: debug}\n");
+    env.lines_until("`log.level` changed in ").await;
+    env.start_pod("b").await;
+    env.lines_until("DEBUG").await;
+    env.configure("log: {level: info}\n");
+    env.lines_until("`log.level` changed in ").await;
+    assert!(!any(&env.start_pod("c").await, "DEBUG"));
 }
 
 #[tokio::test]
 async fn a_flag_takes_precedence_over_a_changed_file() {
-    let mut world = World::start("", &["--log-level", "info"]).await;
-    world.configure("log: {level: debug}\nzones: {fillers: false}\n");
-    let lines = world.lines_until(" changed in ").await;
+    let mut env = Environment::start("", &["--log-level", "info"]).await;
+    env.configure("log: {level: debug}\nzones: {fillers: false}\n");
+    let lines = env.lines_until(" changed in ").await;
     assert!(any(&lines, "`zones.fillers` changed in ") && !any(&lines, "`log.level`"), "{lines:#?}");
-    assert!(!any(&world.start_pod("a").await, "DEBUG"));
+    assert!(!any(&env.start_pod("a").await, "DEBUG"));
 }
 
 #[tokio::test]
 async fn sigusr1_switches_the_log_level_to_debug_and_back() {
-    let mut world = World::start("", &[]).await;
-    assert!(!any(&world.start_pod("a").await, "DEBUG"));
-    world.signal(Signal::USR1);
-    world.lines_until("the log level is debug by SIGUSR1").await;
-    world.start_pod("b").await;
-    world.lines_until("DEBUG").await;
-    world.signal(Signal::USR1);
-    world.lines_until("the log level is info by SIGUSR1").await;
-    assert!(!any(&world.start_pod("c").await, "DEBUG"));
+    let mut env = Environment::start("", &[]).await;
+    assert!(!any(&env.start_pod("a").await, "DEBUG"));
+    env.signal(Signal::USR1);
+    env.lines_until("the log level is debug by SIGUSR1").await;
+    env.start_pod("b").await;
+    env.lines_until("DEBUG").await;
+    env.signal(Signal::USR1);
+    env.lines_until("the log level is info by SIGUSR1").await;
+    assert!(!any(&env.start_pod("c").await, "DEBUG"));
 }
 
 #[tokio::test]
@@ -184,47 +184,47 @@ async fn sigusr1_works_for_the_proxy_and_the_pods_api_server() {
 
 #[tokio::test]
 async fn changed_exclusions_apply_at_once_and_other_keys_need_a_restart() {
-    let mut world = World::start("", &[]).await;
-    world.configure("exclude: {resources: {worker: [example.com/nic]}}\nscan: {poll: 1s, notifyFile: /n}\n");
-    let lines = world.lines_until(" and holds from now on").await;
+    let mut env = Environment::start("", &[]).await;
+    env.configure("exclude: {resources: {worker: [example.com/nic]}}\nscan: {poll: 1s, notifyFile: /n}\n");
+    let lines = env.lines_until(" and holds from now on").await;
     assert!(any(&lines, "`scan.notifyFile`, `scan.poll` changed in "), "{lines:#?}");
     assert!(any(&lines, ": restart numacast for it to hold"), "{lines:#?}");
-    let lists_nics = |world: &World| {
-        let zones = world.api.topology("worker").unwrap().spec.zones;
+    let lists_nics = |env: &Environment| {
+        let zones = env.api.topology("worker").unwrap().spec.zones;
         zones.iter().any(|zone| zone.resources.iter().flatten().any(|r| r.name == "example.com/nic"))
     };
-    world.wait_for(|| !lists_nics(&world)).await;
-    world.configure("");
-    world.wait_for(|| lists_nics(&world)).await;
+    env.wait_for(|| !lists_nics(&env)).await;
+    env.configure("");
+    env.wait_for(|| lists_nics(&env)).await;
     // Keys that were never applied are not reported when they are removed.
-    assert!(!any(&world.lines_until("`exclude.resources` changed in ").await, "scan.poll"));
+    assert!(!any(&env.lines_until("`exclude.resources` changed in ").await, "scan.poll"));
 }
 
 #[tokio::test]
 async fn an_invalid_file_changes_nothing_and_is_reported_once() {
-    let mut world = World::start("exclude: {resources: {worker: [example.com/nic]}}\n", &[]).await;
-    world.configure("log: {level: loud}\nexclude: {}\nscna: 1\n");
-    let lines = world.lines_until("; what was read before still holds").await;
+    let mut env = Environment::start("exclude: {resources: {worker: [example.com/nic]}}\n", &[]).await;
+    env.configure("log: {level: loud}\nexclude: {}\nscna: 1\n");
+    let lines = env.lines_until("; what was read before still holds").await;
     let error = lines.last().unwrap();
     assert!(error.contains("`loud`") && error.contains("unknown key `scna`"), "{error}");
-    world.configure("log: {level: loud}\nexclude: {}\nscna: 1\n");
-    world.signal(Signal::HUP);
-    assert!(!any(&world.lines_until(" is as it was").await, "still holds"));
-    std::fs::remove_file(world.node.root().join("etc/numacast.yaml")).unwrap();
-    world.signal(Signal::HUP);
-    let lines = world.lines_until("; what was read before still holds").await;
+    env.configure("log: {level: loud}\nexclude: {}\nscna: 1\n");
+    env.signal(Signal::HUP);
+    assert!(!any(&env.lines_until(" is as it was").await, "still holds"));
+    std::fs::remove_file(env.node.root().join("etc/numacast.yaml")).unwrap();
+    env.signal(Signal::HUP);
+    let lines = env.lines_until("; what was read before still holds").await;
     assert!(any(&lines, "cannot read the configuration "), "{lines:#?}");
-    let zones = world.api.topology("worker").unwrap().spec.zones;
+    let zones = env.api.topology("worker").unwrap().spec.zones;
     assert!(zones[0].resources.iter().flatten().all(|r| r.name != "example.com/nic"));
-    assert_eq!(world.agent.try_wait().unwrap(), None, "the agent runs");
+    assert_eq!(env.agent.try_wait().unwrap(), None, "the agent runs");
 }
 
 #[tokio::test]
 async fn no_token_is_logged_at_level_trace() {
-    let mut world = World::spawn("log: {level: trace, format: json}\n", &[]).await;
-    let mut lines = world.lines_until("\"published version ").await;
-    world.agent.kill().await.unwrap();
-    while let Some(line) = world.log.next_line().await.unwrap() {
+    let mut env = Environment::spawn("log: {level: trace, format: json}\n", &[]).await;
+    let mut lines = env.lines_until("\"published version ").await;
+    env.agent.kill().await.unwrap();
+    while let Some(line) = env.log.next_line().await.unwrap() {
         lines.push(line);
     }
     assert!(any(&lines, r#""level":"TRACE""#) && any(&lines, "kube"), "libraries log, too");

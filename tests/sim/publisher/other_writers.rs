@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast::Receiver;
 
 use super::{GIB, attributes, foreign_object, is_reported, node_events, owners, synced, zone};
+use crate::environment::{Environment, api_server, quick};
 use crate::support::Node;
-use crate::world::{World, api_server, quick};
 
 fn topologies(server: &ApiServer) -> Api<NodeResourceTopology> {
     Api::all(server.client().unwrap())
@@ -27,8 +27,8 @@ async fn edit(server: &ApiServer, manager: &str, patch: Value) {
 }
 
 /// Returns the number of foreign writes that the agent has counted.
-fn foreign_writes(world: &World) -> u64 {
-    let metrics = world.metrics.encode();
+fn foreign_writes(env: &Environment) -> u64 {
+    let metrics = env.metrics.encode();
     let mut samples = metrics.lines().filter_map(|line| line.split_once(' '));
     let sample = samples.find(|(name, _)| *name == r#"numacast_foreign_writes_total{writer="manager"}"#);
     sample.and_then(|(_, value)| value.parse().ok()).unwrap_or_default()
@@ -52,42 +52,42 @@ fn unwatched(settings: &mut Settings) {
 
 #[tokio::test]
 async fn a_deleted_object_is_recreated() {
-    let world = synced(|_| {}).await;
+    let env = synced(|_| {}).await;
     for _ in 0..3 {
-        assert!(world.server.delete(&TOPOLOGIES, "", "worker"));
-        world.converges().await;
-        assert_eq!(owners(&world.server).len(), 1);
+        assert!(env.server.delete(&TOPOLOGIES, "", "worker"));
+        env.converges().await;
+        assert_eq!(owners(&env.server).len(), 1);
     }
-    world.stop().await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn an_edit_is_overwritten_and_reported() {
-    let world = synced(|_| {}).await;
-    edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
-    world.converges().await;
+    let env = synced(|_| {}).await;
+    edit(&env.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
+    env.converges().await;
     let note = "somebody with `kubectl-edit` changed zones";
-    world.wait_for(|| is_reported(&world.server, "ObjectTakenOver", note)).await;
+    env.wait_for(|| is_reported(&env.server, "ObjectTakenOver", note)).await;
     // Removed fields have no field manager.
-    edit(&world.server, "kubectl-patch", json!({"attributes": null})).await;
-    world.wait_for(|| (!attributes(&world.server.topology("worker")?).is_empty()).then_some(())).await;
-    world.stop().await;
+    edit(&env.server, "kubectl-patch", json!({"attributes": null})).await;
+    env.wait_for(|| (!attributes(&env.server.topology("worker")?).is_empty()).then_some(())).await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn labels_and_annotations_of_others_are_left_alone() {
-    let world = synced(|_| {}).await;
+    let env = synced(|_| {}).await;
     let theirs =
         json!({"labels": {"team": "a"}, "annotations": {"k8stopoawareschedwg/rte-update": "periodic"}});
-    edit(&world.server, "kubectl-label", json!({"metadata": theirs})).await;
-    let requests = world.server.writes().requests;
-    assert!(world.node.kubelet.set_device_health("example.com/nic", "nic-0", false));
-    world.converges().await;
-    let object = world.server.topology("worker").unwrap();
+    edit(&env.server, "kubectl-label", json!({"metadata": theirs})).await;
+    let requests = env.server.writes().requests;
+    assert!(env.node.kubelet.set_device_health("example.com/nic", "nic-0", false));
+    env.converges().await;
+    let object = env.server.topology("worker").unwrap();
     assert_eq!(object.metadata.labels.unwrap()["team"], "a");
     assert_eq!(object.metadata.annotations.unwrap().len(), 1);
-    assert_eq!(world.server.writes().requests, requests + 1, "only the device causes a write");
-    world.stop().await;
+    assert_eq!(env.server.writes().requests, requests + 1, "only the device causes a write");
+    env.stop().await;
 }
 
 /// Creates an object with fields of NFD and RTE that server-side apply does not remove.
@@ -115,143 +115,143 @@ fn is_clean(server: &ApiServer) -> Option<()> {
 async fn an_object_of_another_publisher_is_taken_over_once() {
     let server = api_server().await;
     create_foreign_object(&server).await;
-    let world = World::with(Node::with(quick()), server, |_| {});
-    world.converges().await;
-    world.wait_for(|| is_clean(&world.server)).await;
+    let env = Environment::with(Node::with(quick()), server, |_| {});
+    env.converges().await;
+    env.wait_for(|| is_clean(&env.server)).await;
     let note = "`nfd` wrote the NodeResourceTopology worker";
-    world.wait_for(|| is_reported(&world.server, "ObjectTakenOver", note)).await;
-    world.stop().await;
+    env.wait_for(|| is_reported(&env.server, "ObjectTakenOver", note)).await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn a_competing_publisher_is_reported_and_not_overwritten() {
-    let world = synced(|_| {}).await;
-    let truth = world.server.topology("worker").unwrap();
-    edit(&world.server, "rte", json!({"zones": [zone(&["cpu"])]})).await;
-    world.converges().await;
-    let mut changes = world.server.changes();
+    let env = synced(|_| {}).await;
+    let truth = env.server.topology("worker").unwrap();
+    edit(&env.server, "rte", json!({"zones": [zone(&["cpu"])]})).await;
+    env.converges().await;
+    let mut changes = env.server.changes();
     for round in 0..20 {
-        edit(&world.server, "rte", json!({"zones": [zone(&["cpu", &format!("example.com/{round}")])]})).await;
+        edit(&env.server, "rte", json!({"zones": [zone(&["cpu", &format!("example.com/{round}")])]})).await;
     }
-    world.wait_for(|| is_reported(&world.server, "CompetingPublisher", "`rte` keeps rewriting")).await;
+    env.wait_for(|| is_reported(&env.server, "CompetingPublisher", "`rte` keeps rewriting")).await;
     assert_eq!(writers(&mut changes), ["rte"; 20]);
     // The controller's nudges are not counted.
     for round in 20..23 {
         let nudge = json!({"metadata": {"annotations": {"numacast.io/nudge": round.to_string()}}});
-        edit(&world.server, "numacast", nudge).await;
+        edit(&env.server, "numacast", nudge).await;
     }
-    edit(&world.server, "rte", json!({"zones": [zone(&["cpu"])]})).await;
-    world.wait_for(|| (foreign_writes(&world) >= 22).then_some(())).await;
-    assert_eq!(foreign_writes(&world), 22, "the first edit, and 21 others");
+    edit(&env.server, "rte", json!({"zones": [zone(&["cpu"])]})).await;
+    env.wait_for(|| (foreign_writes(&env) >= 22).then_some(())).await;
+    assert_eq!(foreign_writes(&env), 22, "the first edit, and 21 others");
     writers(&mut changes);
     // Our own changes are still written.
-    assert!(world.node.kubelet.set_device_health("example.com/nic", "nic-0", false));
-    world.converges().await;
+    assert!(env.node.kubelet.set_device_health("example.com/nic", "nic-0", false));
+    env.converges().await;
     assert_eq!(writers(&mut changes), ["numacast"]);
-    edit(&world.server, "rte", json!({"zones": truth.spec.zones})).await;
-    let events = node_events(&world.server);
+    edit(&env.server, "rte", json!({"zones": truth.spec.zones})).await;
+    let events = node_events(&env.server);
     assert_eq!(events.iter().filter(|(reason, _)| reason == "CompetingPublisher").count(), 1, "{events:?}");
-    world.stop().await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn a_competing_publisher_is_overwritten_if_configured() {
-    let world = synced(|settings| settings.conflicts = ConflictPolicy::Overwrite).await;
+    let env = synced(|settings| settings.conflicts = ConflictPolicy::Overwrite).await;
     for round in 0..4 {
         let zones = json!([zone(&["cpu", &format!("example.com/{round}")])]);
-        edit(&world.server, "rte", json!({"zones": zones})).await;
-        world.converges().await;
+        edit(&env.server, "rte", json!({"zones": zones})).await;
+        env.converges().await;
     }
-    world.wait_for(|| is_reported(&world.server, "CompetingPublisher", "`rte` keeps rewriting")).await;
-    world.stop().await;
+    env.wait_for(|| is_reported(&env.server, "CompetingPublisher", "`rte` keeps rewriting")).await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn two_agents_of_one_node_do_not_write_forever() {
-    let world = synced(|_| {}).await;
-    let mut changes = world.server.changes();
+    let env = synced(|_| {}).await;
+    let mut changes = env.server.changes();
     for round in 0..10 {
         let mut wrong = foreign_object(&[], &["cpu", &format!("example.com/{round}")]);
         wrong["metadata"]["ownerReferences"] =
-            json!(world.server.topology("worker").unwrap().metadata.owner_references);
+            json!(env.server.topology("worker").unwrap().metadata.owner_references);
         let params = PatchParams::apply("numacast").force();
-        topologies(&world.server).patch("worker", &params, &Patch::Apply(wrong)).await.unwrap();
+        topologies(&env.server).patch("worker", &params, &Patch::Apply(wrong)).await.unwrap();
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    world.wait_for(|| is_reported(&world.server, "CompetingPublisher", "another `numacast` keeps")).await;
+    env.wait_for(|| is_reported(&env.server, "CompetingPublisher", "another `numacast` keeps")).await;
     assert_eq!(writers(&mut changes).len(), 10 + 3, "theirs, and three of ours");
-    world.stop().await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn without_a_watch_a_refresh_repairs_the_object() {
-    let world = World::with(Node::with(quick()), api_server().await, unwatched);
-    world.converges().await;
-    world.server.set_denied("watch", TOPOLOGIES.plural, true);
-    edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
-    world.converges().await;
-    assert!(world.server.delete(&TOPOLOGIES, "", "worker"));
-    world.converges().await;
-    assert_eq!(world.server.watchers(&TOPOLOGIES), 0);
-    world.stop().await;
+    let env = Environment::with(Node::with(quick()), api_server().await, unwatched);
+    env.converges().await;
+    env.server.set_denied("watch", TOPOLOGIES.plural, true);
+    edit(&env.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
+    env.converges().await;
+    assert!(env.server.delete(&TOPOLOGIES, "", "worker"));
+    env.converges().await;
+    assert_eq!(env.server.watchers(&TOPOLOGIES), 0);
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn a_broken_watch_misses_nothing() {
-    let world = synced(|_| {}).await;
+    let env = synced(|_| {}).await;
     // The history is gone, so the watch cannot resume, and the edit happens while it is disconnected.
-    world.server.cut_connections();
-    edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
-    world.server.compact_history();
-    world.converges().await;
-    world.wait_for(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
+    env.server.cut_connections();
+    edit(&env.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
+    env.server.compact_history();
+    env.converges().await;
+    env.wait_for(|| (env.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
     // A new watch reports no event for a missing object.
-    world.server.cut_connections();
-    world.server.delete(&TOPOLOGIES, "", "worker");
-    world.server.compact_history();
-    world.converges().await;
-    world.wait_for(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
-    world.server.stop();
-    world.wait_for(|| (world.server.watchers(&TOPOLOGIES) == 0).then_some(())).await;
-    world.server.delete(&TOPOLOGIES, "", "worker");
-    world.server.resume().await.unwrap();
-    world.converges().await;
-    world.stop().await;
+    env.server.cut_connections();
+    env.server.delete(&TOPOLOGIES, "", "worker");
+    env.server.compact_history();
+    env.converges().await;
+    env.wait_for(|| (env.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
+    env.server.stop();
+    env.wait_for(|| (env.server.watchers(&TOPOLOGIES) == 0).then_some(())).await;
+    env.server.delete(&TOPOLOGIES, "", "worker");
+    env.server.resume().await.unwrap();
+    env.converges().await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn an_object_older_than_the_history_is_watched() {
-    let world = synced(|_| {}).await;
+    let env = synced(|_| {}).await;
     // As after a restart of the API server: the object's resource version is too old.
-    world.server.add_node("another").unwrap();
-    world.server.cut_connections();
-    world.server.compact_history();
-    world.wait_for(|| (world.server.watchers(&TOPOLOGIES) == 0).then_some(())).await;
-    world.wait_for(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
-    edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
-    world.converges().await;
-    world.stop().await;
+    env.server.add_node("another").unwrap();
+    env.server.cut_connections();
+    env.server.compact_history();
+    env.wait_for(|| (env.server.watchers(&TOPOLOGIES) == 0).then_some(())).await;
+    env.wait_for(|| (env.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
+    edit(&env.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
+    env.converges().await;
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn an_unwatched_replacement_of_the_object_is_found_at_the_next_write() {
     let unwatched = |settings: &mut Settings| settings.watch_object = false;
-    let world = World::with(Node::with(quick()), api_server().await, unwatched);
-    world.converges().await;
-    assert!(world.server.delete(&TOPOLOGIES, "", "worker"));
-    world.server.put(&TOPOLOGIES, foreign_object(&[], &["cpu"])).unwrap();
-    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
-    world.converges().await;
-    assert_eq!(owners(&world.server), [""; 0], "it replaces the object that the Node owned");
-    world.stop().await;
+    let env = Environment::with(Node::with(quick()), api_server().await, unwatched);
+    env.converges().await;
+    assert!(env.server.delete(&TOPOLOGIES, "", "worker"));
+    env.server.put(&TOPOLOGIES, foreign_object(&[], &["cpu"])).unwrap();
+    env.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    env.converges().await;
+    assert_eq!(owners(&env.server), [""; 0], "it replaces the object that the Node owned");
+    env.stop().await;
 }
 
 #[tokio::test]
 async fn the_agent_works_without_the_right_to_create_events() {
-    let world = synced(|_| {}).await;
-    world.server.set_denied("create", EVENTS.plural, true);
-    edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
-    world.converges().await;
-    assert_eq!(node_events(&world.server), []);
-    world.stop().await;
+    let env = synced(|_| {}).await;
+    env.server.set_denied("create", EVENTS.plural, true);
+    edit(&env.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
+    env.converges().await;
+    assert_eq!(node_events(&env.server), []);
+    env.stop().await;
 }

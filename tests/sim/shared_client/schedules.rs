@@ -58,7 +58,7 @@ struct State {
     device: u64,
 }
 
-struct World {
+struct Environment {
     kubelet: SimKubelet,
     client: SharedClient,
     setup: Setup,
@@ -95,7 +95,7 @@ impl Setup {
     }
 }
 
-impl World {
+impl Environment {
     fn start(spec: &MachineSpec, root: &Path, setup: Setup, log: &Arc<CallLog>) -> Self {
         let options = Options {
             version: setup.version,
@@ -108,7 +108,7 @@ impl World {
         kubelet.traffic();
         let client = SharedClient::start(kubelet.socket(), TIMEOUT, log.clone());
         let history = RefCell::new(vec![State::default()]);
-        let world = Self {
+        let env = Self {
             kubelet,
             client,
             setup,
@@ -116,8 +116,8 @@ impl World {
             ends: Instant::now() + LENGTH,
             counts: Cell::default(),
         };
-        world.change(&mut Rng::with_seed(0), true);
-        world
+        env.change(&mut Rng::with_seed(0), true);
+        env
     }
 
     fn is_over(&self) -> bool {
@@ -311,24 +311,24 @@ async fn run(spec: &MachineSpec, seed: u64) -> Counts {
     // Seeds the random delays.
     fastrand::seed(seed);
     let (dir, log) = (tempfile::tempdir().unwrap(), Arc::new(CallLog::default()));
-    let world = World::start(spec, dir.path(), Setup::random(&mut rng), &log);
-    let agents = usize::from(world.setup.agent);
-    let callers = [vec![Caller::Proxy; world.setup.clients], vec![Caller::Agent; agents]].concat();
-    let callers = join_all(callers.into_iter().map(|caller| world.request_repeatedly(rng.fork(), caller)));
+    let env = Environment::start(spec, dir.path(), Setup::random(&mut rng), &log);
+    let agents = usize::from(env.setup.agent);
+    let callers = [vec![Caller::Proxy; env.setup.clients], vec![Caller::Agent; agents]].concat();
+    let callers = join_all(callers.into_iter().map(|caller| env.request_repeatedly(rng.fork(), caller)));
     let changes = Rng::with_seed(seed ^ 1);
-    tokio::join!(world.run_changes(changes), callers);
-    let (traffic, mut counts) = (world.kubelet.traffic(), world.counts.get());
+    tokio::join!(env.run_changes(changes), callers);
+    let (traffic, mut counts) = (env.kubelet.traffic(), env.counts.get());
     counts.max_in_flight = log.calls().max_in_flight;
     assert!(counts.max_in_flight <= 2, "{} calls in flight", counts.max_in_flight);
     // A closed connection may have calls whose end the kubelet has not noticed yet.
-    if !world.setup.outages {
+    if !env.setup.outages {
         assert!(traffic.max_concurrent_total <= 2, "{} calls at once", traffic.max_concurrent_total);
         assert!(traffic.max_concurrent.values().all(|max| *max <= 1), "{:?}", traffic.max_concurrent);
     }
     counts.calls = traffic.calls.len();
     counts.busiest = busiest_second(&traffic.calls.into_iter().map(|(_, at)| at).collect::<Vec<_>>());
     // The agent has a budget of its own: here at most ten requests per second with at most two calls each.
-    let agents = if world.setup.agent { 20 } else { 0 };
+    let agents = if env.setup.agent { 20 } else { 0 };
     assert!(counts.busiest <= 30 + agents, "{} calls in one second", counts.busiest);
     counts
 }

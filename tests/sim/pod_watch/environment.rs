@@ -14,7 +14,7 @@ use serde_json::json;
 pub(super) const NODE: &str = "worker";
 
 /// An API server, and a watch of its pods.
-pub(super) struct World {
+pub(super) struct Environment {
     pub(super) server: ApiServer,
     events: Pin<Box<dyn Stream<Item = Result<WatchEvent<Pod>, String>>>>,
     listed: BTreeMap<String, Pod>,
@@ -28,7 +28,7 @@ pub(super) struct World {
     pub(super) trace: Vec<String>,
 }
 
-impl World {
+impl Environment {
     pub(super) async fn new(wanted: Wanted) -> Self {
         let server = ApiServer::start_on_any_port(0).await.unwrap();
         let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(10));
@@ -37,13 +37,13 @@ impl World {
         Self { server, events, listed, pods, lists: 0, errors: Vec::new(), trace: Vec::new() }
     }
 
-    /// Returns a world with these pods, each named by one letter, once the list is complete.
+    /// Returns a environment with these pods, each named by one letter, once the list is complete.
     pub(super) async fn with_pods(names: &str) -> Self {
-        let mut world = Self::new(Wanted::default()).await;
-        names.chars().for_each(|name| world.put(&name.to_string(), "Pending"));
-        world.read_until(|world| world.lists == 1).await;
-        world.trace.clear();
-        world
+        let mut env = Self::new(Wanted::default()).await;
+        names.chars().for_each(|name| env.put(&name.to_string(), "Pending"));
+        env.read_until(|env| env.lists == 1).await;
+        env.trace.clear();
+        env
     }
 
     pub(super) fn put(&self, name: &str, phase: &str) {
@@ -106,7 +106,7 @@ impl World {
     /// Creates a pod, reads all events up to it, and returns the trace.
     pub(super) async fn create(&mut self, name: &str) -> String {
         self.put(name, "Pending");
-        self.read_until(|world| world.pods.contains_key(name)).await;
+        self.read_until(|env| env.pods.contains_key(name)).await;
         std::mem::take(&mut self.trace).concat()
     }
 

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use crate::support::Node;
 
 /// A node, an API server, and the agent between them.
-pub(crate) struct World {
+pub(crate) struct Environment {
     pub(crate) node: Node,
     pub(crate) server: ApiServer,
     pub(crate) metrics: Registry,
@@ -23,7 +23,7 @@ pub(crate) struct World {
     agent: JoinHandle<()>,
 }
 
-impl World {
+impl Environment {
     pub(crate) async fn start(options: Options) -> Self {
         let server = api_server().await;
         Self::with(Node::with(options), server, |_| {})
@@ -75,7 +75,7 @@ impl World {
             None => vec!["there is no object".to_owned()],
         };
         for _ in 0..3000 {
-            assert!(!self.agent.is_finished(), "the agent has ended");
+            assert!(!self.agent.is_finished(), "the agent exited");
             if differences().is_empty() {
                 return;
             }
@@ -87,7 +87,7 @@ impl World {
     /// Waits until `probe` returns something.
     pub(crate) async fn wait_for(&self, probe: impl Fn() -> Option<()>) {
         for _ in 0..3000 {
-            assert!(!self.agent.is_finished(), "the agent has ended");
+            assert!(!self.agent.is_finished(), "the agent exited");
             if probe().is_some() {
                 return;
             }
@@ -142,12 +142,12 @@ pub(crate) async fn api_server() -> ApiServer {
 }
 
 /// Starts an agent with a kubelet that lists terminated pods with their resources, as those before 1.34 do.
-pub(crate) async fn with_terminated_pods_listed(options: Options) -> World {
+pub(crate) async fn with_terminated_pods_listed(options: Options) -> Environment {
     let server = ApiServer::start_on_any_port(0).await.unwrap();
     let node =
         json!({"metadata": {"name": "worker"}, "status": {"nodeInfo": {"kubeletVersion": "v1.33.13"}}});
     server.put(&NODES, node).unwrap();
-    World::with(Node::with(Options { version: KubeletVersion::V1_29, ..options }), server, |_| {})
+    Environment::with(Node::with(Options { version: KubeletVersion::V1_29, ..options }), server, |_| {})
 }
 
 /// A kubelet that releases resources soon and has no rate limit.

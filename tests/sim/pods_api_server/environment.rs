@@ -31,7 +31,7 @@ use super::pods_page::PodsPage;
 const NODE: &str = "worker";
 
 /// The Pods API server, and a directory for the sockets.
-pub(super) struct World {
+pub(super) struct Environment {
     dir: TempDir,
     metrics: Registry,
     pub(super) health: Arc<dyn Probes>,
@@ -39,7 +39,7 @@ pub(super) struct World {
     task: JoinHandle<()>,
 }
 
-impl World {
+impl Environment {
     /// Starts the server with these sources. `/pods` is that of `page`, if set.
     pub(super) async fn start(
         order: &[PodSourceKind],
