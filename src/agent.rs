@@ -229,7 +229,8 @@ impl Agent {
         };
         let next = self.executor.scanned(scan, start, depth == Depth::Everything);
         if depth == Depth::Usage {
-            self.executor.reconciler.record_cost(cpu_time().saturating_sub(used));
+            let cost = cpu_time().saturating_sub(used);
+            self.executor.reconciler.schedule.poll.record_cost(cost);
         }
         (next, result)
     }
@@ -256,7 +257,7 @@ impl Agent {
 
     /// Waits for the end of a burst of triggers.
     async fn triggered(&mut self, reasons: Trigger) -> Depth {
-        self.executor.reconciler.record_trigger(Instant::now());
+        self.executor.reconciler.schedule.poll.record_change(Instant::now());
         let reasons = self.executor.run_beside(self.triggers.burst(reasons)).await;
         reasons.names().for_each(|trigger| self.metrics.triggered(trigger));
         if reasons.has(Trigger::EVERYTHING) {

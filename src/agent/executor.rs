@@ -11,18 +11,22 @@ use tracing::{debug, info};
 
 use crate::agent::live_object::LiveObject;
 use crate::agent::metrics::{Metrics, Outcome};
-use crate::agent::observe::{ApiServerCheck, Scan};
+use crate::agent::observe::Scan;
 use crate::agent::publish::Publisher;
-use crate::agent::reconcile::{Change, Context, Observation, Plan, Reconciler, Requeue, Scope};
+use crate::agent::reconcile::{Change, Context, Plan, Reconciler, Requeue, Scope};
 use crate::agent::report::{EventRecorder, Reporter};
 use crate::agent::settings::Settings;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, ClusterError};
 use crate::pod::TerminalPods;
 use crate::pod_source::{PodCache, PodView};
 use crate::topology::Rules;
 
 /// How long a single pass waits for the pods.
 const FIRST_LIST: Duration = Duration::from_secs(2);
+
+/// Minimum interval between two checks of the API server: all agents of a cluster may wait for their kubelets
+/// at the same time.
+const API_SERVER_CHECKS: Duration = Duration::from_secs(5);
 
 /// Why a scan is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +56,11 @@ pub(super) struct Executor {
     view: PodView,
     live_object: watch::Receiver<LiveObject>,
     rules: watch::Receiver<Rules>,
-    api_server: ApiServerCheck,
+    /// For checks of the API server while a restarted kubelet is waited for.
+    node: String,
+    cluster: Cluster,
+    /// Whether the last check failed, and its time; `None` unless a kubelet is waited for.
+    api_server: Option<(bool, Instant)>,
     pub(super) publisher: Publisher,
     pub(super) reporter: Reporter,
     metrics: Arc<Metrics>,
@@ -78,7 +86,9 @@ impl Executor {
             view: PodView::default(),
             live_object: publisher.live_object(),
             rules,
-            api_server: ApiServerCheck::new(cluster, settings.node.clone()),
+            node: settings.node.clone(),
+            cluster,
+            api_server: None,
             publisher,
             reporter: Reporter::new(settings, Arc::clone(&metrics), events),
             metrics,
@@ -87,7 +97,7 @@ impl Executor {
 
     /// Waits, for a limited time, until the pods are synced and it is known which have terminated.
     pub(super) async fn wait_for_pods(&mut self) {
-        let has_source = self.reconciler.has_pod_source();
+        let has_source = self.reconciler.has_pod_source;
         let synced = async {
             while !self.pods.view().is_complete {
                 self.pods.changed().await;
@@ -110,17 +120,21 @@ impl Executor {
         self.step(match scan {
             Ok(scan) => Change::Scanned { scan, start, is_full },
             Err(error) => Change::ScanFailed(error),
-        })
+        });
+        self.reconciler.requeue
     }
 
     /// Checks whether the API server responds if a restarted kubelet is waited for, unless that was checked
     /// lately.
     pub(super) async fn check_api_server(&mut self) {
-        if !self.reconciler.waits_for_restart() {
-            self.api_server.reset();
-        } else if self.api_server.is_due() {
-            let failed = self.run_beside(self.api_server.fails()).await;
-            self.api_server.record(failed);
+        if !self.reconciler.restart.is_waiting() {
+            self.api_server = None;
+        } else if self.api_server.is_none_or(|(_, at)| at.elapsed() >= API_SERVER_CHECKS) {
+            let (cluster, node) = (self.cluster.clone(), self.node.clone());
+            let response = self.run_beside(async move { cluster.node_uid(&node).await }).await;
+            let has_failed =
+                matches!(response, Err(ClusterError::Unreachable { .. } | ClusterError::Deadline { .. }));
+            self.api_server = Some((has_failed, Instant::now()));
         }
     }
 
@@ -134,13 +148,11 @@ impl Executor {
             }
             match self.wake().await {
                 Wake::Scan => {
-                    self.reconciler.count_bound_scan();
+                    self.reconciler.fingerprint.bound_pods.count_scan();
                     return ScanRequest::Bound;
                 }
                 Wake::Pods if self.pods.peek().needs_rescan(&self.view) => {}
-                Wake::Pods | Wake::Recheck => {
-                    self.step(Change::Pods(Scope::All));
-                }
+                Wake::Pods | Wake::Recheck => self.step(Change::Pods(Scope::All)),
             }
         }
     }
@@ -168,16 +180,15 @@ impl Executor {
         loop {
             match self.wake().await {
                 // The running scan is the one that is due.
-                Wake::Scan => self.reconciler.cancel_bound_scan(),
-                Wake::Pods | Wake::Recheck => {
-                    self.step(Change::Pods(Scope::All));
-                }
+                Wake::Scan => self.reconciler.fingerprint.bound_pods.scan_at = None,
+                Wake::Pods | Wake::Recheck => self.step(Change::Pods(Scope::All)),
             }
         }
     }
 
     async fn wake(&mut self) -> Wake {
-        let (recheck, scan) = (self.reconciler.recheck_at(), self.reconciler.scan_at());
+        let guard = &self.reconciler.fingerprint;
+        let (recheck, scan) = (guard.recheck_at, guard.bound_pods.scan_at);
         tokio::select! {
             () = self.pods.changed() => {
                 self.pods.view();
@@ -188,8 +199,8 @@ impl Executor {
         }
     }
 
-    /// Reconciles a change and carries out the plan. Returns the next scan.
-    fn step(&mut self, change: Change) -> Requeue {
+    /// Reconciles a change and carries out the plan.
+    fn step(&mut self, change: Change) {
         let plan = {
             let (live_object, rules) = (self.live_object.borrow(), self.rules.borrow());
             let context = Context {
@@ -197,15 +208,16 @@ impl Executor {
                 view: &self.view,
                 live_object: &live_object,
                 rules: &rules,
-                is_api_server_down: self.api_server.has_failed() || self.publisher.is_failing(),
+                is_api_server_down: self.api_server.is_some_and(|(failed, _)| failed) || self.publisher.is_failing(),
             };
-            self.reconciler.step(Observation { change, context }, Instant::now())
+            self.reconciler.step(change, &context, Instant::now())
         };
-        self.carry_out(plan)
+        self.carry_out(plan);
     }
 
-    fn carry_out(&mut self, plan: Plan) -> Requeue {
-        let account = self.reconciler.account();
+    fn carry_out(&mut self, plan: Plan) {
+        let guard = &self.reconciler.fingerprint;
+        let account = guard.account.as_ref();
         match (plan.outcome, account) {
             (Some(Outcome::Success), Some(account)) => {
                 let scan = account.scan();
@@ -214,7 +226,7 @@ impl Executor {
             (Some(outcome), _) => self.metrics.scanned(outcome),
             (None, _) => {}
         }
-        self.metrics.unaccounted(self.reconciler.unaccounted());
+        self.metrics.unaccounted.set(guard.bound_pods.unaccounted.len() as u64);
         self.reporter.warn(&plan.warnings, plan.events);
         if plan.has_recovered {
             info!("the node can be read again");
@@ -223,13 +235,12 @@ impl Executor {
             self.reporter.set_status(status);
         }
         if let (Some(newest), Some(account)) = (plan.publish, account) {
-            let covered_pods = || self.reconciler.covered_pods(&self.pods, &self.rules.borrow().exclude);
+            let covered_pods = || guard.covered_pods(&self.pods, &self.rules.borrow().exclude);
             let (publishable, is_new) = (newest.publishable, newest.is_new);
             self.reporter.publish(&publishable, &newest.verdict, is_new, account.scan(), covered_pods);
             if is_new {
                 self.publisher.publish(publishable);
             }
         }
-        plan.requeue
     }
 }

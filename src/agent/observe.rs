@@ -1,6 +1,5 @@
 //! Observes the node: reads it, and finds out when it may have changed.
 
-mod api_server;
 pub(super) mod config_sources;
 mod hotplug;
 mod kubelet;
@@ -17,7 +16,6 @@ pub use node_reader::NodeReader;
 pub use pods::list_pods;
 pub use scan::{ConfigConfidence, ConfigStatus, Depth, Inventory, Scan, ScanError};
 
-pub(super) use api_server::ApiServerCheck;
 pub(super) use kubelet_config::with_consequence;
 pub(super) use poll_interval::{PollInterval, cpu_time};
 pub(super) use triggers::{Directories, Trigger, Triggers};

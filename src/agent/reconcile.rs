@@ -19,7 +19,6 @@ mod write_delay;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -36,11 +35,11 @@ use crate::topology::{Exclude, Finding};
 
 pub use account::Account;
 pub(super) use fingerprint_guard::Scope;
-pub(super) use plan::{Change, Context, Observation, Plan};
+pub(super) use plan::{Change, Context, Plan};
 pub(super) use schedule::Requeue;
 
 use admission_guard::AdmissionGuard;
-use check::{Check, Retry, Wait};
+use check::{Check, Retry};
 use fingerprint_guard::FingerprintGuard;
 use plan::Stop;
 use policy_carryover::PolicyCarryover;
@@ -52,17 +51,17 @@ use startup_guard::{PodListCheck, StartupGuard};
 /// The state of the decisions.
 #[derive(Debug)]
 pub(super) struct Reconciler {
-    has_pod_source: bool,
+    pub(super) has_pod_source: bool,
     reused_names: ReusedNames,
-    restart: RestartGuard,
+    pub(super) restart: RestartGuard,
     admission: AdmissionGuard,
     startup: StartupGuard,
     policies: PolicyCarryover,
     memory: ResourceMemory,
-    fingerprint: FingerprintGuard,
-    schedule: Schedule,
-    /// The next scan.
-    requeue: Requeue,
+    pub(super) fingerprint: FingerprintGuard,
+    pub(super) schedule: Schedule,
+    /// The next scan, if nothing happens before.
+    pub(super) requeue: Requeue,
     /// Whether the live object is known and was adopted by the guards.
     has_live_object: bool,
     /// What was warned about in the last step.
@@ -91,27 +90,25 @@ impl Reconciler {
     }
 
     /// Returns what follows from an observation.
-    pub(super) fn step(&mut self, observation: Observation<'_>, now: Instant) -> Plan {
-        let Observation { change, context } = observation;
-        let mut plan = Plan::new(self.requeue);
+    pub(super) fn step(&mut self, change: Change, context: &Context<'_>, now: Instant) -> Plan {
+        let mut plan = Plan::default();
         match change {
             Change::Scanned { scan, start, is_full } => {
                 if is_full {
                     self.schedule.full_scan_done(start);
                 }
-                match self.accept(scan, &context, now, &mut plan) {
-                    Ok(account) => self.accepted(account, &context, now, &mut plan),
-                    Err(stop) => self.stopped(stop, &context, now, &mut plan),
+                match self.accept(scan, context, now, &mut plan) {
+                    Ok(account) => self.accepted(account, context, now, &mut plan),
+                    Err(stop) => self.stopped(stop, context, now, &mut plan),
                 }
             }
             Change::ScanFailed(error) => {
                 plan.outcome = Some(Outcome::Failed);
                 let next = self.schedule.failed(now);
-                self.failed(error, next, &context, now, &mut plan);
+                self.failed(error, next, context, now, &mut plan);
             }
-            Change::Pods(scope) => self.check_fingerprint(&context, scope, now, &mut plan),
+            Change::Pods(scope) => self.check_fingerprint(context, scope, now, &mut plan),
         }
-        self.requeue = plan.requeue;
         plan
     }
 
@@ -174,7 +171,7 @@ impl Reconciler {
         }
         if !live_object.is_known() {
             let why = "the object in the API server is not known yet".to_owned();
-            return Check::Wait(Wait { why, retry: Retry::Later });
+            return Check::Wait { why, retry: Retry::Later };
         }
         self.memory.adopt(live_object.devices(), now);
         self.policies.adopt(live_object);
@@ -199,7 +196,7 @@ impl Reconciler {
         if plan.publish.as_ref().is_some_and(|newest| newest.is_new) {
             self.schedule.poll.record_change(now);
         }
-        plan.requeue = match (&plan.incomplete, self.fingerprint.account()) {
+        self.requeue = match (&plan.incomplete, &self.fingerprint.account) {
             (None, Some(account)) => self.schedule.after(account.scan(), context.view, now),
             _ => Schedule::soon(now),
         };
@@ -207,13 +204,13 @@ impl Reconciler {
 
     fn stopped(&mut self, stop: Stop, context: &Context<'_>, now: Instant, plan: &mut Plan) {
         plan.outcome = Some(stop.outcome);
-        match stop.wait.retry {
+        match stop.retry {
             Retry::Backoff => {
                 let next = self.schedule.not_ready(now);
-                self.failed(stop.wait.why, next, context, now, plan);
+                self.failed(stop.why, next, context, now, plan);
             }
-            Retry::At(at, depth) => plan.requeue = Requeue { at, depth },
-            Retry::Later => plan.requeue = self.schedule.full_scan(),
+            Retry::At(at, depth) => self.requeue = Requeue { at, depth },
+            Retry::Later => self.requeue = self.schedule.full_scan(),
         }
     }
 
@@ -227,15 +224,15 @@ impl Reconciler {
         now: Instant,
         plan: &mut Plan,
     ) {
-        self.fingerprint.set_unresponsive();
+        self.fingerprint.is_responding = false;
         self.check_fingerprint(context, Scope::All, now, plan);
-        self.fingerprint.bound_pods().cancel();
+        self.fingerprint.bound_pods.scan_at = None;
         if is_long {
             plan.events.push((Reason::NodeUnreadable, error.clone()));
         }
         self.set_warnings([error.clone()].into(), plan);
         plan.status = Some(Err(error));
-        plan.requeue = next;
+        self.requeue = next;
     }
 
     /// Asks the last guard what to publish.
@@ -246,7 +243,7 @@ impl Reconciler {
         events.into_iter().for_each(|(reason, note)| plan.warn(reason, note));
         match check {
             Check::Amend(newest, _) => plan.publish = Some(newest),
-            Check::Pass | Check::Wait(_) => {}
+            Check::Pass | Check::Wait { .. } => {}
             Check::GiveUp(reason, note) => plan.warn(reason, note),
         }
     }
@@ -257,11 +254,6 @@ impl Reconciler {
         plan.warnings.extend(warnings.difference(&self.warnings).cloned());
         self.warnings = warnings;
         plan.warnings.len() > before
-    }
-
-    /// Returns true if there is a source of pods.
-    pub(super) fn has_pod_source(&self) -> bool {
-        self.has_pod_source
     }
 
     /// Prepares a scan. Returns the terminated pods, which kubelets before 1.34 still list.
@@ -276,56 +268,6 @@ impl Reconciler {
         let is_full =
             self.schedule.is_full_scan_due(now) || self.restart.is_waiting() || self.startup.is_active();
         if is_full { Depth::Everything } else { depth }
-    }
-
-    /// Records that something may have changed, so that polls are frequent for a while.
-    pub(super) fn record_trigger(&mut self, now: Instant) {
-        self.schedule.poll.record_change(now);
-    }
-
-    /// Records the CPU time of a List.
-    pub(super) fn record_cost(&mut self, cost: Duration) {
-        self.schedule.poll.record_cost(cost);
-    }
-
-    /// Returns true while a restarted kubelet is waited for.
-    pub(super) fn waits_for_restart(&self) -> bool {
-        self.restart.is_waiting()
-    }
-
-    /// Returns the newest account.
-    pub(super) fn account(&self) -> Option<&Account> {
-        self.fingerprint.account()
-    }
-
-    /// Returns the pods that the published fingerprint covers.
-    pub(super) fn covered_pods(&self, pods: &PodCache, exclude: &Exclude) -> Vec<PodName> {
-        self.fingerprint.covered_pods(pods, exclude)
-    }
-
-    /// Returns the number of bound pods that the zones do not account for.
-    pub(super) fn unaccounted(&self) -> usize {
-        self.fingerprint.unaccounted()
-    }
-
-    /// Returns when to step again even if no pod has changed.
-    pub(super) fn recheck_at(&self) -> Option<Instant> {
-        self.fingerprint.recheck_at()
-    }
-
-    /// Returns when to scan for bound pods.
-    pub(super) fn scan_at(&self) -> Option<Instant> {
-        self.fingerprint.scan_at()
-    }
-
-    /// Counts the scan for bound pods that starts now.
-    pub(super) fn count_bound_scan(&mut self) {
-        self.fingerprint.bound_pods().count_scan();
-    }
-
-    /// Cancels the scan for bound pods: another one is running.
-    pub(super) fn cancel_bound_scan(&mut self) {
-        self.fingerprint.bound_pods().cancel();
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::check::{Check, Retry, Wait};
+use super::check::{Check, Retry};
 use crate::agent::observe::{Depth, Scan};
 use crate::kubelet::PodUsage;
 use crate::pod::PodName;
@@ -27,13 +27,11 @@ impl AdmissionGuard {
         let half_admitted: BTreeSet<PodName> = half_admitted.map(PodUsage::full_name).collect();
         let is_new = !half_admitted.is_subset(&self.waited_for);
         self.waited_for = half_admitted;
-        match is_new {
-            true => Check::Wait(Wait {
-                why: "a pod is being admitted".to_owned(),
-                retry: Retry::At(now + RETRY, Depth::Usage),
-            }),
-            false => Check::Pass,
+        if !is_new {
+            return Check::Pass;
         }
+        let why = "a pod is being admitted".to_owned();
+        Check::Wait { why, retry: Retry::At(now + RETRY, Depth::Usage) }
     }
 }
 
@@ -93,12 +91,12 @@ mod tests {
         let now = Instant::now();
         let (a, b) = (pod("a", &[("1", false)]), pod("b", &[("2", false)]));
         let first = scan(std::slice::from_ref(&a), true);
-        let Check::Wait(wait) = guard.check(&first, now) else { panic!("it is not waited for") };
-        assert_eq!(wait.retry, Retry::At(now + RETRY, Depth::Usage));
+        let Check::Wait { retry, .. } = guard.check(&first, now) else { panic!("it is not waited for") };
+        assert_eq!(retry, Retry::At(now + RETRY, Depth::Usage));
         assert_eq!(guard.check(&first, now), Check::Pass);
-        assert!(matches!(guard.check(&scan(&[a.clone(), b], true), now), Check::Wait(_)), "b is new");
+        assert!(matches!(guard.check(&scan(&[a.clone(), b], true), now), Check::Wait { .. }), "b is new");
         assert_eq!(guard.check(&scan(&[pod("a", &[("1", true)])], true), now), Check::Pass);
-        assert!(matches!(guard.check(&first, now), Check::Wait(_)), "it may be another pod of that name");
+        assert!(matches!(guard.check(&first, now), Check::Wait { .. }), "it may be another pod of that name");
         assert_eq!(AdmissionGuard::default().check(&scan(&[a], false), now), Check::Pass);
     }
 }

@@ -27,15 +27,15 @@ const LIMIT: Duration = Duration::from_secs(1);
 
 /// Schedules scans for bound pods.
 #[derive(Debug, Default)]
-pub(super) struct BoundPods {
+pub(in crate::agent) struct BoundPods {
     /// Pods that the zones do not account for.
-    unaccounted: BTreeSet<PodName>,
+    pub(in crate::agent) unaccounted: BTreeSet<PodName>,
     /// Whether the kubelet's checkpoints show what it admits.
     has_checkpoints: bool,
     /// The number of consecutive scans for these pods.
     scans: u32,
     /// When to scan for them.
-    scan_at: Option<Instant>,
+    pub(in crate::agent) scan_at: Option<Instant>,
 }
 
 impl BoundPods {
@@ -69,24 +69,9 @@ impl BoundPods {
         }
     }
 
-    /// Returns the number of pods that the zones do not account for.
-    pub(super) fn len(&self) -> usize {
-        self.unaccounted.len()
-    }
-
-    /// Returns when to scan for them.
-    pub(super) fn scan_at(&self) -> Option<Instant> {
-        self.scan_at
-    }
-
     /// Counts the scan that was scheduled: it starts now.
-    pub(super) fn count_scan(&mut self) {
+    pub(in crate::agent) fn count_scan(&mut self) {
         self.scans = self.scans.saturating_add(1);
-    }
-
-    /// Cancels the scan that was scheduled.
-    pub(super) fn cancel(&mut self) {
-        self.scan_at = None;
     }
 }
 
@@ -104,9 +89,9 @@ mod tests {
         let mut delays = Vec::new();
         for _ in 0..scans {
             bound.update(&pods(&["a"]), true, now);
-            delays.push(bound.scan_at().unwrap().duration_since(now).as_millis());
+            delays.push(bound.scan_at.unwrap().duration_since(now).as_millis());
             bound.count_scan();
-            bound.cancel();
+            bound.scan_at = None;
         }
         delays
     }
@@ -133,18 +118,18 @@ mod tests {
         delays(&mut bound, 20);
         let now = Instant::now();
         bound.update(&pods(&["a"]), true, now);
-        let late = bound.scan_at().unwrap();
+        let late = bound.scan_at.unwrap();
         bound.update(&pods(&["a", "b"]), true, now);
-        assert!(bound.scan_at().unwrap() < late);
-        assert_eq!(bound.len(), 2);
+        assert!(bound.scan_at.unwrap() < late);
+        assert_eq!(bound.unaccounted.len(), 2);
         bound.update(&[], true, now);
-        assert_eq!((bound.scan_at(), bound.len()), (None, 0));
+        assert_eq!((bound.scan_at, bound.unaccounted.len()), (None, 0));
     }
 
     #[test]
     fn a_kubelet_that_does_not_respond_is_not_scanned_more_often() {
         let mut bound = BoundPods::default();
         bound.update(&pods(&["a"]), false, Instant::now());
-        assert_eq!(bound.scan_at(), None);
+        assert_eq!(bound.scan_at, None);
     }
 }

@@ -14,18 +14,14 @@ pub(super) enum Check<T = ()> {
     /// is scanned again soon.
     Amend(T, Option<String>),
     /// Publish nothing: the last good object stays.
-    Wait(Wait),
+    Wait {
+        /// One sentence.
+        why: String,
+        /// When to scan again.
+        retry: Retry,
+    },
     /// Go on: the time is up. The Event says what was waited for.
     GiveUp(Reason, String),
-}
-
-/// What is waited for, and when to look again.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Wait {
-    /// One sentence.
-    pub(super) why: String,
-    /// When to scan again.
-    pub(super) retry: Retry,
 }
 
 /// When to scan again.
@@ -42,6 +38,6 @@ pub(super) enum Retry {
 impl<T> Check<T> {
     /// Waits for a kubelet that is not ready.
     pub(super) fn not_ready(why: String) -> Self {
-        Self::Wait(Wait { why, retry: Retry::Backoff })
+        Self::Wait { why, retry: Retry::Backoff }
     }
 }

@@ -11,7 +11,7 @@ use tracing::debug;
 
 use super::account::Account;
 use super::bound_pods::BoundPods;
-use super::check::{Check, Retry, Wait};
+use super::check::{Check, Retry};
 use super::write_delay::WriteDelay;
 use crate::agent::report::Reason;
 use crate::pod::PodName;
@@ -60,23 +60,24 @@ struct InputVersion {
 
 /// Decides what is published of the newest account.
 #[derive(Debug)]
-pub(super) struct FingerprintGuard {
+pub(in crate::agent) struct FingerprintGuard {
     gate: FingerprintGate,
     /// The gate's times count from here.
     started: Instant,
-    account: Option<Account>,
+    /// The newest account.
+    pub(in crate::agent) account: Option<Account>,
     /// The number of accounts so far.
     accounts: u64,
-    /// Whether the kubelet responds.
-    is_responding: bool,
-    bound_pods: BoundPods,
+    /// Whether the last scan was accepted.
+    pub(super) is_responding: bool,
+    pub(in crate::agent) bound_pods: BoundPods,
     delay: WriteDelay,
     /// The last state that was published.
     last: Option<Publishable>,
     /// The last input, and whether the whole verdict on it was published or is delayed.
     evaluated: Option<(InputVersion, bool)>,
     /// When to evaluate again if nothing happens.
-    recheck_at: Option<Instant>,
+    pub(in crate::agent) recheck_at: Option<Instant>,
     /// Whether it was reported that the pods are unknown.
     is_reported: bool,
 }
@@ -107,38 +108,8 @@ impl FingerprintGuard {
         self.account = Some(account);
     }
 
-    /// Returns the newest account.
-    pub(super) fn account(&self) -> Option<&Account> {
-        self.account.as_ref()
-    }
-
-    /// Records that a scan failed or is incomplete.
-    pub(super) fn set_unresponsive(&mut self) {
-        self.is_responding = false;
-    }
-
-    /// Returns when to check again if nothing happens.
-    pub(super) fn recheck_at(&self) -> Option<Instant> {
-        self.recheck_at
-    }
-
-    /// Returns the schedule of scans for bound pods.
-    pub(super) fn bound_pods(&mut self) -> &mut BoundPods {
-        &mut self.bound_pods
-    }
-
-    /// Returns when to scan for bound pods.
-    pub(super) fn scan_at(&self) -> Option<Instant> {
-        self.bound_pods.scan_at()
-    }
-
-    /// Returns the number of bound pods that the zones do not account for.
-    pub(super) fn unaccounted(&self) -> usize {
-        self.bound_pods.len()
-    }
-
     /// Returns the pods that the published fingerprint covers.
-    pub(super) fn covered_pods(&self, pods: &PodCache, exclude: &Exclude) -> Vec<PodName> {
+    pub(in crate::agent) fn covered_pods(&self, pods: &PodCache, exclude: &Exclude) -> Vec<PodName> {
         let Some(account) = &self.account else { return Vec::new() };
         let input = account.gate_input(self.accounts, self.is_responding, exclude);
         pods.with(|pods| self.gate.covered_pods(pods, &input))
@@ -297,7 +268,7 @@ fn earliest(times: [Option<Instant>; 3]) -> Option<Instant> {
 
 /// Waits for the pods or the time to change.
 fn later(why: &str) -> Check<Newest> {
-    Check::Wait(Wait { why: why.to_owned(), retry: Retry::Later })
+    Check::Wait { why: why.to_owned(), retry: Retry::Later }
 }
 
 fn pods_unknown(is_scheduler_view: bool) -> String {

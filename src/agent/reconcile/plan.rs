@@ -2,23 +2,14 @@
 
 use tokio::time::Instant;
 
-use super::check::{Check, Wait};
+use super::check::{Check, Retry};
 use super::fingerprint_guard::{Newest, Scope};
-use super::schedule::Requeue;
 use crate::agent::live_object::LiveObject;
 use crate::agent::metrics::Outcome;
 use crate::agent::observe::Scan;
 use crate::agent::report::Reason;
 use crate::pod_source::{PodCache, PodView};
 use crate::topology::Rules;
-
-/// What was observed.
-pub(in crate::agent) struct Observation<'a> {
-    /// What is new.
-    pub(in crate::agent) change: Change,
-    /// Everything else.
-    pub(in crate::agent) context: Context<'a>,
-}
 
 /// What is new since the last step.
 pub(in crate::agent) enum Change {
@@ -53,12 +44,10 @@ pub(in crate::agent) struct Context<'a> {
 }
 
 /// What follows from an observation.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(in crate::agent) struct Plan {
     /// The newest state, if it may be published.
     pub(in crate::agent) publish: Option<Newest>,
-    /// When to scan next if nothing happens before, and how deep.
-    pub(in crate::agent) requeue: Requeue,
     /// New warnings for the log.
     pub(in crate::agent) warnings: Vec<String>,
     /// Kubernetes Events to post.
@@ -75,24 +64,12 @@ pub(in crate::agent) struct Plan {
 
 /// Why a scan is not accepted.
 pub(super) struct Stop {
-    pub(super) wait: Wait,
+    pub(super) why: String,
+    pub(super) retry: Retry,
     pub(super) outcome: Outcome,
 }
 
 impl Plan {
-    pub(super) fn new(requeue: Requeue) -> Self {
-        Self {
-            publish: None,
-            requeue,
-            warnings: Vec::new(),
-            events: Vec::new(),
-            outcome: None,
-            status: None,
-            has_recovered: false,
-            incomplete: None,
-        }
-    }
-
     /// Logs a warning and posts it as an Event.
     pub(super) fn warn(&mut self, reason: Reason, note: String) {
         self.warnings.push(note.clone());
@@ -100,12 +77,7 @@ impl Plan {
     }
 
     /// Follows a guard: returns what to go on with. `outcome` is the scan's if the guard waits.
-    pub(super) fn follow<T>(
-        &mut self,
-        check: Check<T>,
-        unchanged: T,
-        outcome: Outcome,
-    ) -> Result<T, Stop> {
+    pub(super) fn follow<T>(&mut self, check: Check<T>, unchanged: T, outcome: Outcome) -> Result<T, Stop> {
         match check {
             Check::Pass => Ok(unchanged),
             Check::Amend(amended, incomplete) => {
@@ -116,7 +88,7 @@ impl Plan {
                 self.warn(reason, note);
                 Ok(unchanged)
             }
-            Check::Wait(wait) => Err(Stop { wait, outcome }),
+            Check::Wait { why, retry } => Err(Stop { why, retry, outcome }),
         }
     }
 }

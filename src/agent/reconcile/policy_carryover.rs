@@ -158,7 +158,7 @@ mod tests {
         let start = Instant::now();
         let mut carryover = PolicyCarryover::new(true, LIMIT, start);
         let after = |seconds| start + Duration::from_secs(seconds);
-        let waits = |check: Check<Option<Vec<(String, String)>>>| matches!(check, Check::Wait(_));
+        let waits = |check: Check<Option<Vec<(String, String)>>>| matches!(check, Check::Wait { .. });
         assert_eq!(carryover.check(&status(Certain), start), Check::Pass);
         assert_eq!(carryover.check(&status(Doubtful), start), Check::Pass, "better than none");
         assert!(waits(carryover.check(&status(Unknown), after(100))), "from the first time on");

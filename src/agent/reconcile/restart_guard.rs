@@ -27,7 +27,7 @@ pub(super) const EMPTY_FACTOR: u32 = 10;
 
 /// Distinguishes a restarted kubelet from a node whose resources were released.
 #[derive(Debug)]
-pub(super) struct RestartGuard {
+pub(in crate::agent) struct RestartGuard {
     limit: Duration,
     /// The name suffix of every static pod.
     static_suffix: String,
@@ -120,7 +120,7 @@ impl RestartGuard {
     }
 
     /// Returns true while a connection is being evaluated and not accepted yet.
-    pub(super) fn is_waiting(&self) -> bool {
+    pub(in crate::agent) fn is_waiting(&self) -> bool {
         self.since.is_some_and(|(connection, _)| self.accepted != Some(connection))
     }
 

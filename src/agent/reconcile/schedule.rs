@@ -33,12 +33,12 @@ pub(in crate::agent) struct Requeue {
 
 /// Schedules scans.
 #[derive(Debug)]
-pub(super) struct Schedule {
+pub(in crate::agent) struct Schedule {
     /// The interval between scans of everything.
     interval: Duration,
     /// When everything has to be scanned again, whatever happens in between.
     full_scan_at: Instant,
-    pub(super) poll: PollInterval,
+    pub(in crate::agent) poll: PollInterval,
     /// The number of consecutive scans whose List still showed a pod that is gone.
     gone_listed: u32,
     /// The number of consecutive scans that failed, or found a kubelet that is not ready.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::check::{Check, Retry, Wait};
+use super::check::{Check, Retry};
 use super::restart_guard::EMPTY_FACTOR;
 use crate::agent::live_object::LiveObject;
 use crate::agent::observe::{Depth, Scan};
@@ -78,7 +78,7 @@ impl StartupGuard {
         if scan.inventory.config.is_none() && scan.config.is_requested && self.is_first_moment(now) {
             // The response starts the next scan.
             let retry = Retry::At(self.started + FIRST_RESPONSE, Depth::Everything);
-            return Check::Wait(Wait { why: "the kubelet's configuration was requested".to_owned(), retry });
+            return Check::Wait { why: "the kubelet's configuration was requested".to_owned(), retry };
         }
         Check::Pass
     }
@@ -148,7 +148,7 @@ mod tests {
 
     fn reason(check: Check) -> String {
         match check {
-            Check::Wait(Wait { why, retry: Retry::Backoff }) => why,
+            Check::Wait { why, retry: Retry::Backoff } => why,
             other => format!("{other:?}"),
         }
     }
@@ -241,8 +241,8 @@ mod tests {
         let guard = StartupGuard::new(start.0, LIMIT);
         let requested = ConfigStatus { is_requested: true, ..ConfigStatus::default() };
         let scan = Scan { config: requested, ..Scan::default() };
-        let Check::Wait(wait) = guard.check_config(&scan, start.after(1)) else { panic!("it passes") };
-        assert_eq!(wait.retry, Retry::At(start.after(2), Depth::Everything));
+        let Check::Wait { retry, .. } = guard.check_config(&scan, start.after(1)) else { panic!("it passes") };
+        assert_eq!(retry, Retry::At(start.after(2), Depth::Everything));
         assert_eq!(guard.check_config(&scan, start.after(2)), Check::Pass);
         assert_eq!(guard.check_config(&Scan::default(), start.after(1)), Check::Pass);
     }

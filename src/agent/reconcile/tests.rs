@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 use crate::agent::live_object::tests::live_object;
 use crate::agent::observe::{ConfigConfidence, ConfigStatus, Inventory};
@@ -70,7 +72,7 @@ impl Bench {
             rules: &Rules::default(),
             is_api_server_down: false,
         };
-        self.reconciler.step(Observation { change, context }, now)
+        self.reconciler.step(change, &context, now)
     }
 
     fn scanned(&mut self, scan: Scan, seconds: u64) -> Plan {
@@ -101,8 +103,8 @@ fn an_accepted_scan_is_published() {
     assert_eq!((plan.outcome, &plan.status), (Some(Outcome::Success), &Some(Ok(()))));
     assert_eq!(available(&plan), 3);
     assert!(!plan.has_recovered && plan.warnings.is_empty() && plan.events.is_empty());
-    assert_eq!(plan.requeue.depth, Depth::Everything);
-    assert!(plan.requeue.at > bench.after(4) && plan.requeue.at < bench.after(6));
+    assert_eq!(bench.reconciler.requeue.depth, Depth::Everything);
+    assert!(bench.reconciler.requeue.at > bench.after(4) && bench.reconciler.requeue.at < bench.after(6));
     assert_eq!(bench.reconciler.depth(Depth::Usage, bench.after(1)), Depth::Usage);
     assert!(publishes_nothing_new(&bench.scanned(scan(&[("a", "1")]), 1)));
 }
@@ -113,7 +115,7 @@ fn nothing_is_published_before_the_live_object_is_known() {
     bench.live_object = LiveObject::Unknown;
     let plan = bench.scanned(scan(&[]), 0);
     assert!(plan.publish.is_none() && plan.status.is_none());
-    assert_eq!((plan.outcome, plan.requeue.depth), (Some(Outcome::ObjectUnknown), Depth::Everything));
+    assert_eq!((plan.outcome, bench.reconciler.requeue.depth), (Some(Outcome::ObjectUnknown), Depth::Everything));
     bench.live_object = LiveObject::Missing;
     assert_eq!(available(&bench.scanned(scan(&[]), 1)), 4);
 }
@@ -123,7 +125,7 @@ fn a_failed_scan_is_reported_once_and_posted_after_a_minute() {
     let mut bench = Bench::new(vec![]);
     let plan = bench.failed("x", 0);
     assert_eq!((plan.outcome, plan.status), (Some(Outcome::Failed), Some(Err("x".to_owned()))));
-    assert_eq!((plan.warnings, plan.requeue.depth), (vec!["x".to_owned()], Depth::Everything));
+    assert_eq!((plan.warnings, bench.reconciler.requeue.depth), (vec!["x".to_owned()], Depth::Everything));
     let again = bench.failed("x", 60);
     assert!(again.warnings.is_empty() && again.events.is_empty());
     let later = bench.failed("x", 61);
@@ -140,8 +142,8 @@ fn a_restarted_kubelet_is_waited_for() {
     assert!(publishes_nothing_new(&plan));
     assert_eq!(plan.outcome, Some(Outcome::KubeletNotReady));
     assert!(plan.warnings[0].contains("does not list 1 of the 1 pods"), "{:?}", plan.warnings);
-    assert!(plan.requeue.at < bench.after(2));
-    assert!(bench.reconciler.waits_for_restart());
+    assert!(bench.reconciler.requeue.at < bench.after(2));
+    assert!(bench.reconciler.restart.is_waiting());
     assert_eq!(bench.reconciler.depth(Depth::Usage, bench.after(1)), Depth::Everything);
     let plan = bench.scanned(restarted(), 302);
     assert_eq!(available(&plan), 4);
@@ -156,7 +158,7 @@ fn a_new_static_pod_is_published_before_the_others_are_back() {
     let plan = bench.scanned(restarted, 1);
     assert_eq!(available(&plan), 2);
     assert!(plan.status.is_none(), "it is incomplete");
-    assert!(plan.requeue.at < bench.after(2));
+    assert!(bench.reconciler.requeue.at < bench.after(2));
 }
 
 #[test]
@@ -165,8 +167,8 @@ fn a_half_admitted_pod_is_scanned_again() {
     let mut half = scan(&[("a", "1")]);
     Arc::make_mut(&mut half.inventory).allocatable.memory = vec![MemoryBlock::default()];
     let plan = bench.scanned(half.clone(), 0);
-    assert_eq!((plan.outcome, plan.requeue.depth), (Some(Outcome::PodAdmission), Depth::Usage));
-    assert_eq!(plan.requeue.at, bench.start + Duration::from_millis(10));
+    assert_eq!((plan.outcome, bench.reconciler.requeue.depth), (Some(Outcome::PodAdmission), Depth::Usage));
+    assert_eq!(bench.reconciler.requeue.at, bench.start + Duration::from_millis(10));
     assert_eq!(bench.scanned(half, 1).outcome, Some(Outcome::Success), "it is waited for once");
 }
 
@@ -218,12 +220,13 @@ fn pods_that_change_between_scans_are_published_without_one() {
         ..Pod::default()
     };
     let mut bench = Bench::new(vec![]);
-    let requeue = bench.scanned(scan(&[]), 0).requeue;
+    bench.scanned(scan(&[]), 0);
+    let requeue = bench.reconciler.requeue;
     bench.pods = PodCache::fixed(vec![pod]);
     let plan = bench.step(Change::Pods(Scope::All), bench.after(1));
     assert!(plan.publish.is_none(), "it may be admitted in time");
-    assert_eq!((bench.reconciler.unaccounted(), plan.requeue), (1, requeue));
-    let due = bench.reconciler.recheck_at().expect("there is nothing to wait for");
+    assert_eq!((bench.reconciler.fingerprint.bound_pods.unaccounted.len(), bench.reconciler.requeue), (1, requeue));
+    let due = bench.reconciler.fingerprint.recheck_at.expect("there is nothing to wait for");
     let plan = bench.step(Change::Pods(Scope::Urgent), due);
     assert!(plan.publish.is_some_and(|newest| newest.is_new && newest.publishable.is_withheld()));
     assert!(plan.outcome.is_none() && plan.status.is_none());

@@ -69,12 +69,12 @@ impl Bench {
 
     /// Returns when the guard is to be checked again, in milliseconds after its start.
     fn recheck_after(&self) -> Option<u128> {
-        Some(self.guard.recheck_at()?.duration_since(self.start).as_millis())
+        Some(self.guard.recheck_at?.duration_since(self.start).as_millis())
     }
 }
 
 fn is_waiting(check: &Check<Newest>) -> bool {
-    matches!(check, Check::Wait(Wait { retry: Retry::Later, .. }))
+    matches!(check, Check::Wait { retry: Retry::Later, .. })
 }
 
 /// Returns whether the state is new, and whether its fingerprint is withheld.
@@ -124,12 +124,12 @@ fn reservations_wait_longer_for_the_pods_and_other_views_do_not_wait() {
 fn the_fingerprint_is_withheld_until_a_bound_pod_is_accounted_for() {
     let mut bench = Bench::new(GateSettings::default(), PodCache::fixed(vec![pod("a")]));
     assert!(is_waiting(&bench.check(Scope::All, 0)), "it may be admitted in time");
-    assert_eq!((bench.recheck_after(), bench.guard.unaccounted()), (Some(50), 1));
-    assert!(bench.guard.scan_at().is_some());
+    assert_eq!((bench.recheck_after(), bench.guard.bound_pods.unaccounted.len()), (Some(50), 1));
+    assert!(bench.guard.bound_pods.scan_at.is_some());
     assert_eq!(published(bench.check(Scope::All, 50)), (true, true));
     bench.guard.accept(account(&[("a", "1")]));
     assert_eq!(published(bench.check(Scope::All, 60)), (true, false));
-    assert_eq!((bench.guard.scan_at(), bench.guard.unaccounted()), (None, 0));
+    assert_eq!((bench.guard.bound_pods.scan_at, bench.guard.bound_pods.unaccounted.len()), (None, 0));
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn a_pod_that_is_not_admitted_is_given_up() {
 fn a_kubelet_that_does_not_respond_does_not_use_up_a_pods_time() {
     let mut bench = Bench::new(GateSettings::default(), PodCache::fixed(vec![pod("a")]));
     assert!(is_waiting(&bench.check(Scope::All, 0)));
-    bench.guard.set_unresponsive();
+    bench.guard.is_responding = false;
     assert_eq!(published(bench.check(Scope::All, 30_000)), (true, true));
     assert_eq!(published(bench.check(Scope::All, 90_000)), (false, true));
     assert!(bench.events.is_empty());

@@ -1,5 +1,5 @@
 use super::*;
-use crate::agent::reconcile::check::{Retry, Wait};
+use crate::agent::reconcile::check::Retry;
 use crate::kubelet::{ContainerUsage, DeviceGroup, KubeletConfig};
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -26,7 +26,7 @@ fn scan(connection: Connection, pods: &[&str], devices: &[&str]) -> Scan {
 }
 
 fn waits(check: &Check<Arc<Usage>>, words: &str) -> bool {
-    matches!(check, Check::Wait(Wait { why, retry: Retry::Backoff }) if why.contains(words))
+    matches!(check, Check::Wait { why, retry: Retry::Backoff } if why.contains(words))
 }
 
 fn gives_up(check: &Check<Arc<Usage>>) -> bool {
