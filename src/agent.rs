@@ -47,7 +47,7 @@ pub use report::{Reason, Status};
 pub use settings::Settings;
 
 use executor::{Executor, ScanRequest};
-use health::{Health, Limits};
+use health::Health;
 use metrics::Metrics;
 use observe::{Directories, Trigger, Triggers, cpu_time};
 use reconcile::Requeue;
@@ -97,10 +97,10 @@ impl Agent {
     #[must_use]
     pub fn new(settings: Settings, cluster: Cluster, registry: &mut Registry) -> Self {
         let cluster = cluster.in_form(settings.form);
-        let limits = Limits::new(settings.poll, settings.kubelet_timeout, settings.refresh);
-        let metrics = Arc::new(Metrics::register(registry, Arc::new(Health::new(limits))));
+        let health = Health::new(settings.poll, settings.kubelet_timeout, settings.refresh);
+        let metrics = Arc::new(Metrics::register(registry, Arc::new(health)));
         let (sources, node) = (settings.pods.clone(), settings.node.clone());
-        let pods = PodCache::start(sources, node, cluster.clone(), metrics.pod_source());
+        let pods = PodCache::start(sources, node, cluster.clone(), metrics.pod_source.clone());
         let (rules, new_rules) = watch::channel(settings.rules.clone());
         let (for_executor, shared_metrics) = (rules.subscribe(), Arc::clone(&metrics));
         let executor = Executor::new(&settings, cluster.clone(), pods.clone(), for_executor, shared_metrics);
@@ -153,7 +153,7 @@ impl Agent {
     /// Returns the agent's health, to be served.
     #[must_use]
     pub fn health(&self) -> Arc<dyn Probes> {
-        self.metrics.health().clone()
+        self.metrics.health.clone()
     }
 
     /// Runs the loop until `shutdown` completes, then gives a write in flight a moment to end.
@@ -167,7 +167,7 @@ impl Agent {
             () = sleep(FIRST_WATCHES) => {}
         }
         loop {
-            self.metrics.health().loop_ran();
+            self.metrics.health.loop_ran();
             let (next, _) = tokio::select! {
                 biased;
                 () = &mut shutdown => break,
@@ -218,11 +218,12 @@ impl Agent {
         let depth = self.executor.reconciler.depth(depth, start);
         let terminated = self.executor.start_scan();
         let scan = self.executor.run_beside(self.reader.scan(depth, &terminated)).await;
-        self.metrics.scan_took(start.elapsed());
+        self.metrics.scan_seconds.observe(start.elapsed().as_secs_f64());
         debug!("read {depth:?} in {:?}", start.elapsed());
         self.executor.check_api_server().await;
         // Requests beyond the List count against the rate limit, too.
-        let _ = self.lists.take_many(self.reader.take_requests().saturating_sub(1), start);
+        let requests = std::mem::take(&mut self.reader.kubelet.requests);
+        let _ = self.lists.take_many(requests.saturating_sub(1), start);
         let (scan, result) = match scan {
             Ok(scan) => (Ok(scan), Ok(())),
             Err(error) => (Err(error.to_string()), Err(error)),
@@ -247,11 +248,11 @@ impl Agent {
                 ScanRequest::Bound => ("bound", Depth::Usage),
             },
             Ok(()) = self.new_rules.changed() => ("configuration", Depth::Usage),
-            () = self.reader.config_received() => ("configuration", Depth::Everything),
+            () = self.reader.config.received() => ("configuration", Depth::Everything),
             Ok(()) = self.live_object.changed() => ("live_object", Depth::Usage),
             () = sleep_until(next.at) => ("poll", next.depth),
         };
-        self.metrics.triggered(trigger);
+        self.metrics.triggers.with([trigger]).inc();
         depth
     }
 
@@ -259,7 +260,7 @@ impl Agent {
     async fn triggered(&mut self, reasons: Trigger) -> Depth {
         self.executor.reconciler.schedule.poll.record_change(Instant::now());
         let reasons = self.executor.run_beside(self.triggers.burst(reasons)).await;
-        reasons.names().for_each(|trigger| self.metrics.triggered(trigger));
+        reasons.names().for_each(|trigger| self.metrics.triggers.with([trigger]).inc());
         if reasons.has(Trigger::EVERYTHING) {
             Depth::Everything
         } else if reasons.has(Trigger::DEVICES) {

@@ -16,26 +16,6 @@ const SLACK: Duration = Duration::from_secs(30);
 /// How long a new topology may be unpublished. Longer than the longest backoff between two attempts.
 const PENDING: Duration = Duration::from_secs(30);
 
-/// Maximum ages before a probe fails.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
-    scan: Duration,
-    publish: Duration,
-    iteration: Duration,
-}
-
-impl Limits {
-    /// Returns the limits for the poll and refresh intervals and the deadline of a call to the kubelet.
-    pub(crate) fn new(poll: Duration, call: Duration, refresh: Duration) -> Self {
-        Self {
-            // Two polls may be lost, each late by a tenth.
-            scan: poll.saturating_mul(3) + call,
-            publish: refresh.saturating_mul(2) + PENDING,
-            iteration: call.saturating_mul(CALLS) + poll.saturating_mul(2) + SLACK,
-        }
-    }
-}
-
 /// Writes that the API server has not accepted yet.
 #[derive(Debug, Default)]
 struct Pending {
@@ -58,12 +38,17 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    /// Returns the state of a process that has just started; the start counts as an iteration.
-    pub(crate) fn new(limits: Limits) -> Self {
+    /// Returns the state of a process that has just started, which counts as an iteration, for these poll and
+    /// refresh intervals and this deadline of a `call` to the kubelet.
+    pub(crate) fn new(poll: Duration, call: Duration, refresh: Duration) -> Self {
+        let iteration = call.saturating_mul(CALLS) + poll.saturating_mul(2) + SLACK;
+        // Two polls may be lost, each late by a tenth.
+        let scan = poll.saturating_mul(3) + call;
+        let publish = refresh.saturating_mul(2) + PENDING;
         Self {
-            iteration: Recent::new("the main loop has not run", limits.iteration).confirmed(),
-            scan: Recent::new("no scan of the node has succeeded", limits.scan),
-            publish: Recent::new("nothing was published", limits.publish),
+            iteration: Recent::new("the main loop has not run", iteration).confirmed(),
+            scan: Recent::new("no scan of the node has succeeded", scan),
+            publish: Recent::new("nothing was published", publish),
             pending: Mutex::default(),
             unreachable_file: Mutex::default(),
         }
@@ -140,7 +125,7 @@ mod tests {
     }
 
     fn health() -> Health {
-        Health::new(Limits::new(seconds(5), seconds(10), seconds(600)))
+        Health::new(seconds(5), seconds(10), seconds(600))
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::health::Health;
-use crate::kubelet::{ClaimedDevice, ClientError, RequestMetrics, Usage};
+use crate::kubelet::{ClaimedDevice, RequestMetrics, Usage};
 use crate::nrt::zone_name;
 use crate::pod_source::PodSourceMetrics;
 use crate::scheduler::Publishable;
@@ -68,26 +68,26 @@ const fn finding_kind(finding: &Finding) -> &'static str {
 /// The agent's metrics. Updates also go to its health, so the two are consistent.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    health: Arc<Health>,
-    kubelet: RequestMetrics,
-    pod_source: PodSourceMetrics,
+    pub(super) health: Arc<Health>,
+    pub(super) kubelet: RequestMetrics,
+    pub(super) pod_source: PodSourceMetrics,
     scans: Family<1, Counter>,
-    scan_seconds: Histogram,
+    pub(super) scan_seconds: Histogram,
     last_scan: Gauge,
-    triggers: Family<1, Counter>,
+    pub(super) triggers: Family<1, Counter>,
     findings: Family<1, Gauge>,
     zones: Family<3, Gauge>,
     dra_devices: Family<1, Gauge>,
     withheld: Gauge,
-    unaccounted: Gauge,
+    pub(super) unaccounted: Gauge,
     reserved: Family<1, Gauge>,
-    admission_timeouts: Counter,
+    pub(super) admission_timeouts: Counter,
     writes: Family<1, Counter>,
-    write_errors: Family<1, Counter>,
+    pub(super) write_errors: Family<1, Counter>,
     publish_seconds: Histogram,
     last_publish: Gauge,
-    foreign_writes: Family<1, Counter>,
-    events: Family<1, Counter>,
+    pub(super) foreign_writes: Family<1, Counter>,
+    pub(super) events: Family<1, Counter>,
 }
 
 impl Metrics {
@@ -214,28 +214,12 @@ impl Metrics {
         metrics
     }
 
-    pub(crate) const fn health(&self) -> &Arc<Health> {
-        &self.health
-    }
-
-    pub(crate) fn pod_source(&self) -> PodSourceMetrics {
-        self.pod_source.clone()
-    }
-
     pub(crate) fn scanned(&self, outcome: Outcome) {
         self.scans.with([Outcome::LABELS[outcome as usize]]).inc();
         if matches!(outcome, Outcome::Success | Outcome::ObjectUnknown) {
             self.last_scan.set(unix_seconds());
             self.health.scanned();
         }
-    }
-
-    pub(crate) fn scan_took(&self, took: Duration) {
-        self.scan_seconds.observe(took.as_secs_f64());
-    }
-
-    pub(crate) fn kubelet_request(&self, method: &str, took: Duration, error: Option<&ClientError>) {
-        self.kubelet.record(method, took, error);
     }
 
     /// Records a scan that produced a topology: its devices of resource claims, its findings, and what could
@@ -269,21 +253,8 @@ impl Metrics {
         self.health.write_pending();
     }
 
-    pub(crate) fn unaccounted(&self, pods: usize) {
-        self.unaccounted.set(pods as u64);
-    }
-
     pub(crate) fn reserved(&self, amounts: &BTreeMap<&str, u64>) {
         self.reserved.replace(amounts.iter().map(|(resource, amount)| ([*resource], *amount)));
-    }
-
-    /// Counts a pod that is no longer waited for although the kubelet neither admitted nor rejected it.
-    pub(crate) fn pod_timed_out(&self) {
-        self.admission_timeouts.inc();
-    }
-
-    pub(crate) fn triggered(&self, trigger: &str) {
-        self.triggers.with([trigger]).inc();
     }
 
     pub(crate) fn wrote(&self, reason: WriteReason, took: Duration) {
@@ -297,18 +268,6 @@ impl Metrics {
     pub(crate) fn up_to_date(&self) {
         self.last_publish.set(unix_seconds());
         self.health.published(Duration::ZERO);
-    }
-
-    pub(crate) fn write_failed(&self, kind: &str) {
-        self.write_errors.with([kind]).inc();
-    }
-
-    pub(crate) fn foreign_write(&self, by_person: bool) {
-        self.foreign_writes.with([if by_person { "person" } else { "manager" }]).inc();
-    }
-
-    pub(crate) fn event_posted(&self, reason: &str) {
-        self.events.with([reason]).inc();
     }
 
     fn set_findings(&self, findings: &BTreeSet<Finding>, unreadable: usize) {

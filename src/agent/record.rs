@@ -89,36 +89,15 @@ impl<T> Recorded<T> {
     fn get(&self) -> Result<&T, RecordingError> {
         match self {
             Self::Response(response) => Ok(response),
-            Self::Error(error) => Err(RecordingError::Failed(error.clone())),
+            Self::Error(error) => Err(RecordingError(error.clone())),
         }
     }
 }
 
 /// Why a recording cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum RecordingError {
-    /// It cannot be read or written.
-    #[error("cannot {verb} the recording {path}: {reason}")]
-    File {
-        /// `read` or `write`.
-        verb: &'static str,
-        /// The file.
-        path: String,
-        /// The reason.
-        reason: String,
-    },
-    /// It is from a newer numacast.
-    #[error("the recording {path} has the format {format}; this numacast reads formats up to {FORMAT}")]
-    Format {
-        /// The file.
-        path: String,
-        /// Its format version.
-        format: u32,
-    },
-    /// The kubelet or the hardware could not be read when it was made.
-    #[error("{0}")]
-    Failed(String),
-}
+#[error("{0}")]
+pub struct RecordingError(String);
 
 impl Recording {
     /// Reads everything once. If something cannot be read, the reason is recorded. If the kubelet's
@@ -166,8 +145,7 @@ impl Recording {
     pub fn scan(&self) -> Result<Scan, RecordingError> {
         let usage = self.usage.get()?.clone();
         let allocatable = self.allocatable.get()?.clone();
-        let machine =
-            machine::read(&self.files).map_err(|error| RecordingError::Failed(error.to_string()))?;
+        let machine = machine::read(&self.files).map_err(|error| RecordingError(error.to_string()))?;
         let mut config_errors = self.config_errors.clone();
         let config = match &self.config {
             Recorded::Response(config) => Some(config.clone()),
@@ -177,7 +155,7 @@ impl Recording {
             }
         };
         if self.api.is_some_and(|api| api != Api::V1) {
-            return Err(RecordingError::Failed(ScanError::DevicesOnly.to_string()));
+            return Err(RecordingError(ScanError::DevicesOnly.to_string()));
         }
         Ok(Scan {
             usage: Arc::new(usage),
@@ -198,7 +176,7 @@ impl Recording {
     /// # Errors
     /// When the file is missing, is not a recording, or is from a newer numacast.
     pub fn read(path: &Path) -> Result<Self, RecordingError> {
-        let text = std::fs::read_to_string(path).map_err(|error| unreadable(path, &error))?;
+        let text = std::fs::read_to_string(path).map_err(|error| failed("read", path, &error))?;
         Self::parse(&text, path)
     }
 
@@ -211,10 +189,13 @@ impl Recording {
         struct Version {
             format: u32,
         }
-        let explain = |error: serde_json::Error| unreadable(path, &error);
+        let explain = |error: serde_json::Error| failed("read", path, &error);
         let Version { format } = serde_json::from_str(text).map_err(explain)?;
         if format > FORMAT {
-            return Err(RecordingError::Format { path: path.display().to_string(), format });
+            return Err(RecordingError(format!(
+                "the recording {} has the format {format}; this numacast reads formats up to {FORMAT}",
+                path.display()
+            )));
         }
         serde_json::from_str(text).map_err(explain)
     }
@@ -224,18 +205,13 @@ impl Recording {
     /// # Errors
     /// When the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), RecordingError> {
-        let explain = |reason: String| {
-            let path = path.display().to_string();
-            RecordingError::File { verb: "write", path, reason }
-        };
-        let mut text = serde_json::to_string_pretty(self).map_err(|error| explain(error.to_string()))?;
-        text.push('\n');
-        std::fs::write(path, text).map_err(|error| explain(error.to_string()))
+        let text = serde_json::to_string_pretty(self).map_err(|error| failed("write", path, &error))?;
+        std::fs::write(path, text + "\n").map_err(|error| failed("write", path, &error))
     }
 }
 
-fn unreadable(path: &Path, error: &dyn std::error::Error) -> RecordingError {
-    RecordingError::File { verb: "read", path: path.display().to_string(), reason: error.to_string() }
+fn failed(verb: &str, path: &Path, error: &dyn std::error::Error) -> RecordingError {
+    RecordingError(format!("cannot {verb} the recording {}: {error}", path.display()))
 }
 
 /// Reads the kubelet's configuration, and waits for the kubelet's response if it was requested. Also returns
@@ -244,7 +220,7 @@ async fn read_config(reader: &mut NodeReader) -> (Recorded<KubeletConfig>, Vec<S
     let connection = Connection::default();
     let mut errors = reader.config.read(connection, None, Instant::now());
     if reader.config.is_requested() {
-        reader.config_received().await;
+        reader.config.received().await;
         errors = reader.config.read(connection, None, Instant::now());
     }
     match reader.config.config() {

@@ -72,7 +72,7 @@ impl Reporter {
         }
         for (reason, note) in events {
             if reason == Reason::PodAdmissionTimeout {
-                self.metrics.pod_timed_out();
+                self.metrics.admission_timeouts.inc();
             }
             self.events.post(reason, note);
         }

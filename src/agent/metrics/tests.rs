@@ -1,13 +1,12 @@
-use super::super::health::Limits;
 use super::*;
-use crate::kubelet::{ContainerUsage, PodUsage};
+use crate::kubelet::{ClientError, ContainerUsage, PodUsage};
 use crate::telemetry::registry::samples;
 use crate::topology::Amounts;
 
 fn registered() -> (Registry, Metrics) {
     let mut registry = Registry::default();
     let [poll, call, refresh] = [5, 10, 600].map(Duration::from_secs);
-    let health = Arc::new(Health::new(Limits::new(poll, call, refresh)));
+    let health = Arc::new(Health::new(poll, call, refresh));
     let metrics = Metrics::register(&mut registry, health);
     (registry, metrics)
 }
@@ -94,7 +93,7 @@ fn writes_are_counted_by_reason_and_errors_by_kind() {
     assert_eq!(samples(&registry, "numacast_last_publish_timestamp_seconds "), ["0"]);
     metrics.wrote(WriteReason::Change, Duration::from_millis(4));
     metrics.wrote(WriteReason::Change, Duration::from_millis(8));
-    metrics.write_failed("deadline");
+    metrics.write_errors.with(["deadline"]).inc();
     assert_eq!(samples(&registry, r#"numacast_writes_total{reason="change"} "#), ["2"]);
     assert_eq!(samples(&registry, r#"numacast_publish_errors_total{kind="deadline"} "#), ["1"]);
     assert_eq!(samples(&registry, r#"numacast_publish_duration_seconds_bucket{le="0.005"} "#), ["1"]);
@@ -110,8 +109,8 @@ fn failed_kubelet_requests_are_timed_and_counted_by_kind() {
         samples(&registry, &format!("numacast_kubelet_requests_total{{{labels}}} "))
     };
     assert_eq!(of("rate_limited"), ["0"]);
-    metrics.kubelet_request("List", Duration::from_secs(1), Some(&ClientError::RateLimited("List")));
-    metrics.kubelet_request("List", Duration::from_secs(1), None);
+    metrics.kubelet.record("List", Duration::from_secs(1), Some(&ClientError::RateLimited("List")));
+    metrics.kubelet.record("List", Duration::from_secs(1), None);
     assert_eq!([of("rate_limited"), of("ok")], [["1"], ["1"]]);
     let count = r#"numacast_kubelet_request_duration_seconds_count{component="agent",method="List"} "#;
     assert_eq!(samples(&registry, count), ["2"]);

@@ -40,8 +40,8 @@ pub(in crate::agent) struct KubeletReader {
     pub(super) client: SharedClient,
     pub(super) merge: Merge,
     metrics: Option<Arc<Metrics>>,
-    /// The number of requests since [`KubeletReader::take_requests`].
-    requests: u32,
+    /// The number of requests; the agent resets it.
+    pub(in crate::agent) requests: u32,
 }
 
 impl KubeletReader {
@@ -49,11 +49,6 @@ impl KubeletReader {
     pub(super) fn new(socket: PathBuf, timeout: Duration, metrics: Option<Arc<Metrics>>) -> Self {
         let client = SharedClient::start(socket, timeout, Arc::new(()));
         Self { client, merge: Merge::default(), metrics, requests: 0 }
-    }
-
-    /// Returns the number of requests since this was last called.
-    pub(super) fn take_requests(&mut self) -> u32 {
-        std::mem::take(&mut self.requests)
     }
 
     /// Returns what pods are allocated.
@@ -108,7 +103,7 @@ impl KubeletReader {
     /// Records a request that was made at `start`.
     fn record<T>(&self, request: &Request, start: Instant, response: &Result<T, ClientError>) {
         if let Some(metrics) = &self.metrics {
-            metrics.kubelet_request(request.method(), start.elapsed(), response.as_ref().err());
+            metrics.kubelet.record(request.method(), start.elapsed(), response.as_ref().err());
         }
     }
 }

@@ -161,7 +161,8 @@ impl ConfigReader {
         self.request.response.is_some()
     }
 
-    /// Waits for the response to the request in flight; never completes if there is none.
+    /// Waits for the response to the request in flight; never completes if there is none. The next scan of
+    /// everything uses it.
     pub(in crate::agent) async fn received(&mut self) {
         let Some(response) = &mut self.request.response else { return std::future::pending().await };
         match response.await {

@@ -78,17 +78,6 @@ impl NodeReader {
         self.kubelet.merge = merge;
     }
 
-    /// Waits for the kubelet's response to a request for its configuration; never completes without one. The
-    /// next scan of everything uses it.
-    pub(in crate::agent) async fn config_received(&mut self) {
-        self.config.received().await;
-    }
-
-    /// Returns how many requests to the kubelet were made since this was last called.
-    pub(in crate::agent) fn take_requests(&mut self) -> u32 {
-        self.kubelet.take_requests()
-    }
-
     /// Scans the node: one List; more if `depth` requires it, the kubelet restarted, or the List contains
     /// device resources that the inventory lacks. `terminated` are pods that kubelets before 1.34 still list.
     ///
@@ -186,7 +175,7 @@ impl NodeReader {
                 let machine = machine::read(&self.host)?;
                 let errors = self.config.read(connection, response.socket_created(), Instant::now());
                 if let Some(metrics) = &self.metrics {
-                    metrics.health().unreachable_file(self.config.unreachable_file());
+                    metrics.health.unreachable_file(self.config.unreachable_file());
                 }
                 Inventory::new(machine, allocatable, self.config.config().cloned(), errors)
             }

@@ -17,17 +17,6 @@ use crate::scheduler::Publishable;
 /// How long a Node UID that was read may be used for a new object: the Node may be recreated.
 const UID_LIFETIME: Duration = Duration::from_secs(10);
 
-/// The live object, as far as we know.
-#[derive(Debug)]
-enum Known {
-    /// Not read yet, or we may not read it.
-    Unknown,
-    /// There is no object.
-    Missing,
-    /// An object with this metadata.
-    Object(Box<ObjectMeta>),
-}
-
 /// Writes the object of one node.
 #[derive(Debug)]
 pub(super) struct ObjectWriter {
@@ -35,7 +24,8 @@ pub(super) struct ObjectWriter {
     cluster: Cluster,
     /// Whether to make the Node the owner of an object that we create.
     sets_owner: bool,
-    known: Known,
+    /// The object's metadata; `None` if there is no object, or it is unknown.
+    pub(super) metadata: Option<ObjectMeta>,
     /// The Node's UID, and when it was read.
     uid: Option<(String, Instant)>,
     /// Whether it was logged that we may not read the object.
@@ -44,27 +34,14 @@ pub(super) struct ObjectWriter {
 
 impl ObjectWriter {
     pub(super) fn new(node: String, cluster: Cluster, sets_owner: bool) -> Self {
-        Self { node, cluster, sets_owner, known: Known::Unknown, uid: None, has_warned: false }
-    }
-
-    /// Returns the object's metadata, if known.
-    pub(super) fn metadata(&self) -> Option<&ObjectMeta> {
-        match &self.known {
-            Known::Object(metadata) => Some(metadata),
-            Known::Unknown | Known::Missing => None,
-        }
-    }
-
-    /// Records the object's metadata after another writer's change.
-    pub(super) fn set_metadata(&mut self, metadata: ObjectMeta) {
-        self.known = Known::Object(Box::new(metadata));
+        Self { node, cluster, sets_owner, metadata: None, uid: None, has_warned: false }
     }
 
     /// Returns true if this version or a later one is already known. Resource versions are numbers that only
     /// grow.
     pub(super) fn is_known(&self, metadata: &ObjectMeta) -> bool {
         let version = |metadata: &ObjectMeta| metadata.resource_version.as_deref()?.parse::<u64>().ok();
-        let Some(known) = self.metadata().filter(|known| known.uid == metadata.uid) else { return false };
+        let Some(known) = self.metadata.as_ref().filter(|known| known.uid == metadata.uid) else { return false };
         version(metadata).zip(version(known)).is_some_and(|(theirs, known)| theirs <= known)
     }
 
@@ -75,20 +52,19 @@ impl ObjectWriter {
 
     /// Removes what others left. If the Node should own the object, it replaces the Namespace that did.
     pub(super) async fn remove(&mut self, leftovers: Leftovers) -> Result<(), ClusterError> {
-        let Some(metadata) = self.metadata() else { return Ok(()) };
+        let Some(metadata) = &self.metadata else { return Ok(()) };
         let owner = match leftovers.has_owner() && self.sets_owner {
             true => Some(node_reference(&self.node, &self.cluster.node_uid(&self.node).await?)),
             false => None,
         };
         let patch = leftovers.patch(metadata, owner.as_ref());
-        let metadata = self.cluster.merge(&self.node, &patch).await?;
-        self.set_metadata(metadata);
+        self.metadata = Some(self.cluster.merge(&self.node, &patch).await?);
         Ok(())
     }
 
     /// Returns the object's resource version; empty if unknown.
     pub(super) fn version(&self) -> &str {
-        self.metadata().and_then(|metadata| metadata.resource_version.as_deref()).unwrap_or_default()
+        self.metadata.as_ref().and_then(|metadata| metadata.resource_version.as_deref()).unwrap_or_default()
     }
 
     /// Reads the object and, concurrently, the Node: both are needed to create an object.
@@ -115,11 +91,11 @@ impl ObjectWriter {
     ) -> Result<LiveObject, ClusterError> {
         match read {
             Ok(None) => {
-                self.known = Known::Missing;
+                self.metadata = None;
                 Ok(LiveObject::Missing)
             }
             Ok(Some(object)) => {
-                self.set_metadata(object.metadata.clone());
+                self.metadata = Some(object.metadata.clone());
                 Ok(LiveObject::Object(Box::new(object)))
             }
             Err(error) if error.is_forbidden() => {
@@ -140,7 +116,7 @@ impl ObjectWriter {
         match self.apply(state).await {
             Err(error) if error.is_conflict() => {
                 debug!("{error}; reading it again");
-                self.known = Known::Unknown;
+                self.metadata = None;
                 self.read().await?;
                 self.apply(state).await
             }
@@ -150,7 +126,7 @@ impl ObjectWriter {
 
     /// Applies a live object of ours of which only the fingerprint was changed.
     pub(super) async fn write_withheld(&mut self, object: &NodeResourceTopology) -> Result<(), ClusterError> {
-        if self.metadata().is_none() {
+        if self.metadata.is_none() {
             return Ok(());
         }
         self.send(NodeResourceTopology::new(&self.node, object.spec.clone())).await
@@ -166,13 +142,13 @@ impl ObjectWriter {
     /// Applies an object with this content to the one that we know.
     async fn send(&mut self, mut object: NodeResourceTopology) -> Result<(), ClusterError> {
         let mut has_new_owner = false;
-        object.metadata.owner_references = match &self.known {
-            Known::Object(metadata) => {
+        object.metadata.owner_references = match &self.metadata {
+            Some(metadata) => {
                 // Only update this object: if it is gone, a new one must be created, with another owner.
                 object.metadata.uid.clone_from(&metadata.uid);
                 Some(self.own_references(metadata)).filter(|references| !references.is_empty())
             }
-            Known::Unknown | Known::Missing => {
+            None => {
                 let owner = self.first_reference().await?;
                 has_new_owner = owner.is_some();
                 owner.map(|reference| vec![reference])
@@ -184,7 +160,7 @@ impl ObjectWriter {
             }
             applied => applied?,
         };
-        self.set_metadata(metadata);
+        self.metadata = Some(metadata);
         Ok(())
     }
 
@@ -228,7 +204,7 @@ impl ObjectWriter {
 
     /// Records that the object was deleted.
     pub(super) fn deleted(&mut self) {
-        self.known = Known::Missing;
+        self.metadata = None;
         self.uid = None;
     }
 
@@ -247,12 +223,12 @@ impl ObjectWriter {
     }
 
     fn has_owner(&self) -> bool {
-        self.metadata().is_some_and(|metadata| !self.own_references(metadata).is_empty())
+        self.metadata.as_ref().is_some_and(|metadata| !self.own_references(metadata).is_empty())
     }
 
     /// Returns true if no owner has this UID.
     fn has_other_owner(&self, uid: &str) -> bool {
         let is_other = |owner: &OwnerReference| owner.uid != uid;
-        self.metadata().is_some_and(|metadata| self.own_references(metadata).iter().all(is_other))
+        self.metadata.as_ref().is_some_and(|metadata| self.own_references(metadata).iter().all(is_other))
     }
 }

@@ -24,7 +24,7 @@ impl PublishTask {
         let Some(object) = live_object.object() else { return };
         let now = Instant::now();
         if self.writer.owner_seems_stale() {
-            self.ownership.suspect_owner(now);
+            self.ownership.stale_owner = Some((now, false));
         }
         let Some(author) = FieldManager::of_content(&object.metadata) else { return };
         self.ownership.competing.react(&author, true, now);
@@ -44,7 +44,7 @@ impl PublishTask {
             return;
         }
         if self.ownership.is_up_to_date(&metadata) && !self.ownership.leftovers(&metadata).any() {
-            self.writer.set_metadata(metadata);
+            self.writer.metadata = Some(metadata);
             return;
         }
         // A competitor may write often and is left alone, so do not read the object each time.
@@ -54,8 +54,8 @@ impl PublishTask {
         if let Some(competitor) = competitor {
             // Annotations and labels, such as the controller's nudge, do not raise the generation: the
             // competitor did not write.
-            let is_rewritten = self.writer.metadata().and_then(identity) != identity(&metadata);
-            self.writer.set_metadata(metadata);
+            let is_rewritten = self.writer.metadata.as_ref().and_then(identity) != identity(&metadata);
+            self.writer.metadata = Some(metadata);
             if is_rewritten {
                 self.react(&competitor, &["the content"], true);
             }
@@ -69,7 +69,7 @@ impl PublishTask {
             Ok(LiveObject::Unreadable | LiveObject::Unknown) => {
                 let fields = ["zones", "attributes"];
                 let author = FieldManager::of(&metadata, &fields);
-                self.writer.set_metadata(metadata);
+                self.writer.metadata = Some(metadata);
                 self.react(&author, &fields, true);
             }
             Err(error) => self.refresh_later(&error),
@@ -130,7 +130,8 @@ impl PublishTask {
         let now = Instant::now();
         self.ownership.up_to_date = None;
         if is_fresh {
-            self.metrics.foreign_write(author.is_person());
+            let writer = if author.is_person() { "person" } else { "manager" };
+            self.metrics.foreign_writes.with([writer]).inc();
         }
         match self.ownership.competing.react(author, is_fresh, now) {
             Reaction::TakeOver => {
@@ -178,12 +179,12 @@ impl PublishTask {
     /// was deleted.
     pub(super) fn object_deleted(&mut self, last: Option<&ObjectMeta>) {
         let is_other = |known: &ObjectMeta| last.is_some_and(|last| last.uid != known.uid);
-        if self.writer.metadata().is_some_and(is_other) {
+        if self.writer.metadata.as_ref().is_some_and(is_other) {
             return;
         }
         self.writer.deleted();
         self.ownership.up_to_date = None;
-        self.ownership.owner_is_current();
+        self.ownership.stale_owner = None;
         if self.newest.borrow().is_none() {
             return;
         }
@@ -197,14 +198,14 @@ impl PublishTask {
 
     /// Removes, after a write, what others left and an apply does not remove.
     pub(super) async fn remove_leftovers(&mut self) {
-        let Some(metadata) = self.writer.metadata() else { return };
+        let Some(metadata) = &self.writer.metadata else { return };
         let leftovers = self.ownership.leftovers(metadata);
         // A competitor would put it back.
         let is_contested = self.ownership.competing.active(Instant::now()).next().is_some();
         if leftovers.any() && !is_contested {
             self.remove(leftovers).await;
         }
-        self.ownership.up_to_date = self.writer.metadata().and_then(identity);
+        self.ownership.up_to_date = self.writer.metadata.as_ref().and_then(identity);
     }
 
     async fn remove(&mut self, leftovers: Leftovers) {
@@ -238,7 +239,10 @@ impl PublishTask {
         let now = Instant::now();
         match self.writer.owner_is_stale().await {
             Ok(true) => {}
-            Ok(false) => return self.ownership.owner_is_current(),
+            Ok(false) => {
+                self.ownership.stale_owner = None;
+                return;
+            }
             Err(error) => return debug!("{error}"),
         }
         match self.ownership.owner_is_stale(self.refresh_interval, now) {

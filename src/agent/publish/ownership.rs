@@ -32,11 +32,11 @@ pub(super) struct OwnershipState {
     /// Times of recent deletions of the object.
     deletions: VecDeque<Instant>,
     /// Since when the object has been owned by a Node that is gone, and whether that was reported.
-    stale_owner: Option<(Instant, bool)>,
+    pub(super) stale_owner: Option<(Instant, bool)>,
     /// Whether we are forbidden to change the object's owner references.
     pub(super) is_owner_fixed: bool,
     /// Since when the API server has been rejecting our writes.
-    rejected_since: Option<Instant>,
+    pub(super) rejected_since: Option<Instant>,
 }
 
 impl OwnershipState {
@@ -62,11 +62,6 @@ impl OwnershipState {
         now.duration_since(*self.rejected_since.get_or_insert(now)) >= REJECTED
     }
 
-    /// Records that the API server accepts our writes.
-    pub(super) fn accepted(&mut self) {
-        self.rejected_since = None;
-    }
-
     /// Returns true if the object with this metadata is as we want it.
     pub(super) fn is_up_to_date(&self, metadata: &ObjectMeta) -> bool {
         self.up_to_date.is_some() && self.up_to_date == identity(metadata)
@@ -83,16 +78,6 @@ impl OwnershipState {
         self.deletions.retain(|at| now.duration_since(*at) < DELETIONS_WITHIN);
         self.deletions.push_back(now);
         self.deletions.len() > DELETIONS
-    }
-
-    /// Records that the owner is the current Node, or that there is no object.
-    pub(super) fn owner_is_current(&mut self) {
-        self.stale_owner = None;
-    }
-
-    /// Records, at startup, that the owner seems to be stale.
-    pub(super) fn suspect_owner(&mut self, now: Instant) {
-        self.stale_owner = Some((now, false));
     }
 
     /// Records that the owner is stale. Returns when to report that if it is too early, else whether it is
@@ -139,7 +124,7 @@ mod tests {
         assert!(state.is_rejected_for_long(&rejected(422), after(60)));
         assert!(!state.is_rejected_for_long(&rejected(503), after(61)), "the server itself fails");
         assert!(!state.is_rejected_for_long(&forbidden, after(62)), "its time starts anew");
-        state.accepted();
+        state.rejected_since = None;
         assert!(!state.is_rejected_for_long(&forbidden, after(200)));
     }
 
@@ -153,7 +138,7 @@ mod tests {
         assert_eq!(state.stale_owner_due(refresh), Some(due));
         assert_eq!(state.owner_is_stale(refresh, due), Ok(true));
         assert_eq!(state.owner_is_stale(refresh, due + refresh), Ok(false));
-        state.owner_is_current();
+        state.stale_owner = None;
         let short = Duration::from_secs(10);
         assert_eq!(state.owner_is_stale(short, due), Err(due + short), "a shorter refresh takes precedence");
     }

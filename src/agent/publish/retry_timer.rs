@@ -15,18 +15,13 @@ pub(super) const RETRY_LIMIT: Duration = Duration::from_secs(10);
 /// The earliest time of the next attempt.
 #[derive(Debug, Default)]
 pub(super) struct RetryTimer {
-    failures: u32,
+    pub(super) failures: u32,
     /// Whether the server requested the delay.
     is_requested: bool,
     pub(super) not_before: Option<Instant>,
 }
 
 impl RetryTimer {
-    /// Returns true if the last attempt failed.
-    pub(super) fn has_failures(&self) -> bool {
-        self.failures > 0
-    }
-
     /// Backs off after a failure.
     pub(super) fn fail(&mut self, error: &ClusterError, now: Instant) {
         // After an outage all agents of the cluster have something to write.

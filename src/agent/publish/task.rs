@@ -173,7 +173,7 @@ impl PublishTask {
         let is_up_to_date = |metadata| self.ownership.is_up_to_date(metadata);
         self.fingerprint.is_enabled
             && !self.fingerprint.is_withheld
-            && self.writer.metadata().is_some_and(is_up_to_date)
+            && self.writer.metadata.as_ref().is_some_and(is_up_to_date)
     }
 
     /// Withholds the fingerprint of the live object: the node has been unreadable since this agent started,
@@ -277,19 +277,19 @@ impl PublishTask {
 
     /// Records that the API server responds and accepts our writes.
     pub(super) fn recovered(&mut self) {
-        if self.retry.has_failures() {
+        if self.retry.failures > 0 {
             info!("publishing works again");
             self.published.send_modify(|published| published.error = None);
         }
         self.retry = RetryTimer::default();
-        self.ownership.accepted();
+        self.ownership.rejected_since = None;
     }
 
     /// Logs an error, once per message, and backs off.
     pub(super) fn fail(&mut self, error: &ClusterError) {
-        self.metrics.write_failed(error.kind());
+        self.metrics.write_errors.with([error.kind()]).inc();
         if self.pending.is_some() {
-            self.metrics.health().write_pending();
+            self.metrics.health.write_pending();
         }
         let now = Instant::now();
         let message = error.to_string();

@@ -157,7 +157,7 @@ impl EventRecorder {
                 } else if let Err(error) = post(&node, &cluster, reason, &note).await {
                     debug!("no event {reason:?}: {error}");
                 } else {
-                    metrics.event_posted(&format!("{reason:?}"));
+                    metrics.events.with([&format!("{reason:?}")]).inc();
                 }
             }
         });
