@@ -15,7 +15,7 @@ use tracing::{debug, info};
 use super::metrics::Metrics;
 use crate::cluster::{Cluster, ClusterError};
 use crate::util::backoff::jittered;
-use crate::util::log_once::LogOnce;
+use crate::util::log_throttle::LogOnce;
 
 /// How long a claim is valid without renewal.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
@@ -35,7 +35,6 @@ struct Claim {
     since: Instant,
 }
 
-/// Who holds the Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
     Us,

@@ -3,9 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
 use crate::names::{is_dns_name, is_qualified};
+use crate::util::text::serialize_as_text;
 
 /// The pods with these labels in this namespace: `kube-system/component=kube-scheduler`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,17 +45,7 @@ impl fmt::Display for SchedulerPods {
     }
 }
 
-impl Serialize for SchedulerPods {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for SchedulerPods {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
+serialize_as_text!(SchedulerPods);
 
 #[cfg(test)]
 mod tests {

@@ -16,7 +16,7 @@ use super::metrics::Metrics;
 use crate::cluster::{Cluster, ClusterError, Devices};
 use crate::machine::HostRoots;
 use crate::util::backoff::{back_off, jittered};
-use crate::util::log_once::LogOnce;
+use crate::util::log_throttle::LogOnce;
 use crate::util::task::Task;
 
 /// Interval between two reads.
@@ -29,18 +29,15 @@ const MAX_DELAY: Duration = Duration::from_secs(30);
 /// Minimum interval between reads that a response waits for.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Handle to the task that reads the devices; the task ends when the last handle is dropped.
-#[derive(Clone, Debug)]
-pub(super) struct DevicePoller(Arc<Handle>);
-
+/// Handle to the task that reads the devices; the task ends when it is dropped.
 #[derive(Debug)]
-struct Handle {
+pub(super) struct DevicePoller {
     requests: Arc<Requests>,
     reads: watch::Receiver<Reads>,
     _task: Task,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Requests {
     /// A read soon.
     soon: Notify,
@@ -58,22 +55,16 @@ struct Reads {
     has_response: bool,
 }
 
-impl Requests {
-    fn new() -> Arc<Self> {
-        Arc::new(Self { soon: Notify::new(), now: watch::Sender::new(0) })
-    }
-}
-
 impl DevicePoller {
     pub(super) fn read_soon(&self) {
-        self.0.requests.soon.notify_one();
+        self.requests.soon.notify_one();
     }
 
     /// Waits for a read that starts after this call, whatever its result. It starts at once, but at most once
     /// per second.
     pub(super) async fn read_now(&self) {
-        let next = self.0.reads.borrow().started + 1;
-        self.0.requests.now.send_if_modified(|number| {
+        let next = self.reads.borrow().started + 1;
+        self.requests.now.send_if_modified(|number| {
             let is_later = *number < next;
             *number = next.max(*number);
             is_later
@@ -84,13 +75,13 @@ impl DevicePoller {
     /// Returns true if a read that started at `then` or later has finished. What it did not find does not
     /// exist or cannot be read, so another read would find no more.
     pub(super) fn has_read_since(&self, then: Instant) -> bool {
-        self.0.reads.borrow().last_start.is_some_and(|start| start >= then)
+        self.reads.borrow().last_start.is_some_and(|start| start >= then)
     }
 
     /// Returns true if the API server ever responded, if only that reading is forbidden. Until then even the
     /// resource names may be different.
     pub(super) fn has_response(&self) -> bool {
-        self.0.reads.borrow().has_response
+        self.reads.borrow().has_response
     }
 
     pub(super) async fn first_read(&self) {
@@ -99,7 +90,7 @@ impl DevicePoller {
 
     async fn wait_for(&self, is_enough: impl Fn(&Reads) -> bool) {
         // An error means that the task has ended and there will be no more reads.
-        let _ = self.0.reads.clone().wait_for(is_enough).await;
+        let _ = self.reads.clone().wait_for(is_enough).await;
     }
 }
 
@@ -143,9 +134,9 @@ impl Poll {
         self,
         read: impl Fn() -> F + Send + 'static,
     ) -> DevicePoller {
-        let (requests, (sender, reads)) = (Requests::new(), watch::channel(Reads::default()));
+        let (requests, (sender, reads)) = (Arc::<Requests>::default(), watch::channel(Reads::default()));
         let task = Task::spawn(self.run(read, sender, Arc::clone(&requests)));
-        DevicePoller(Arc::new(Handle { requests, reads, _task: task }))
+        DevicePoller { requests, reads, _task: task }
     }
 
     async fn run<F: Future<Output = ReadResult>>(

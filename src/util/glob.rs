@@ -4,7 +4,9 @@
 use std::fmt;
 use std::str::{Chars, FromStr};
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
+
+use super::text::serialize_as_text;
 
 /// A pattern: `*` matches any sequence of characters, `?` one character, `[a-c]` and `[^a-c]` one (not) of
 /// these; `\` escapes the next character. The whole name has to match. As in Go, `*` and `?` do not match
@@ -151,20 +153,11 @@ impl fmt::Display for Pattern {
     }
 }
 
-impl Serialize for Pattern {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.text)
-    }
-}
-
-impl<'de> Deserialize<'de> for Pattern {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
+serialize_as_text!(Pattern);
 
 /// A pattern of pods, by namespace and name.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Parts")]
 pub struct PodPattern {
     /// The pattern of the namespace.
     pub namespace: Pattern,
@@ -187,28 +180,21 @@ impl fmt::Display for PodPattern {
 }
 
 /// Either part may be omitted, but not both, which would match every pod by mistake.
-#[derive(Serialize, Deserialize)]
+#[derive(Deserialize)]
 #[serde(rename = "a pattern of pods", deny_unknown_fields)]
-struct Serialized {
+struct Parts {
     #[serde(default)]
     namespace: Option<Pattern>,
     #[serde(default)]
     name: Option<Pattern>,
 }
 
-impl Serialize for PodPattern {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { namespace, name } = self.clone();
-        Serialized { namespace: Some(namespace), name: Some(name) }.serialize(serializer)
-    }
-}
+impl TryFrom<Parts> for PodPattern {
+    type Error = &'static str;
 
-impl<'de> Deserialize<'de> for PodPattern {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Serialized { namespace, name } = Serialized::deserialize(deserializer)?;
+    fn try_from(Parts { namespace, name }: Parts) -> Result<Self, Self::Error> {
         if namespace.is_none() && name.is_none() {
-            let reason = "a pattern of pods needs `namespace`, `name` or both; `*` stands for every name";
-            return Err(serde::de::Error::custom(reason));
+            return Err("a pattern of pods needs `namespace`, `name` or both; `*` stands for every name");
         }
         let or_any = |pattern: Option<Pattern>| pattern.unwrap_or_else(Pattern::any);
         Ok(Self { namespace: or_any(namespace), name: or_any(name) })

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
+
+use super::text::serialize_as_text;
 
 /// Maximum number of steps in a path.
 const MAX_STEPS: usize = 32;
@@ -149,18 +150,7 @@ impl fmt::Display for JsonPath {
     }
 }
 
-impl Serialize for JsonPath {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.text)
-    }
-}
-
-impl<'de> Deserialize<'de> for JsonPath {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
+serialize_as_text!(JsonPath);
 
 #[cfg(test)]
 mod tests {

@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tracing::{info, warn};
 
 /// Remembers the state that was last logged, so that it is logged once until it changes.
 #[derive(Debug)]
@@ -31,36 +32,53 @@ impl<T> Default for LastLogged<T> {
     }
 }
 
+/// Logs a lasting problem once, and its end once.
+#[derive(Debug, Default)]
+pub(crate) struct LogOnce(Option<String>);
+
+impl LogOnce {
+    /// Logs a warning, unless it equals the last one.
+    pub(crate) fn warn(&mut self, message: &str) {
+        if self.0.as_deref() != Some(message) {
+            warn!("{message}");
+            self.0 = Some(message.to_owned());
+        }
+    }
+
+    /// Logs that the problem is over, if there was one.
+    pub(crate) fn recovered(&mut self, message: &str) {
+        if self.0.take().is_some() {
+            info!("{message}");
+        }
+    }
+}
+
 /// Admits one message of a kind per period, and counts the suppressed ones.
 #[derive(Debug)]
 pub struct LogThrottle {
     period: Duration,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    logged: Option<Instant>,
-    suppressed: u64,
+    /// When a message was last admitted, and how many were suppressed since.
+    last: Mutex<(Option<Instant>, u64)>,
 }
 
 impl LogThrottle {
     /// Returns a throttle that admits its first message at once.
     #[must_use]
     pub fn new(period: Duration) -> Self {
-        Self { period, state: Mutex::default() }
+        Self { period, last: Mutex::default() }
     }
 
     /// Returns the number of messages suppressed since the last one if a message may be logged now, else
     /// `None`.
     pub fn admit(&self) -> Option<u64> {
-        let (now, mut state) = (Instant::now(), self.state.lock().unwrap_or_else(PoisonError::into_inner));
-        if state.logged.is_some_and(|logged| now - logged < self.period) {
-            state.suppressed += 1;
+        let (now, mut last) = (Instant::now(), self.last.lock().unwrap_or_else(PoisonError::into_inner));
+        let (logged, suppressed) = &mut *last;
+        if logged.is_some_and(|logged| now - logged < self.period) {
+            *suppressed += 1;
             return None;
         }
-        state.logged = Some(now);
-        Some(mem::take(&mut state.suppressed))
+        *logged = Some(now);
+        Some(mem::take(suppressed))
     }
 }
 

@@ -94,20 +94,20 @@ impl Fields<'_> {
         let start = self.at;
         let (number, kind) = self.key()?;
         let value = match kind {
-            BYTES => Value::Bytes(self.delimited()?),
-            VARINT => Value::Varint(self.varint()?),
-            _ => self.unusual(start, number, kind)?,
+            GROUP => Value::Group(self.group(number)?),
+            _ => self.value(start, kind)?,
         };
         Ok(Field { number, record: start..self.at, value })
     }
 
-    /// Decodes a value of a wire type that our messages do not use.
-    #[cold]
-    fn unusual(&mut self, start: usize, number: u32, kind: u64) -> Result<Value, WireError> {
+    /// Decodes the value of a field that starts at `start` and is not a group.
+    #[inline]
+    fn value(&mut self, start: usize, kind: u64) -> Result<Value, WireError> {
         match kind {
+            BYTES => Ok(Value::Bytes(self.delimited()?)),
+            VARINT => Ok(Value::Varint(self.varint()?)),
             FIXED64 => Ok(Value::Fixed64(u64::from_le_bytes(self.fixed()?))),
             FIXED32 => Ok(Value::Fixed32(u32::from_le_bytes(self.fixed()?))),
-            GROUP => Ok(Value::Group(self.group(number)?)),
             _ => Err(WireError { reason: "an unknown wire type", at: start }),
         }
     }
@@ -115,11 +115,7 @@ impl Fields<'_> {
     #[inline]
     fn key(&mut self) -> Result<(u32, u64), WireError> {
         let at = self.at;
-        let key = self.varint()?;
-        match u32::try_from(key >> 3) {
-            Ok(number) if number > 0 && key <= u64::from(u32::MAX) => Ok((number, key & 7)),
-            _ => Err(WireError { reason: "an invalid field number", at }),
-        }
+        split_key(self.varint()?, at)
     }
 
     #[inline]
@@ -184,18 +180,6 @@ impl Fields<'_> {
             }
             let (number, kind) = self.key()?;
             match kind {
-                BYTES => {
-                    self.delimited()?;
-                }
-                VARINT => {
-                    self.varint()?;
-                }
-                FIXED64 => {
-                    self.fixed::<8>()?;
-                }
-                FIXED32 => {
-                    self.fixed::<4>()?;
-                }
                 GROUP if open.len() < MAX_GROUPS => open.push(number),
                 GROUP => return Err(WireError { reason: "too many nested groups", at }),
                 GROUP_END if open.pop() == Some(number) => {
@@ -204,9 +188,20 @@ impl Fields<'_> {
                     }
                 }
                 GROUP_END => return Err(WireError { reason: "the end of another group", at }),
-                _ => return Err(WireError { reason: "an unknown wire type", at }),
+                _ => {
+                    self.value(at, kind)?;
+                }
             }
         }
+    }
+}
+
+/// Splits the key of a field into its number and wire type.
+#[inline]
+fn split_key(key: u64, at: usize) -> Result<(u32, u64), WireError> {
+    match u32::try_from(key >> 3) {
+        Ok(number) if number > 0 && key <= u64::from(u32::MAX) => Ok((number, key & 7)),
+        _ => Err(WireError { reason: "an invalid field number", at }),
     }
 }
 
@@ -230,10 +225,9 @@ pub struct Head {
 /// It is not a field, or it is a group, which is obsolete.
 pub fn head(bytes: &[u8]) -> Result<Option<Head>, WireError> {
     let Some((key, key_bytes)) = first_varint(bytes, 0)? else { return Ok(None) };
-    let number = u32::try_from(key >> 3).ok().filter(|number| *number > 0 && key <= u64::from(u32::MAX));
-    let number = number.ok_or(WireError { reason: "an invalid field number", at: 0 })?;
+    let (number, kind) = split_key(key, 0)?;
     let head = |length| Head { number, is_bytes: false, before: key_bytes, length };
-    match key & 7 {
+    match kind {
         BYTES => Ok(first_varint(bytes, key_bytes)?.map(|(length, length_bytes)| Head {
             is_bytes: true,
             before: key_bytes + length_bytes,

@@ -79,6 +79,7 @@ mod src {
         pub mod file;
         pub mod glob;
         pub mod json_path;
+        pub(crate) mod text;
         pub mod wire;
     }
 }

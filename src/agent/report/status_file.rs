@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::pod::PodName;
 use crate::scheduler::PodFingerprint;
-use crate::util::log_once::LogOnce;
+use crate::util::log_throttle::LogOnce;
 
 /// Handle to the task that writes the file. It writes only the newest content, never a queue.
 #[derive(Debug)]

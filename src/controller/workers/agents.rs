@@ -10,13 +10,12 @@ use crate::cluster::{AgentPod, WatchEvent, pod_labels};
 use crate::controller::coverage::Coverage;
 use crate::controller::object_cache::ObjectCache;
 use crate::util::backoff::jittered;
-use crate::util::log_once::LogOnce;
+use crate::util::log_throttle::LogOnce;
 
 /// How often the DaemonSet is read; it changes on upgrades.
 const POLL: Duration = Duration::from_secs(30);
 
 impl Workers<'_> {
-    /// Reads the DaemonSet periodically.
     pub(super) async fn poll_daemon_set(&self) {
         let Some(name) = &self.settings.daemon_set else {
             self.daemon_set.send_replace(DaemonSet::Missing);
@@ -65,7 +64,6 @@ impl Workers<'_> {
         });
     }
 
-    /// Watches the pods that the DaemonSet selects.
     pub(super) async fn watch_agents(&self) {
         let mut daemon_set = self.daemon_set.subscribe();
         loop {

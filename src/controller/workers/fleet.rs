@@ -14,7 +14,7 @@ use crate::controller::names::first_names;
 use crate::controller::node_problems::Problem;
 use crate::controller::scheduler_pods::SchedulerPods;
 use crate::util::backoff::jittered;
-use crate::util::log_once::LogOnce;
+use crate::util::log_throttle::LogOnce;
 
 /// How long the first pass waits for the Nodes.
 const FIRST_LIST_TIMEOUT: Duration = Duration::from_secs(60);

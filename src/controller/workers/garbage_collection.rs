@@ -12,8 +12,7 @@ use crate::cluster::{ClusterError, NrtMeta, Regarding};
 use crate::controller::events::Reason;
 use crate::controller::garbage_collection::{Decision, Doubt, Pass};
 use crate::controller::names::first_names;
-use crate::util::log_once::LogOnce;
-use crate::util::log_throttle::LastLogged;
+use crate::util::log_throttle::{LastLogged, LogOnce};
 
 /// How long the first pass waits for the Nodes before it reports them as unknown. It waits less if they
 /// cannot be listed.
@@ -25,7 +24,6 @@ const ATTEMPTS: usize = 3;
 /// This many consecutive failed deletions end a pass: they are unlikely to be about single objects.
 const MAX_FAILURES_IN_A_ROW: usize = 10;
 
-/// What was logged and posted.
 #[derive(Default)]
 struct Reported {
     requests: LogOnce,
@@ -37,7 +35,6 @@ struct Reported {
     dry_run: BTreeSet<String>,
 }
 
-/// The outcome of a deletion.
 enum Outcome {
     /// The object is gone, or would be.
     Deleted,
@@ -47,7 +44,6 @@ enum Outcome {
     Unclassified,
 }
 
-/// Deletions that failed in one pass.
 #[derive(Debug, Default)]
 struct Failures {
     names: Vec<String>,

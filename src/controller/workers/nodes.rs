@@ -10,7 +10,7 @@ use crate::cluster::{SlimNode, WatchEvent};
 use crate::controller::coverage::Coverage;
 use crate::controller::object_cache::Change;
 use crate::util::backoff::jittered;
-use crate::util::log_once::LogOnce;
+use crate::util::log_throttle::LogOnce;
 
 /// How often all Nodes are relisted: a watch does not report a deletion that it missed, for example because
 /// etcd was restored.

@@ -11,11 +11,9 @@ use super::Workers;
 use crate::cluster::{ChangedObject, ClusterError, ListWatchEvent, ListWatchStream, UnscheduledPod};
 use crate::controller::nudge::Nudger;
 use crate::util::backoff::back_off;
-use crate::util::log_once::LogOnce;
+use crate::util::log_throttle::LogOnce;
 
-/// Initial backoff after a failed nudge.
 const RETRY: Duration = Duration::from_secs(1);
-/// Maximum backoff.
 const RETRY_LIMIT: Duration = Duration::from_secs(60);
 /// Minimum interval between two starts of the watch of objects, in case pods are pending only briefly.
 const WATCH_SPACING: Duration = Duration::from_secs(1);
@@ -26,15 +24,12 @@ struct Nudging<'a> {
     nudger: Nudger,
     /// The origin of the nudger's time.
     started: Instant,
-    /// Pods that are pending because of the plugin.
     pending: BTreeSet<Box<str>>,
-    /// The watch of objects, while pods are pending.
     changes: Option<ListWatchStream<ChangedObject>>,
     /// When the watch of objects was last started.
     watched: Option<Instant>,
     /// Whether objects were listed since.
     listed: bool,
-    /// The object to nudge.
     object: Option<String>,
     /// Its resource version after the last nudge.
     nudged: String,
@@ -125,7 +120,6 @@ impl Nudging<'_> {
         self.update_count();
     }
 
-    /// Updates the nudger and the metrics.
     fn update_count(&mut self) {
         let pods = self.pending.len();
         self.nudger.set_pending(pods, self.started.elapsed());
