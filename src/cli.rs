@@ -96,7 +96,6 @@ fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
     runtime.block_on(future)
 }
 
-/// Prints an error message.
 fn complain(sentence: impl std::fmt::Display) {
     // A closed standard error is ignored.
     let _ = writeln!(std::io::stderr(), "numacast: {sentence}");

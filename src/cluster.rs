@@ -74,7 +74,6 @@ pub struct Cluster {
     client: kube::Client,
     server: String,
     timeout: Duration,
-    /// The configuration of the client.
     config: Option<Arc<kube::Config>>,
     /// The API version and form of the objects.
     form: Form,
@@ -90,9 +89,6 @@ impl fmt::Debug for Cluster {
 impl Cluster {
     /// Creates a client from a kubeconfig file, or from the environment if none is given. Does not connect
     /// yet.
-    ///
-    /// # Errors
-    /// [`ClusterError::NoConfig`].
     pub async fn new(kubeconfig: Option<&Path>, timeout: Duration) -> Result<Self, ClusterError> {
         let no_config = |error: String| ClusterError::NoConfig(error);
         let mut config = match kubeconfig {
@@ -144,7 +140,6 @@ impl Cluster {
         self.config.as_deref()
     }
 
-    /// Runs a request and decodes the response.
     async fn read<T: DeserializeOwned>(&self, request: Built) -> Result<T, kube::Error> {
         serde_json::from_slice(&self.bytes(request).await?).map_err(kube::Error::SerdeError)
     }
@@ -162,7 +157,6 @@ impl Cluster {
         }
     }
 
-    /// Runs a request and returns the response.
     async fn bytes(&self, request: Built) -> Result<Bytes, kube::Error> {
         let request = request.map_err(kube::Error::BuildRequest)?;
         Ok(self.send(request.map(Body::from)).await?.collect().await?.to_bytes())
@@ -189,7 +183,6 @@ impl Cluster {
         self.within(self.timeout, what, call).await
     }
 
-    /// Runs a call with a deadline.
     async fn within<T>(
         &self,
         after: Duration,
@@ -211,7 +204,6 @@ impl Cluster {
 /// A request built by kube, unless that failed.
 type Built = Result<hyper::Request<Vec<u8>>, request::Error>;
 
-/// Encodes the body of a request.
 fn encoded(object: &impl Serialize) -> Result<Vec<u8>, request::Error> {
     serde_json::to_vec(object).map_err(request::Error::SerializeBody)
 }

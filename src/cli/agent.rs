@@ -120,7 +120,6 @@ fn new_pods_api(
     PodsApi::new(pods_api, settings.pods.clone(), settings.node.clone(), Some(cluster), registry)
 }
 
-/// Combines the health of all parts of the process.
 fn health(agent: &Agent, proxy: Option<&Proxy>, pods_api: Option<&PodsApi>) -> All {
     let mut probes: Vec<Arc<dyn Probes>> = vec![agent.health()];
     if let Some(proxy) = proxy {
@@ -132,7 +131,6 @@ fn health(agent: &Agent, proxy: Option<&Proxy>, pods_api: Option<&PodsApi>) -> A
     All(probes)
 }
 
-/// Runs all of them until `shutdown`.
 async fn run_all(
     agent: Agent,
     proxy: Option<Proxy>,

@@ -31,7 +31,6 @@ use crate::sim::scenario::{Scenario, Step, machine};
 use crate::telemetry::registry::Registry;
 use crate::util::task::Task;
 
-/// The simulated node's name.
 const NODE: &str = "sim-node";
 /// Interval between steps, for one zone at speed 1. More zones make it shorter.
 const STEP: Duration = Duration::from_secs(3);
@@ -98,7 +97,6 @@ fn colour() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// A change on the node that the object should show.
 #[derive(Debug)]
 struct Change {
     at: Instant,
@@ -106,7 +104,6 @@ struct Change {
     is_release: bool,
 }
 
-/// The running demo and its state.
 struct Demo {
     node: Arc<SimNode>,
     scenario: Scenario,
@@ -226,7 +223,6 @@ impl Demo {
         page
     }
 
-    /// Executes one step of the scenario.
     async fn step(&mut self) {
         let before = self.node.kubelet.expected();
         let (is_visible, change) = match self.scenario.step() {
@@ -314,7 +310,6 @@ impl Demo {
     }
 }
 
-/// Returns the configuration of an agent on this node.
 fn config(node: &SimNode) -> Config {
     let mut config = Config { node_name: node.name().to_owned(), ..Config::default() };
     config.host.root = node.directory().to_owned();

@@ -10,7 +10,6 @@ use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches, value_parser};
 
 use crate::config::{Config, Effective, Layers, Origin, summary};
 
-/// A flag with a value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flag {
     /// Its name, without dashes.
@@ -20,7 +19,6 @@ pub(super) struct Flag {
     sets: Sets,
 }
 
-/// What a flag sets.
 #[derive(Clone, Copy, Debug)]
 enum Sets {
     /// A key, or an entry of a key that is a map.
@@ -67,7 +65,6 @@ pub(super) const TELEMETRY: &[Flag] = &[
 ];
 
 impl Flag {
-    /// Returns a flag that sets a key.
     pub(super) const fn key(name: &'static str, value: &'static str, key: &'static str) -> Self {
         Self { name, value, sets: Sets::Key(key) }
     }
@@ -87,7 +84,6 @@ impl Flag {
     }
 }
 
-/// The flags of a command.
 pub(super) trait Flags: Clone + Debug + Send + Sync + 'static {
     /// The flags, in the order of the help.
     const FLAGS: &'static [&'static [Flag]];
@@ -125,7 +121,6 @@ impl Flags for AgentFlags {
 /// What the command line says of the configuration.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Given {
-    /// The configuration file.
     file: Option<PathBuf>,
     flags: Vec<(&'static Flag, String)>,
     /// Any keys, as `KEY=VALUE`.
@@ -178,7 +173,6 @@ impl<F: Flags> clap::Args for ConfigArgs<F> {
 }
 
 impl Given {
-    /// Returns the path of the configuration file.
     pub(super) fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
@@ -214,7 +208,6 @@ impl Given {
         Ok(layers)
     }
 
-    /// Sets the fields that are no keys.
     fn set_fields(&self, config: &mut Config) {
         config.node_name = variable("NODE_NAME").unwrap_or_default();
         config.controller.namespace = variable("POD_NAMESPACE").unwrap_or_default();

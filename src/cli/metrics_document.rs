@@ -17,11 +17,11 @@ fn register_agent(registry: &mut Registry) {
 }
 
 fn register_proxy(registry: &mut Registry) {
-    drop(proxy::metrics::Metrics::register(registry, Arc::new(proxy::health::Health::new(true))));
+    drop(proxy::metrics::Metrics::register(registry, true));
 }
 
 fn register_pods_api(registry: &mut Registry) {
-    drop(pods_api::metrics::Metrics::register(registry, Arc::default()));
+    drop(pods_api::metrics::Metrics::register(registry));
 }
 
 fn register_controller(registry: &mut Registry) {

@@ -16,7 +16,6 @@ use crate::topology::Rules;
 /// Applies the changes that a running process can apply, and logs the others.
 pub(super) struct Reload {
     given: Given,
-    /// The configuration in effect.
     running: Effective,
     logs: LogSwitch,
     /// Set for the agent only.
@@ -62,7 +61,6 @@ impl Reload {
         key == "log.level" || (self.rules.is_some() && of_agent)
     }
 
-    /// Runs forever.
     pub(super) async fn run(mut self) {
         // The file may have changed since the process read it at startup.
         self.look(false);

@@ -28,7 +28,6 @@ const PAGE: u32 = 100;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(from = "RawPod")]
 pub struct AgentPod {
-    /// The version, for the watch.
     version: String,
     /// The pod's name.
     pub name: String,

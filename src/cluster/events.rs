@@ -118,7 +118,6 @@ fn name_for(node: &str) -> String {
     format!("{start}.{:016x}", fastrand::u64(..))
 }
 
-/// Truncates a text to `bytes`, at a character boundary.
 fn truncate(text: &str, bytes: usize) -> &str {
     let mut end = text.len().min(bytes);
     while !text.is_char_boundary(end) {

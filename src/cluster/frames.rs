@@ -18,7 +18,6 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// Appends a chunk.
     pub(super) fn push(&mut self, piece: &[u8]) {
         self.bytes.drain(..self.start);
         self.start = 0;
@@ -28,17 +27,10 @@ impl Buffer {
         self.bytes.extend_from_slice(piece);
     }
 
-    /// Returns the bytes that are not yet consumed.
     pub(super) fn rest(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
 
-    #[cfg(test)]
-    pub(super) fn capacity(&self) -> usize {
-        self.bytes.capacity()
-    }
-
-    /// Consumes this many of the available bytes.
     pub(super) fn skip(&mut self, bytes: usize) {
         self.start += bytes;
     }
@@ -60,7 +52,6 @@ pub struct FrameSplitter {
 }
 
 impl FrameSplitter {
-    /// Creates a splitter for lines.
     pub(super) fn lines() -> Self {
         Self { is_lines: true, ..Self::default() }
     }

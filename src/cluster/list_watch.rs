@@ -39,7 +39,6 @@ const RETRY_LIMIT: Duration = Duration::from_secs(30);
 
 /// The decoded part of an object.
 pub(super) trait PartialObject: DeserializeOwned + Clone + Send + 'static {
-    /// Returns the object's version.
     fn version(&self) -> &str;
 
     /// Returns true if a list keeps the object.
@@ -67,7 +66,6 @@ pub type ListWatchStream<T> = BoxStream<'static, Result<ListWatchEvent<T>, Clust
 pub(super) struct ListWatchParams {
     /// The resource for messages, which put `list` or `watch` before it.
     pub(super) what: &'static str,
-    /// The path of the resource.
     pub(super) path: String,
     pub(super) list: ListParams,
     pub(super) watch: WatchParams,
@@ -233,7 +231,6 @@ impl<T: PartialObject> ListWatch<T> {
         self.back_off();
     }
 
-    /// Maps a failed request: for our objects, the resource itself may be unknown.
     fn explain(&self, failure: Failure, what: &str) -> ClusterError {
         match self.params.path.contains("/noderesourcetopologies") {
             true => self.cluster.explain_object(failure, what),

@@ -27,7 +27,6 @@ pub(super) struct OnlyMetadata {
     pub(super) metadata: ObjectMeta,
 }
 
-/// Decodes an object's metadata.
 pub(super) fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     let mut metadata = Levels(LEVELS).deserialize(deserializer)?;
     let entries = metadata.get_mut("managedFields").and_then(Value::as_array_mut);

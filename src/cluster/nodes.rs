@@ -79,7 +79,6 @@ struct RawCondition {
 }
 
 impl RawStatus {
-    /// Returns true if the condition `Ready` is true.
     pub(super) fn is_ready(&self) -> bool {
         let ready = |condition: &RawCondition| condition.r#type == "Ready" && condition.status == "True";
         self.conditions.iter().flatten().any(ready)
@@ -97,16 +96,6 @@ impl From<RawNode> for SlimNode {
             taints: spec.taints.unwrap_or_default(),
             ready: status.is_ready(),
         }
-    }
-}
-
-impl SlimNode {
-    /// Creates a ready Node for tests.
-    #[cfg(test)]
-    pub(crate) fn new(name: &str, labels: &[(&str, &str)]) -> Self {
-        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        let (name, uid) = (name.to_owned(), format!("uid-of-{name}"));
-        Self { name, uid, labels, ready: true, ..Self::default() }
     }
 }
 
@@ -131,7 +120,6 @@ impl KubeletNode {
         self.status.node_info.kubelet_version
     }
 
-    /// Returns the address of the kubelet's HTTPS port.
     pub(super) fn endpoint(self) -> KubeletEndpoint {
         let KubeletStatus { addresses, daemon_endpoints, .. } = self.status;
         let internal = addresses.into_iter().flatten().find(|address| address.type_ == "InternalIP");
@@ -261,6 +249,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    impl SlimNode {
+        /// Creates a ready Node for tests.
+        pub(crate) fn new(name: &str, labels: &[(&str, &str)]) -> Self {
+            let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+            let (name, uid) = (name.to_owned(), format!("uid-of-{name}"));
+            Self { name, uid, labels, ready: true, ..Self::default() }
+        }
+    }
 
     #[test]
     fn only_the_needed_part_of_a_node_is_decoded() {

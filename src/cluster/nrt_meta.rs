@@ -113,31 +113,30 @@ fn writers(managed: Vec<RawManaged>) -> Writers {
 }
 
 #[cfg(test)]
-impl NrtMeta {
-    /// Returns the metadata of an object that we wrote.
-    pub(crate) fn ours(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            uid: format!("uid-of-{name}"),
-            version: "1".to_owned(),
-            created: None,
-            writers: Writers { ours: true, other: None },
-            is_kept: false,
-            is_deleted: false,
-        }
-    }
-
-    /// Returns the metadata of an object that another manager wrote.
-    pub(crate) fn of_other(name: &str, manager: &str) -> Self {
-        Self { writers: Writers { ours: false, other: Some(manager.to_owned()) }, ..Self::ours(name) }
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    impl NrtMeta {
+        /// Returns the metadata of an object that we wrote.
+        pub(crate) fn ours(name: &str) -> Self {
+            Self {
+                name: name.to_owned(),
+                uid: format!("uid-of-{name}"),
+                version: "1".to_owned(),
+                created: None,
+                writers: Writers { ours: true, other: None },
+                is_kept: false,
+                is_deleted: false,
+            }
+        }
+
+        /// Returns the metadata of an object that another manager wrote.
+        pub(crate) fn of_other(name: &str, manager: &str) -> Self {
+            Self { writers: Writers { ours: false, other: Some(manager.to_owned()) }, ..Self::ours(name) }
+        }
+    }
 
     fn meta(metadata: Value) -> NrtMeta {
         serde_json::from_value(json!({"metadata": metadata})).unwrap()

@@ -163,19 +163,18 @@ impl From<RawObject> for NrtSummary {
 }
 
 #[cfg(test)]
-impl NrtSummary {
-    /// Returns the summary of a Node's object without resources.
-    pub(crate) fn new(meta: NrtMeta) -> Self {
-        let resources = BTreeMap::new();
-        Self { meta, policy: None, scope: None, resources, invalid: None, describes_node: true }
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
+
+    impl NrtSummary {
+        /// Returns the summary of a Node's object without resources.
+        pub(crate) fn new(meta: NrtMeta) -> Self {
+            let resources = BTreeMap::new();
+            Self { meta, policy: None, scope: None, resources, invalid: None, describes_node: true }
+        }
+    }
 
     #[test]
     fn an_object_is_reduced_to_totals() {

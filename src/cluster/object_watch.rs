@@ -54,10 +54,8 @@ impl Cluster {
     }
 }
 
-/// The watch's selection.
 struct ObjectOfNode {
     name: String,
-    /// The path of all objects.
     path: String,
 }
 
@@ -99,7 +97,6 @@ impl WatchTarget for ObjectOfNode {
     }
 }
 
-/// The object and its watch.
 struct ObjectWatcher {
     name: String,
     watch: Watch<ObjectOfNode>,

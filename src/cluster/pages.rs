@@ -24,11 +24,8 @@ pub(super) struct Page<T> {
 pub(super) struct Listing {
     /// The action for messages, such as `list nodes`.
     pub(super) what: String,
-    /// The path of the resource.
     pub(super) path: String,
-    /// The label selector, if any.
     pub(super) labels: Option<String>,
-    /// Objects per page.
     pub(super) page: u32,
     /// Request only the metadata of each object.
     pub(super) metadata: bool,

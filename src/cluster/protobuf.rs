@@ -65,7 +65,6 @@ pub(super) fn last(bytes: &[u8], within: Range<usize>, number: u32) -> Result<Ra
     Ok(found)
 }
 
-/// Returns the content of a field, which must be length-delimited.
 fn content(field: wire::Field) -> Result<Range<usize>, WireError> {
     match field.value {
         Value::Bytes(range) => Ok(range),
@@ -133,7 +132,6 @@ pub(super) fn open_as(
     if kind == expected { Ok(object) } else { Err(DecodeError::Kind(kind, expected)) }
 }
 
-/// Decodes a `Status`.
 pub(super) fn status(bytes: &[u8], within: Range<usize>) -> Result<Status, WireError> {
     let small = |value: u64| u32::try_from(value).unwrap_or_default();
     let details = last(bytes, within.clone(), 5)?;

@@ -5,7 +5,6 @@ use serde::Deserialize;
 
 use super::{Cluster, ClusterError};
 
-/// The decoded part of a scheduler's pod.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct SchedulerPod {

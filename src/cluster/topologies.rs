@@ -150,7 +150,6 @@ impl Cluster {
         Request::new(self.topologies_path())
     }
 
-    /// Returns the path of all objects.
     pub(super) fn topologies_path(&self) -> String {
         format!("/apis/topology.node.k8s.io/{}/noderesourcetopologies", self.form.version.name())
     }

@@ -90,7 +90,6 @@ impl WatchBackoff {
 
 /// A resource that can be watched.
 pub(super) trait WatchTarget: Send + 'static {
-    /// The watch's event.
     type Event: Send;
 
     /// Returns the action for messages, such as `watch pods of the node`.
@@ -103,30 +102,20 @@ pub(super) trait WatchTarget: Send + 'static {
     fn splitter(&self) -> FrameSplitter;
 
     /// Decodes a frame.
-    ///
-    /// # Errors
-    /// The frame does not belong to this watch.
     fn decode(&self, frame: &[u8]) -> Result<Frame<Self::Event>, DecodeError>;
 
-    /// Maps a failed request.
     fn explain(&self, _cluster: &Cluster, failure: Failure) -> ClusterError {
         failure.explain(&self.what())
     }
 }
 
-/// A decoded frame.
 pub(super) enum Frame<E> {
-    /// An event and its version.
     Event(E, String),
-    /// A bookmark with its version.
     Bookmark(String),
-    /// An error event.
     Error(Box<Status>),
 }
 
-/// An item of a watch.
 pub(super) enum WatchItem<E> {
-    /// An event.
     Event(E),
     /// The watch works again, without an event.
     Resumed,
@@ -189,9 +178,6 @@ impl<T: WatchTarget> Watch<T> {
     }
 
     /// Returns the next item. May be called again after an error; it then waits for the backoff.
-    ///
-    /// # Errors
-    /// The watch was interrupted.
     pub(super) async fn next(&mut self) -> Result<WatchItem<T::Event>, Interruption> {
         loop {
             self.backoff.wait().await;
@@ -278,7 +264,6 @@ impl<T: WatchTarget> Watch<T> {
         }
     }
 
-    /// Records that the watch works.
     fn recover(&mut self) {
         self.is_broken = false;
         self.backoff.reset();

@@ -15,7 +15,6 @@ type Conflict = (&'static str, &'static str);
 const MAX_WITHHOLD_AFTER: Duration = Duration::from_secs(60);
 
 impl Config {
-    /// Returns the conflicts.
     pub(super) fn conflicts(&self) -> Vec<Conflict> {
         let mut conflicts = self.conflicts_of_object();
         conflicts.extend(self.conflicts_of_sources());

@@ -38,12 +38,10 @@ pub fn keys() -> &'static [Key] {
     &KEYS
 }
 
-/// Returns the key with this name.
 pub(super) fn key(name: &str) -> Option<&'static Key> {
     keys().iter().find(|key| key.name == name)
 }
 
-/// Collects the keys of a section.
 fn collect(schema: &Value, section: &str, defaults: &Value, keys: &mut Vec<Key>) {
     for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
         let default = &defaults[name];
@@ -75,9 +73,6 @@ fn has_type(schema: &Value, name: &str) -> bool {
 }
 
 /// Returns a key, all keys of a section, or every key.
-///
-/// # Errors
-/// If there is no such key.
 pub fn explain(key: Option<&str>) -> Result<Vec<&'static Key>, ConfigError> {
     let chosen = |known: &&Key| {
         key.is_none_or(|key| {

@@ -157,9 +157,6 @@ impl Layers {
     }
 
     /// Merges the layers.
-    ///
-    /// # Errors
-    /// All errors in all layers.
     pub fn finish(mut self) -> Result<Effective, Vec<ConfigError>> {
         let mut tree = defaults();
         for (key, (value, origin)) in &self.set {

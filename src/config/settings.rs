@@ -33,9 +33,6 @@ const MAX_GRACE: Duration = Duration::from_secs(60);
 
 impl Config {
     /// Returns a client for the API server.
-    ///
-    /// # Errors
-    /// If there are no credentials, or they cannot be used.
     pub async fn cluster(&self) -> Result<Cluster, ClusterError> {
         Cluster::new(self.kubeconfig.as_deref(), API_TIMEOUT).await
     }

@@ -73,9 +73,6 @@ struct State {
 }
 
 /// Checks the fleet once.
-///
-/// # Errors
-/// If any part of it cannot be read.
 pub async fn check(settings: &Settings, cluster: &Cluster) -> Result<Report, ClusterError> {
     let cluster = &cluster.clone().in_form(settings.form);
     let mut state = State::default();
@@ -100,7 +97,6 @@ pub async fn check(settings: &Settings, cluster: &Cluster) -> Result<Report, Clu
     Ok(state.report())
 }
 
-/// Reads the DaemonSet and its pods.
 async fn read_agents(
     settings: &Settings,
     cluster: &Cluster,

@@ -12,9 +12,7 @@ use crate::util::token_bucket::TokenBucket;
 
 /// The reporting controller, a qualified name.
 const REPORTER: &str = "numacast/controller";
-/// Burst of Events about all Nodes together.
 const NODE_BURST: f64 = 20.0;
-/// Burst of Events about garbage collection.
 const GARBAGE_BURST: f64 = 4.0;
 /// Events per second after the burst: one a minute.
 const RATE: f64 = 1.0 / 60.0;

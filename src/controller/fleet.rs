@@ -16,9 +16,7 @@ const MAX_RESOURCES_PER_OBJECT: usize = 64;
 /// Policies and scopes reported by name.
 const POLICIES: [&str; 4] = ["none", "best-effort", "restricted", "single-numa-node"];
 const SCOPES: [&str; 2] = ["container", "pod"];
-/// Label of a missing value.
 const UNKNOWN: &str = "unknown";
-/// Label of any other value.
 const OTHER: &str = "other";
 
 /// The problem of an object that the scheduler plugin ignores.
@@ -41,7 +39,6 @@ pub(super) struct Fleet {
     /// Objects created after the scheduler started, in the order they were added.
     pub(super) newer: Vec<String>,
     scheduler_started: Option<Timestamp>,
-    /// The names of all objects.
     names: BTreeSet<Box<str>>,
 }
 
@@ -56,7 +53,6 @@ impl Fleet {
         Self { scheduler_started, ..Self::default() }
     }
 
-    /// Adds an object.
     pub(super) fn add(&mut self, summary: NrtSummary) {
         let NrtSummary { meta, policy, scope, resources, invalid, describes_node } = summary;
         let kind = (label(policy.as_deref(), &POLICIES), label(scope.as_deref(), &SCOPES));
@@ -86,12 +82,10 @@ impl Fleet {
         self.scheduler_started.and_then(|_| u64::try_from(self.newer.len()).ok())
     }
 
-    /// Returns true if this Node has an object.
     pub(super) fn has(&self, node: &str) -> bool {
         self.names.contains(node)
     }
 
-    /// Returns the number of objects.
     pub(super) fn objects(&self) -> usize {
         self.names.len()
     }

@@ -33,7 +33,6 @@ pub struct Rules {
     pub max_percent: u8,
 }
 
-/// The state of garbage collection.
 #[derive(Debug, Default)]
 pub(super) struct GarbageCollector {
     rules: Rules,
@@ -70,7 +69,6 @@ impl Pass {
         Self { names: Some(names), ..Self::default() }
     }
 
-    /// Returns true for a pass over all objects.
     pub(super) fn is_over_all(&self) -> bool {
         self.names.is_none()
     }
@@ -83,18 +81,15 @@ impl Pass {
         }
     }
 
-    /// Returns true if an object has no Node.
     pub(super) fn has_orphans(&self) -> bool {
         !self.orphans.is_empty()
     }
 }
 
-/// The result of a pass.
 #[derive(Debug)]
 pub(super) enum Decision {
     /// Delete these one by one, if their Nodes are still gone.
     Delete(Vec<NrtMeta>),
-    /// Delete nothing.
     HoldBack(Doubt),
 }
 
@@ -145,12 +140,10 @@ impl GarbageCollector {
         Self { deletions: std::mem::take(&mut self.deletions), ..Self::new(self.rules) }
     }
 
-    /// Records that a Node was deleted.
     pub(super) fn node_deleted(&mut self, name: Box<str>, now: Instant) {
         self.deleted_nodes.entry(name).or_insert(now);
     }
 
-    /// Records that a Node exists.
     pub(super) fn node_exists(&mut self, name: &str) {
         self.deleted_nodes.remove(name);
         self.orphans.remove(name);
@@ -162,7 +155,6 @@ impl GarbageCollector {
         self.orphans.retain(|name, _| !is_node(name));
     }
 
-    /// Returns when the next pass is due.
     pub(super) fn next_pass(&self, now: Instant) -> Instant {
         let Some(last) = self.last_pass else { return now };
         if self.is_incomplete {
@@ -207,12 +199,10 @@ impl GarbageCollector {
         ((objects + deleted) * usize::from(self.rules.max_percent) / 100).max(ALWAYS_ALLOWED)
     }
 
-    /// Returns the number of objects without a Node.
     pub(super) fn orphans(&self) -> usize {
         self.orphans.len()
     }
 
-    /// Records a failed pass.
     pub(super) fn pass_failed(&mut self, now: Instant) {
         (self.last_pass, self.is_incomplete) = (Some(now), true);
         // Only a completed pass would prune these. An object of a pruned Node starts a new grace period.
@@ -237,7 +227,6 @@ impl GarbageCollector {
         classified.filter(|(version, _)| *version == meta.version).map(|(_, describes_node)| *describes_node)
     }
 
-    /// Records whether an object describes a Node.
     pub(super) fn classify(&mut self, meta: &NrtMeta, describes_node: bool) {
         self.classified.insert(meta.name.as_str().into(), (meta.version.clone(), describes_node));
     }
@@ -333,7 +322,6 @@ impl GarbageCollector {
         }
     }
 
-    /// Records that the deletion of an object failed.
     pub(super) fn deletion_failed(&mut self, name: &str) {
         let count = self.failures.entry(name.into()).or_default();
         *count = count.saturating_add(1);

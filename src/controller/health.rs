@@ -18,15 +18,11 @@ const SLACK: Duration = Duration::from_secs(120);
 /// Intervals of the passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// Whether leader election is on.
     pub(crate) lease: bool,
-    /// Interval between garbage collection passes.
     pub(crate) garbage: Duration,
-    /// Interval between passes that sum up all objects.
     pub(crate) fleet: Duration,
 }
 
-/// The passes of a leader.
 #[derive(Clone, Copy, Debug)]
 struct Passes {
     leading_since: Instant,

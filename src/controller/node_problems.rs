@@ -30,7 +30,6 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The Nodes with a problem.
 #[derive(Debug)]
 pub(super) struct NodeProblems {
     report_after: Duration,
@@ -74,7 +73,6 @@ impl NodeProblems {
         due.into_iter().map(|(_, name)| name.into()).collect()
     }
 
-    /// Records that a Node was reported.
     pub(super) fn reported(&mut self, name: &str, now: Instant) {
         if let Some(entry) = self.nodes.get_mut(name) {
             entry.reported = Some(now);

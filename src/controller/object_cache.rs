@@ -12,10 +12,8 @@ use crate::watch_event::Reflector;
 /// this.
 const STALE: Duration = Duration::from_secs(60);
 
-/// Objects by name.
 type Objects<T> = BTreeMap<Box<str>, T>;
 
-/// A cache of watched objects.
 #[derive(Debug)]
 pub(super) struct ObjectCache<T> {
     objects: Reflector<Objects<T>>,

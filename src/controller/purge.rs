@@ -17,7 +17,6 @@ use crate::nrt::{Form, Version};
 const AGENTS_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long the whole purge may take. Helm waits for five minutes.
 const TIMEOUT: Duration = Duration::from_secs(240);
-/// Polling interval.
 const POLL: Duration = Duration::from_secs(1);
 /// A pod that still exists after this time may be on a Node that is down, where it stays forever.
 const NODE_DOWN: Duration = Duration::from_secs(15);
@@ -273,7 +272,6 @@ fn is_expired(error: &ClusterError) -> bool {
     matches!(error, ClusterError::Refused { code: 410, .. })
 }
 
-/// Makes one pass over all objects and deletes ours.
 async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, removed: &mut usize) -> Remaining {
     let mut left = Remaining::default();
     let mut pages = cluster.topology_metas();

@@ -32,14 +32,12 @@ struct CachedNode {
     ready: bool,
 }
 
-/// The cached state of an agent's pod.
 #[derive(Clone, Debug)]
 struct CachedAgent {
     node: Box<str>,
     ready: bool,
 }
 
-/// The state of the agents' DaemonSet.
 #[derive(Clone, Debug, Default, PartialEq)]
 enum DaemonSet {
     /// Not read yet.
@@ -51,7 +49,6 @@ enum DaemonSet {
     Present { coverage: Coverage, labels: String },
 }
 
-/// The state that the workers share.
 #[derive(Debug)]
 struct State {
     nodes: ObjectCache<CachedNode>,

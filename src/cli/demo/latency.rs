@@ -6,11 +6,9 @@ use std::time::Duration;
 /// Maximum number of samples kept.
 const KEPT: usize = 1000;
 
-/// The latest samples.
 #[derive(Debug, Default)]
 pub(super) struct Latencies(VecDeque<Duration>);
 
-/// Percentiles of the samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Summary {
     pub(super) count: usize,

@@ -18,7 +18,6 @@ use tokio::sync::mpsc;
 /// How often the thread that reads keys checks whether to exit.
 const POLL: Duration = Duration::from_millis(50);
 
-/// User input.
 #[derive(Debug)]
 pub(super) enum Input {
     /// q, Esc or Ctrl-C.
@@ -71,7 +70,6 @@ impl Screen {
         out.flush()
     }
 
-    /// Returns the next input.
     pub(super) async fn input(&mut self) -> Input {
         self.input.recv().await.unwrap_or_else(|| Input::Lost("its reader has ended".into()))
     }

@@ -2,7 +2,6 @@
 
 use std::fmt::Write;
 
-/// The style of a piece of text.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Style {
     Plain,

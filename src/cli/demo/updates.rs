@@ -19,7 +19,6 @@ use crate::util::task::Task;
 /// Delay after a watch ended or failed.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// An update of what the demo shows.
 #[derive(Debug)]
 pub(super) enum Update {
     /// The object in the API server, and when the watch reported it.
@@ -30,7 +29,6 @@ pub(super) enum Update {
     Error(Option<String>),
 }
 
-/// Starts the watches.
 pub(super) fn start(client: &Client, node: &str, agent: &Agent, updates: &Sender<Update>) -> Vec<Task> {
     let object = WatchParams::default().fields(&format!("metadata.name={node}"));
     let object_update = |object: NodeResourceTopology, _: bool| Update::Object {

@@ -9,18 +9,15 @@ use super::text::{Line, Style};
 use crate::nrt;
 use crate::sim::kubelet::PodSpec;
 
-/// The state to be rendered.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
     pub(super) node: String,
     pub(super) seed: u64,
     /// The command that shows the same object; empty on a page that outlives its API server.
     pub(super) command: String,
-    /// The zones in the API server.
     pub(super) zones: Vec<Zone>,
     /// Pod name to the ids of its zones (`0`, `0-1`), from the API server.
     pub(super) pods: BTreeMap<String, String>,
-    /// Newest first.
     pub(super) events: VecDeque<Event>,
     /// Writes that changed the object.
     pub(super) writes: u64,
@@ -32,11 +29,9 @@ pub(super) struct View {
     pub(super) release_lag: Duration,
     /// Whether the object matches the kubelet's own state.
     pub(super) matches: bool,
-    /// The agent's current error.
     pub(super) error: Option<String>,
 }
 
-/// An event in the history.
 #[derive(Clone, Debug)]
 pub(super) struct Event {
     pub(super) text: String,
@@ -44,7 +39,6 @@ pub(super) struct Event {
     pub(super) took: Option<Duration>,
 }
 
-/// One zone of the object.
 #[derive(Clone, Debug)]
 pub(super) struct Zone {
     name: String,
@@ -88,7 +82,6 @@ fn label(name: &str) -> String {
     }
 }
 
-/// Describes what a pod requests.
 pub(super) fn request(pod: &PodSpec) -> String {
     let mut parts = Vec::new();
     for container in &pod.containers {

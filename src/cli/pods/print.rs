@@ -5,10 +5,8 @@ use jiff::Timestamp;
 use super::row::{Row, age};
 use super::{Output, OutputArgs};
 
-/// Spaces between two columns.
 const GAP: usize = 3;
 
-/// The columns of a table.
 const COLUMNS: [&str; 8] = ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE", "STATIC", "UID"];
 /// The additional columns of a wide table.
 const MORE: [&str; 3] = ["IP", "QOS", "CONDITIONS"];
@@ -18,7 +16,6 @@ pub(super) fn name(namespace: &str, name: &str) -> String {
     format!("{}/{}\n", printable(namespace), printable(name))
 }
 
-/// A table that is printed in parts.
 pub(super) struct Table {
     wide: bool,
     columns: Vec<&'static str>,

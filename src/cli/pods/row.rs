@@ -19,7 +19,6 @@ use proto::{Container, ContainerState, ContainerStatus, PodCondition, PodSpec, P
 /// Go's zero time: the beginning of the year 1.
 const ZERO_TIME: i64 = -62_135_596_800;
 
-/// The printed columns of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) namespace: String,
@@ -27,7 +26,6 @@ pub(super) struct Row {
     pub(super) ready: String,
     pub(super) status: String,
     pub(super) restarts: Restarts,
-    /// When it was created.
     pub(super) since: Option<Timestamp>,
     /// Whether it is a static pod, from a file or a URL, or the mirror pod of one.
     pub(super) is_static: bool,
@@ -205,7 +203,6 @@ fn is_initialized(status: &PodStatus) -> bool {
     first.is_some_and(|one| one.status == "True")
 }
 
-/// Returns why a container terminated.
 fn end(terminated: &Terminated) -> String {
     match (&*text(&terminated.reason), terminated.signal) {
         ("", 0) => format!("ExitCode:{}", terminated.exit_code),

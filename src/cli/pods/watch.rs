@@ -16,7 +16,6 @@ const ADDED: &str = "ADDED";
 const MODIFIED: &str = "MODIFIED";
 const DELETED: &str = "DELETED";
 
-/// Prints the pods and then their changes.
 pub(super) async fn watch(client: PodsClient, output: OutputArgs) -> anyhow::Result<ExitCode> {
     let mut events = client.watch(wanted());
     let mut printer = Printer::new(output);
@@ -36,10 +35,8 @@ pub(super) async fn watch(client: PodsClient, output: OutputArgs) -> anyhow::Res
     }
 }
 
-/// The state of error reporting.
 #[derive(Default)]
 struct Errors {
-    /// Whether all pods were listed once.
     has_listed: bool,
     /// The last reported error, unless a list was completed since.
     last: Option<String>,
@@ -67,7 +64,6 @@ impl Errors {
     }
 }
 
-/// The state of the output.
 struct Printer {
     output: OutputArgs,
     table: Table,
@@ -78,7 +74,6 @@ struct Printer {
 /// printed.
 type Rows = BTreeMap<Key, Option<Row>>;
 
-/// Namespace, name and UID.
 type Key = (String, String, String);
 
 fn key(pod: &Pod) -> Key {
@@ -91,7 +86,6 @@ impl Printer {
         Self { output, table, rows: Reflector::default() }
     }
 
-    /// Returns the output for an event.
     fn apply(&mut self, event: PodEvent) -> String {
         let is_deletion = matches!(event, PodEvent::Delete(_));
         let entry = event.object().map(|pod| self.entry(pod, is_deletion));

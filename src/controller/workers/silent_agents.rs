@@ -56,7 +56,6 @@ impl State {
 }
 
 impl Workers<'_> {
-    /// Checks the agents periodically.
     pub(super) async fn report_silent_agents(&self) {
         let interval = (self.settings.silent_after / 10).clamp(MIN_INTERVAL, MAX_INTERVAL);
         let mut last_count = 0;
@@ -98,7 +97,6 @@ impl Workers<'_> {
     }
 }
 
-/// Logs a message when the number changes.
 fn log(last_count: &mut usize, count: usize, names: &[Box<str>]) {
     if std::mem::replace(last_count, count) == count {
         return;
