@@ -5,7 +5,6 @@
 
 mod agents;
 mod device;
-mod devices;
 mod error;
 mod events;
 mod frames;

@@ -158,15 +158,11 @@ impl SlimPodSpec {
     }
 }
 
-/// Returns the selector in query syntax; `None` for an empty one, which would select every pod.
-fn query(selector: &LabelSelector) -> Option<String> {
-    let selector = Selector::try_from(selector.clone()).ok()?;
-    Some(selector.to_string()).filter(|text| !text.is_empty())
-}
-
-/// Returns the label selector of a DaemonSet's pods in query syntax; `None` if it is empty or invalid.
+/// Returns the label selector of a DaemonSet's pods in query syntax; `None` if it is invalid or empty, which
+/// would select every pod.
 pub fn pod_labels(of: &SlimDaemonSet) -> Option<String> {
-    of.spec.as_ref().and_then(|spec| query(&spec.selector))
+    let selector = Selector::try_from(of.spec.as_ref()?.selector.clone()).ok()?;
+    Some(selector.to_string()).filter(|text| !text.is_empty())
 }
 
 /// Returns true if the DaemonSet runs our agents, so that another one configured by mistake is not deleted.
@@ -237,7 +233,7 @@ impl Cluster {
             path: pods_path(namespace),
             labels: Some(labels.to_owned()).filter(|labels| !labels.is_empty()),
             page: PAGE,
-            metadata: false,
+            ..Listing::default()
         };
         Pages::new(self.clone(), listing)
     }
@@ -292,7 +288,7 @@ mod tests {
     #[test]
     fn a_daemon_set_is_read_whatever_its_managed_fields_are() {
         for levels in [1, 130, 10_000] {
-            let nested = crate::cluster::metadata::nested(levels);
+            let nested = crate::cluster::metadata::tests::nested(levels);
             let read: SlimDaemonSet = serde_json::from_str(&format!(r#"{{"metadata":{nested}}}"#)).unwrap();
             assert_eq!(read.metadata.name.as_deref(), Some("w"));
         }

@@ -70,23 +70,6 @@ pub enum ClusterError {
 }
 
 impl ClusterError {
-    /// All values of [`ClusterError::kind`].
-    pub const KINDS: [&str; 13] = [
-        "no_config",
-        "unreachable",
-        "deadline",
-        "not_understood",
-        "no_crd",
-        "unauthorized",
-        "forbidden",
-        "no_such_node",
-        "conflict",
-        "too_many_requests",
-        "invalid",
-        "server_error",
-        "refused",
-    ];
-
     /// Returns the kind of error, for a metric label.
     pub const fn kind(&self) -> &'static str {
         match self {

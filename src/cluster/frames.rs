@@ -100,6 +100,12 @@ impl FrameSplitter {
 mod tests {
     use super::*;
 
+    impl Buffer {
+        pub(in crate::cluster) fn capacity(&self) -> usize {
+            self.bytes.capacity()
+        }
+    }
+
     /// Encodes frames with their lengths.
     fn stream(frames: &[&[u8]]) -> Vec<u8> {
         frames.iter().flat_map(|frame| [&(frame.len() as u32).to_be_bytes()[..], frame].concat()).collect()

@@ -74,7 +74,7 @@ fn params() -> PostParams {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::metadata::nested;
+    use crate::cluster::metadata::tests::nested;
 
     #[test]
     fn a_lease_is_read_whatever_its_managed_fields_are() {

@@ -19,7 +19,6 @@ use kube::core::Request;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::error::Failure;
 use super::nodes::WATCH_SECONDS;
 use super::watch::{MAX_RETRY_AFTER, RESPONSE_TIMEOUT, requires_relist};
 use super::{Cluster, ClusterError};
@@ -172,7 +171,7 @@ impl<T: PartialObject> ListWatch<T> {
         let call = async { self.cluster.client.request_events(request?).await };
         let what = format!("watch {what}");
         let events = self.cluster.in_time(&what, call).await;
-        self.events = Some(events.map_err(|failure| self.explain(failure, &what))?.boxed());
+        self.events = Some(events.map_err(|failure| self.cluster.explain_at(path, failure, &what))?.boxed());
         Ok(None)
     }
 
@@ -185,7 +184,7 @@ impl<T: PartialObject> ListWatch<T> {
         let request = request.map_err(kube::Error::BuildRequest);
         let call = async { read_list(self.cluster.send(request?.map(Body::from)).await?).await };
         let read = self.cluster.within(RESPONSE_TIMEOUT, &what, call).await;
-        let read = read.map_err(|failure| self.explain(failure, &what))?;
+        let read = read.map_err(|failure| self.cluster.explain_at(path, failure, &what))?;
         let (kept, list) = read.map_err(|reason| self.cluster.not_understood(&what, reason))?;
         let no_version = || self.cluster.not_understood(&what, "it has no version".to_owned());
         let version = list.version.ok_or_else(no_version)?;
@@ -229,13 +228,6 @@ impl<T: PartialObject> ListWatch<T> {
     fn relist(&mut self) {
         self.version = None;
         self.back_off();
-    }
-
-    fn explain(&self, failure: Failure, what: &str) -> ClusterError {
-        match self.params.path.contains("/noderesourcetopologies") {
-            true => self.cluster.explain_object(failure, what),
-            false => failure.explain(what),
-        }
     }
 }
 

@@ -107,25 +107,24 @@ impl<'de> Visitor<'de> for Levels {
     }
 }
 
-/// Returns an object's metadata as JSON, with an entry of `managedFields` that is nested this deep.
 #[cfg(test)]
-pub(super) fn nested(levels: usize) -> String {
-    format!(
-        r#"{{"name":"w","uid":"u","resourceVersion":"7","managedFields":[{{"manager":"x","operation":"Update",
-        "time":"9999-12-31T23:59:59Z","fieldsType":"FieldsV1","fieldsV1":{}{{}}{}}},{{"manager":"nfd",
-        "fieldsV1":{{"f:zones":{{}}}}}}]}}"#,
-        r#"{"f:a":"#.repeat(levels),
-        "}".repeat(levels)
-    )
-    // The lines of a watch contain no newlines.
-    .replace('\n', "")
-}
-
-#[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// Returns an object's metadata as JSON, with an entry of `managedFields` that is nested this deep.
+    pub(in crate::cluster) fn nested(levels: usize) -> String {
+        format!(
+            r#"{{"name":"w","uid":"u","resourceVersion":"7","managedFields":[{{"manager":"x","operation":"Update",
+            "time":"9999-12-31T23:59:59Z","fieldsType":"FieldsV1","fieldsV1":{}{{}}{}}},{{"manager":"nfd",
+            "fieldsV1":{{"f:zones":{{}}}}}}]}}"#,
+            r#"{"f:a":"#.repeat(levels),
+            "}".repeat(levels)
+        )
+        // The lines of a watch contain no newlines.
+        .replace('\n', "")
+    }
 
     fn read(metadata: &str) -> ObjectMeta {
         let object = format!(r#"{{"kind":"X","metadata":{metadata},"spec":{{}}}}"#);

@@ -157,13 +157,8 @@ fn nodes() -> Request {
 }
 
 fn listing() -> Listing {
-    Listing {
-        what: "list nodes".to_owned(),
-        path: "/api/v1/nodes".to_owned(),
-        labels: None,
-        page: PAGE,
-        metadata: false,
-    }
+    let (what, path) = ("list nodes".to_owned(), "/api/v1/nodes".to_owned());
+    Listing { what, path, page: PAGE, ..Listing::default() }
 }
 
 impl Cluster {

@@ -149,7 +149,7 @@ impl ObjectWatcher {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::metadata::nested;
+    use crate::cluster::metadata::tests::nested;
 
     #[test]
     fn managed_fields_of_any_depth_are_decoded() {

@@ -8,7 +8,7 @@ use kube::core::Request;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::{Cluster, ClusterError, Failure};
+use super::{Cluster, ClusterError};
 
 /// One page, and the token for the next one.
 #[derive(Debug, Deserialize)]
@@ -20,7 +20,7 @@ pub(super) struct Page<T> {
 }
 
 /// The listed resource.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Listing {
     /// The action for messages, such as `list nodes`.
     pub(super) what: String,
@@ -73,7 +73,7 @@ impl Cluster {
         let request = if *metadata { request.list_metadata(&params) } else { request.list(&params) };
         self.in_time(what, self.read::<Page<T>>(request))
             .await
-            .map_err(|failure| self.explain_list(failure, listing))
+            .map_err(|failure| self.explain_at(path, failure, what))
     }
 
     /// Returns the number of objects, without reading them.
@@ -82,14 +82,6 @@ impl Cluster {
         let page = self.page::<serde::de::IgnoredAny>(&one, "").await?;
         let remaining = page.metadata.remaining_item_count.and_then(|count| u64::try_from(count).ok());
         Ok(page.items.map_or(0, |items| items.len() as u64) + remaining.unwrap_or_default())
-    }
-
-    /// Maps a failed list: for our objects, the resource itself may be unknown.
-    fn explain_list(&self, failure: Failure, listing: &Listing) -> ClusterError {
-        match listing.path.contains("/noderesourcetopologies") {
-            true => self.explain_object(failure, &listing.what),
-            false => failure.explain(&listing.what),
-        }
     }
 }
 

@@ -58,18 +58,13 @@ pub(super) fn last(bytes: &[u8], within: Range<usize>, number: u32) -> Result<Ra
     let mut found = within.end..within.end;
     for field in wire::fields_in(bytes, within) {
         let field = field?;
-        if field.number == number {
-            found = content(field)?;
+        match field.value {
+            _ if field.number != number => {}
+            Value::Bytes(range) => found = range,
+            _ => return Err(WireError { reason: "a record of another type", at: field.record.start }),
         }
     }
     Ok(found)
-}
-
-fn content(field: wire::Field) -> Result<Range<usize>, WireError> {
-    match field.value {
-        Value::Bytes(range) => Ok(range),
-        _ => Err(WireError { reason: "a record of another type", at: field.record.start }),
-    }
 }
 
 /// Returns the last varint with this field number; 0 if there is none.
@@ -100,8 +95,12 @@ pub(super) fn last_text(bytes: &[u8], within: Range<usize>, number: u32) -> Resu
     last(bytes, within, number).map(|range| String::from_utf8_lossy(&bytes[range]).into_owned())
 }
 
-/// Opens an envelope: returns the kind and the range of its object.
-fn open(bytes: &[u8], within: Range<usize>) -> Result<(String, Range<usize>), DecodeError> {
+/// Opens an envelope: returns the range of its object, which must be of this kind.
+pub(super) fn open_as(
+    bytes: &[u8],
+    within: Range<usize>,
+    expected: &'static str,
+) -> Result<Range<usize>, DecodeError> {
     if !bytes[within.clone()].starts_with(MAGIC) {
         return Err(DecodeError::Magic);
     }
@@ -117,19 +116,10 @@ fn open(bytes: &[u8], within: Range<usize>) -> Result<(String, Range<usize>), De
     let kind = last_text(bytes, type_meta, 2)?;
     let object = last(bytes, unknown, 2)?;
     match group_version.as_str() {
-        "v1" => Ok((kind, object)),
-        other => Ok((quoted(&format!("{other}/{kind}")), object)),
+        "v1" if kind == expected => Ok(object),
+        "v1" => Err(DecodeError::Kind(kind, expected)),
+        other => Err(DecodeError::Kind(quoted(&format!("{other}/{kind}")), expected)),
     }
-}
-
-/// Like [`open`], for an object that must be of this kind.
-pub(super) fn open_as(
-    bytes: &[u8],
-    within: Range<usize>,
-    expected: &'static str,
-) -> Result<Range<usize>, DecodeError> {
-    let (kind, object) = open(bytes, within)?;
-    if kind == expected { Ok(object) } else { Err(DecodeError::Kind(kind, expected)) }
 }
 
 pub(super) fn status(bytes: &[u8], within: Range<usize>) -> Result<Status, WireError> {

@@ -75,9 +75,9 @@ impl Cluster {
         Listing {
             what: "list noderesourcetopologies".to_owned(),
             path: self.topologies_path(),
-            labels: None,
             page,
             metadata,
+            ..Listing::default()
         }
     }
 
@@ -125,20 +125,20 @@ impl Cluster {
     /// Deletes exactly this object, in the version that was read; returns false if it is gone. If it was
     /// written since, it is not deleted: [`ClusterError::is_conflict`].
     pub async fn delete_topology(&self, meta: &NrtMeta) -> Result<bool, ClusterError> {
-        let resource_version = Some(meta.version.clone()).filter(|version| !version.is_empty());
-        self.delete_if(&meta.name, Preconditions { uid: Some(meta.uid.clone()), resource_version }).await
+        self.delete_if(meta, Some(meta.version.clone()).filter(|version| !version.is_empty())).await
     }
 
     /// Deletes the object with this UID, in any version; returns false if it is gone.
     pub async fn delete_topology_by_uid(&self, meta: &NrtMeta) -> Result<bool, ClusterError> {
-        self.delete_if(&meta.name, Preconditions { uid: Some(meta.uid.clone()), resource_version: None }).await
+        self.delete_if(meta, None).await
     }
 
-    async fn delete_if(&self, name: &str, preconditions: Preconditions) -> Result<bool, ClusterError> {
-        let what = format!("delete noderesourcetopology {name}");
+    async fn delete_if(&self, meta: &NrtMeta, version: Option<String>) -> Result<bool, ClusterError> {
+        let what = format!("delete noderesourcetopology {}", meta.name);
+        let preconditions = Preconditions { uid: Some(meta.uid.clone()), resource_version: version };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
         // The response may be the object itself.
-        let request = self.topologies().delete(name, &params);
+        let request = self.topologies().delete(&meta.name, &params);
         match self.in_time(&what, self.bytes(request)).await {
             Ok(_) => Ok(true),
             Err(Failure::Status(status)) if status.code == 404 && status.reason == "NotFound" => Ok(false),
@@ -154,7 +154,14 @@ impl Cluster {
         format!("/apis/topology.node.k8s.io/{}/noderesourcetopologies", self.form.version.name())
     }
 
-    /// Maps a failed call for an object: the resource itself may be unknown.
+    /// Maps a failed call for this path: of our objects, the resource itself may be unknown.
+    pub(super) fn explain_at(&self, path: &str, failure: Failure, what: &str) -> ClusterError {
+        match path.contains("/noderesourcetopologies") {
+            true => self.explain_object(failure, what),
+            false => failure.explain(what),
+        }
+    }
+
     pub(super) fn explain_object(&self, failure: Failure, what: &str) -> ClusterError {
         match failure {
             Failure::Status(status) if status.code == 404 && status.reason != "NotFound" => {
@@ -175,7 +182,7 @@ fn read_topology(bytes: &[u8]) -> Result<NodeResourceTopology, serde_json::Error
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::metadata::nested;
+    use crate::cluster::metadata::tests::nested;
 
     #[test]
     fn an_object_is_read_whatever_its_managed_fields_are() {
