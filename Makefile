@@ -77,7 +77,7 @@ faults:
 model:
 	cargo test --locked --profile bench --no-default-features --test model -- $(ARGS)
 
-# ONLY=storm, ONLY=crowd, ONLY=probes or ONLY=changes for one part. In memory: a disk is too slow for a storm.
+# ONLY=storm, ONLY=pods, ONLY=probes or ONLY=changes for one part. In memory: a disk is too slow for a storm.
 soak: export TMPDIR ?= $(if $(wildcard /dev/shm/.),/dev/shm,/tmp)
 soak: shipped
 	cargo test --locked --test soak -- --binary target/shipped/numacast $(if $(ONLY),--only $(ONLY)) $(ARGS)

@@ -1,4 +1,4 @@
-//! The agent as a separate process on a simulated node, and its figures from `/proc`.
+//! The agent as a process on a simulated node, and its use of resources from `/proc`.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -15,16 +15,16 @@ use tokio::process::{Child, Command};
 /// The node's name.
 pub(crate) const NODE: &str = "worker";
 /// Upper bound for any wait.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// An agent and its node; both stop when dropped.
-pub(crate) struct Running {
+pub(crate) struct Agent {
     pub(crate) node: SimNode,
     child: Child,
     pid: u32,
 }
 
-/// The process's figures at one moment.
+/// The process's use of resources at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Sample {
     /// Resident memory, KiB.
@@ -39,41 +39,41 @@ pub(crate) struct Sample {
     pub(crate) threads: u64,
 }
 
-impl Running {
+impl Agent {
     /// Starts a node and the binary on it, and waits for the first correct object.
-    pub(crate) async fn start(binary: &Path, options: Options, more: &[&str]) -> Result<Self> {
-        Self::start_on("two-by-eight", binary, options, more).await
+    pub(crate) async fn start(binary: &Path, options: Options, flags: &[&str]) -> Result<Self> {
+        Self::start_on("two-by-eight", binary, options, flags).await
     }
 
-    /// As [`Running::start`], on another machine.
+    /// As [`Agent::start`], on another machine.
     pub(crate) async fn start_on(
         machine: &str,
         binary: &Path,
         options: Options,
-        more: &[&str],
+        flags: &[&str],
     ) -> Result<Self> {
         let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/machines/{machine}.yaml"));
         let machine = MachineSpec::read(&machine).map_err(anyhow::Error::msg)?;
-        let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-        let node = SimNode::start(NODE, &machine, anywhere, options).await?;
+        let any_port = SocketAddr::from(([127, 0, 0, 1], 0));
+        let node = SimNode::start(NODE, &machine, any_port, options).await?;
         let mut command = Command::new(binary);
         command
             .arg("agent")
             .args(["--node-name", NODE, "--metrics-address", "none", "--log-level", "error"])
             .args(node.flags())
-            .args(more)
+            .args(flags)
             .stdin(Stdio::null())
             .stderr(File::create(node.directory().join("agent.log"))?)
             .kill_on_drop(true);
         let child = command.spawn().with_context(|| binary.display().to_string())?;
-        let pid = child.id().context("the agent has ended at once")?;
-        let mut running = Self { node, child, pid };
-        running.agrees().await?;
-        Ok(running)
+        let pid = child.id().context("the agent exited at once")?;
+        let mut agent = Self { node, child, pid };
+        agent.wait_until_correct().await?;
+        Ok(agent)
     }
 
     /// Waits until the object matches the simulated kubelet's own state, and returns how long that took.
-    pub(crate) async fn agrees(&mut self) -> Result<Duration> {
+    pub(crate) async fn wait_until_correct(&mut self) -> Result<Duration> {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait()? {
@@ -81,7 +81,7 @@ impl Running {
                     std::fs::read_to_string(self.node.directory().join("agent.log")).unwrap_or_default();
                 let last: Vec<&str> = log.lines().rev().take(10).collect();
                 bail!(
-                    "the agent has ended: {status}\n{}",
+                    "the agent exited: {status}\n{}",
                     last.into_iter().rev().collect::<Vec<_>>().join("\n")
                 );
             }
@@ -89,8 +89,8 @@ impl Running {
             if differences.is_empty() {
                 return Ok(start.elapsed());
             }
-            if start.elapsed() > PATIENCE {
-                bail!("the object does not agree after {PATIENCE:?}:\n{}", differences.join("\n"));
+            if start.elapsed() > TIMEOUT {
+                bail!("the object is not correct after {TIMEOUT:?}:\n{}", differences.join("\n"));
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }

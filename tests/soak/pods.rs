@@ -1,4 +1,4 @@
-//! Many pods in the pod source.
+//! Memory of the agent with many pods.
 
 use std::io::Write;
 use std::path::Path;
@@ -9,57 +9,57 @@ use numacast::sim::api_server::PODS;
 use numacast::sim::kubelet::{Options, PodSpec};
 use serde_json::{Value, json};
 
-use crate::child::{NODE, Running};
+use crate::agent::{Agent, NODE};
 
 /// Number of pods.
 const PODS_ON_NODE: usize = 500;
 /// Limit of resident memory with that many pods, KiB.
 const LIMIT: u64 = 12 << 10;
-/// How often each pod changes and all are relisted.
+/// How often each pod changes and all are listed again.
 const ROUNDS: usize = 5;
 
 /// Fills a node; returns whether the agent stayed within its limit.
 pub(crate) async fn run(binary: &Path) -> Result<bool> {
     let options = Options { limited: false, release_lag: Duration::ZERO, ..Options::default() };
-    let mut agent = Running::start_on("eight-by-sixty-four", binary, options, &[]).await?;
+    let mut agent = Agent::start_on("eight-by-sixty-four", binary, options, &[]).await?;
     let empty = agent.sample()?;
     let specs: Vec<PodSpec> = (0..PODS_ON_NODE).map(spec).collect();
     for spec in &specs {
-        agent.node.server.put(&PODS, fat(spec, 0))?;
+        agent.node.server.put(&PODS, large(spec, 0))?;
         agent.node.kubelet.start_pod(spec.clone()).await?;
     }
-    agent.agrees().await?;
-    settle().await;
+    agent.wait_until_correct().await?;
+    wait_until_idle().await;
     let listed = agent.sample()?;
     for round in 1..=ROUNDS {
         for spec in &specs {
-            agent.node.server.put(&PODS, fat(spec, round))?;
+            agent.node.server.put(&PODS, large(spec, round))?;
         }
-        settle().await;
-        // The history of the missed changes is gone, which forces a relist.
+        wait_until_idle().await;
+        // The history of the missed changes is compacted, which forces a new list.
         agent.node.server.compact_history();
         agent.node.server.cut_connections();
-        settle().await;
+        wait_until_idle().await;
     }
-    agent.agrees().await?;
-    let churned = agent.sample()?;
-    let size = fat(specs.first().context("no pods")?, 0).to_string().len();
-    let good = listed.rss <= LIMIT && churned.rss <= LIMIT;
+    agent.wait_until_correct().await?;
+    let changed = agent.sample()?;
+    let size = large(specs.first().context("no pods")?, 0).to_string().len();
+    let within_limit = listed.rss <= LIMIT && changed.rss <= LIMIT;
     let mut out = std::io::stdout().lock();
-    writeln!(out, "crowd: {PODS_ON_NODE} pods of {size} bytes each, on a node of 512 CPUs")?;
-    for (when, sample) in [("without pods", empty), ("listed", listed), ("after changes", churned)] {
+    writeln!(out, "pods: {PODS_ON_NODE} pods of {size} bytes each, on a node of 512 CPUs")?;
+    for (when, sample) in [("without pods", empty), ("listed", listed), ("after changes", changed)] {
         writeln!(
             out,
             "  {when:<14} {} KiB resident, {} of them anonymous, {} at most (limit {LIMIT})",
             sample.rss, sample.anonymous, sample.peak
         )?;
     }
-    writeln!(out, "  {}", if good { "within the limit" } else { "OVER the limit" })?;
-    Ok(good)
+    writeln!(out, "  {}", if within_limit { "within the limit" } else { "OVER the limit" })?;
+    Ok(within_limit)
 }
 
-/// Waits until all consequences have been handled.
-async fn settle() {
+/// Waits until the agent has processed all events.
+async fn wait_until_idle() {
     tokio::time::sleep(Duration::from_secs(5)).await;
 }
 
@@ -70,9 +70,12 @@ fn spec(index: usize) -> PodSpec {
 }
 
 /// Returns the pod's object, of a realistic size.
-fn fat(spec: &PodSpec, round: usize) -> Value {
-    let mut object = spec.object(NODE, "Running");
-    object["metadata"]["annotations"] = json!({"kubectl.kubernetes.io/last-applied-configuration": "y".repeat(3000), "round": round.to_string()});
+fn large(spec: &PodSpec, round: usize) -> Value {
+    let mut object = spec.object(NODE, "Agent");
+    object["metadata"]["annotations"] = json!({
+        "kubectl.kubernetes.io/last-applied-configuration": "y".repeat(3000),
+        "round": round.to_string(),
+    });
     object["metadata"]["managedFields"] =
         json!([{"manager": "kubelet", "fieldsV1": {"f:status": "z".repeat(2000)}}]);
     let variables: Vec<Value> =
