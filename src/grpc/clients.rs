@@ -54,18 +54,6 @@ pub(super) enum Shutdown {
 }
 
 impl Connection {
-    fn new(id: u64, peer: Arc<Peer>) -> Self {
-        Self {
-            id,
-            peer,
-            has_succeeded: AtomicBool::new(false),
-            calls: AtomicUsize::new(0),
-            shutdown: AtomicU8::new(0),
-            shutdown_changed: Notify::new(),
-            write_blocked: Mutex::default(),
-        }
-    }
-
     pub(super) fn shut_down(&self, how: Shutdown) {
         self.shutdown.fetch_max(how as u8, Ordering::Relaxed);
         self.shutdown_changed.notify_one();
@@ -150,21 +138,17 @@ pub(super) struct Admitted {
     pub(super) connection: Arc<Connection>,
 }
 
-/// A rejected connection: there is no room, and no other client has more connections.
-#[derive(Debug)]
-pub(super) struct Rejected(pub(super) Arc<Peer>);
-
 impl Clients {
     pub(super) fn new(limit: usize, limit_per_client: usize) -> Arc<Self> {
         Arc::new(Self { limit, limit_per_client, state: Mutex::default() })
     }
 
     /// Admits a connection. If there are too many, another one is closed, which is returned too
-    /// ([`State::connection_to_close`]).
+    /// ([`State::connection_to_close`]). Fails if there is no room, and no other client has more connections.
     pub(super) fn admit(
         self: &Arc<Self>,
         mut peer: Peer,
-    ) -> Result<(Admitted, Option<Arc<Connection>>), Rejected> {
+    ) -> Result<(Admitted, Option<Arc<Connection>>), Arc<Peer>> {
         let state = &mut *self.state();
         let id = state.next_id;
         state.next_id += 1;
@@ -180,11 +164,19 @@ impl Clients {
                 true => state.oldest_idle(client),
                 false => state.connection_to_close(own, self.limit),
             };
-            let Some(closed) = &closed else { return Err(Rejected(peer)) };
+            let Some(closed) = &closed else { return Err(peer) };
             closed.shut_down(if closed.is_idle() { Shutdown::Idle } else { Shutdown::Abort });
             state.remove(closed);
         }
-        let connection = Arc::new(Connection::new(id, peer));
+        let connection = Arc::new(Connection {
+            id,
+            peer,
+            has_succeeded: AtomicBool::default(),
+            calls: AtomicUsize::default(),
+            shutdown: AtomicU8::default(),
+            shutdown_changed: Notify::default(),
+            write_blocked: Mutex::default(),
+        });
         state.connections.insert(id, Arc::clone(&connection));
         state.clients.entry(client).or_insert_with(Client::new).connections += 1;
         Ok((Admitted { clients: Arc::clone(self), connection }, closed))

@@ -6,31 +6,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
+use super::Limits;
+
 /// A client with fewer open calls than this is admitted regardless of the total, which can exceed its limit
 /// by this much for each connection.
 const MIN_OPEN_CALLS: usize = 8;
 
-/// Limits on the number of calls.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct CallLimits {
-    /// Running calls of all clients, and of one.
-    pub(super) running: usize,
-    pub(super) running_per_client: usize,
-    /// Running and waiting calls, and those being sent to the client; more are rejected at once, except for
-    /// [`MIN_OPEN_CALLS`] of each client.
-    pub(super) open: usize,
-    pub(super) open_per_client: usize,
-}
-
 /// The calls of all clients.
 #[derive(Debug)]
-pub(super) struct FairQueue {
-    limits: CallLimits,
-    state: Mutex<State>,
-}
+pub(super) struct FairQueue(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
+    limits: Limits,
     open: usize,
     running: usize,
     next_ticket: u64,
@@ -55,13 +43,16 @@ pub(super) struct OpenCall {
     client: u64,
 }
 
-/// Permission to run a call, until dropped.
+/// A call's place in the queue and, once it was granted, its permission to run; until dropped.
 #[derive(Debug)]
-pub(super) struct RunPermit<'a>(&'a OpenCall);
+pub(super) struct RunPermit<'a> {
+    call: &'a OpenCall,
+    ticket: u64,
+}
 
 impl FairQueue {
-    pub(super) fn new(limits: CallLimits) -> Arc<Self> {
-        Arc::new(Self { limits, state: Mutex::default() })
+    pub(super) fn new(limits: Limits) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(State { limits, ..State::default() })))
     }
 
     /// Opens a call of this client, unless there are too many. If processes cannot be distinguished, a client
@@ -70,7 +61,8 @@ impl FairQueue {
     pub(super) fn open(self: &Arc<Self>, client: u64) -> Option<OpenCall> {
         let state = &mut *self.state();
         let calls = state.clients.get(&client).map_or(0, |client| client.open);
-        if state.open >= self.limits.open && calls >= MIN_OPEN_CALLS || calls >= self.limits.open_per_client {
+        let Limits { open_calls, open_calls_per_client, .. } = state.limits;
+        if state.open >= open_calls && calls >= MIN_OPEN_CALLS || calls >= open_calls_per_client {
             return None;
         }
         state.open += 1;
@@ -79,14 +71,14 @@ impl FairQueue {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl OpenCall {
     /// Waits until the call may run.
     pub(super) async fn acquire(&self) -> RunPermit<'_> {
-        let (ticket, granted) = {
+        let (permit, granted) = {
             let mut state = self.queue.state();
             let ticket = state.next_ticket;
             state.next_ticket += 1;
@@ -94,78 +86,55 @@ impl OpenCall {
             if let Some(client) = state.clients.get_mut(&self.client) {
                 client.waiting.insert(ticket, grant);
             }
-            state.enqueue(self.client, self.queue.limits);
-            state.grant(self.queue.limits);
-            (ticket, granted)
+            state.enqueue(self.client);
+            state.grant();
+            (RunPermit { call: self, ticket }, granted)
         };
-        let mut waiting = Waiting { call: self, ticket, has_permit: false };
         // The sender is dropped only with the grant.
         let _ = granted.await;
-        waiting.has_permit = true;
-        RunPermit(self)
+        permit
     }
 }
 
 impl State {
     /// Enqueues a client that has calls which may run.
-    fn enqueue(&mut self, id: u64, limits: CallLimits) {
+    fn enqueue(&mut self, id: u64) {
         let Some(client) = self.clients.get_mut(&id) else { return };
-        if !client.is_ready && !client.waiting.is_empty() && client.running < limits.running_per_client {
+        let may_run = client.running < self.limits.running_calls_per_client;
+        if !client.is_ready && !client.waiting.is_empty() && may_run {
             client.is_ready = true;
             self.ready.push_back(id);
         }
     }
 
     /// Grants the available permits.
-    fn grant(&mut self, limits: CallLimits) {
-        while self.running < limits.running {
+    fn grant(&mut self) {
+        while self.running < self.limits.running_calls {
             let Some(id) = self.ready.pop_front() else { return };
             let Some(client) = self.clients.get_mut(&id) else { continue };
             client.is_ready = false;
             if let Some((_, grant)) = client.waiting.pop_first() {
                 client.running += 1;
                 self.running += 1;
-                // A waiter that has left releases the permit (`Waiting`).
+                // A waiter that has left releases the permit.
                 let _ = grant.send(());
             }
-            self.enqueue(id, limits);
+            self.enqueue(id);
         }
-    }
-
-    fn release(&mut self, id: u64, limits: CallLimits) {
-        self.running -= 1;
-        if let Some(client) = self.clients.get_mut(&id) {
-            client.running -= 1;
-        }
-        self.enqueue(id, limits);
-        self.grant(limits);
     }
 }
 
 impl Drop for RunPermit<'_> {
     fn drop(&mut self) {
-        let OpenCall { queue, client } = self.0;
-        queue.state().release(*client, queue.limits);
-    }
-}
-
-/// A waiting call, which may be canceled meanwhile.
-struct Waiting<'a> {
-    call: &'a OpenCall,
-    ticket: u64,
-    has_permit: bool,
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        if self.has_permit {
-            return;
-        }
-        let OpenCall { queue, client } = self.call;
-        let mut state = queue.state();
-        let waited = state.clients.get_mut(client).and_then(|client| client.waiting.remove(&self.ticket));
-        if waited.is_none() {
-            state.release(*client, queue.limits);
+        let OpenCall { queue, client: id } = self.call;
+        let state = &mut *queue.state();
+        let Some(client) = state.clients.get_mut(id) else { return };
+        // It was granted if it no longer waits.
+        if client.waiting.remove(&self.ticket).is_none() {
+            client.running -= 1;
+            state.running -= 1;
+            state.enqueue(*id);
+            state.grant();
         }
     }
 }
@@ -189,8 +158,19 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: CallLimits = CallLimits { running: 4, running_per_client: 2, open: 20, open_per_client: 12 };
-    const ONE_AT_A_TIME: CallLimits = CallLimits { running: 1, running_per_client: 1, ..LIMITS };
+    fn limits() -> Limits {
+        Limits {
+            running_calls: 4,
+            running_calls_per_client: 2,
+            open_calls: 20,
+            open_calls_per_client: 12,
+            ..Limits::default()
+        }
+    }
+
+    fn one_at_a_time() -> Limits {
+        Limits { running_calls: 1, running_calls_per_client: 1, ..limits() }
+    }
 
     /// A client's call that runs or waits.
     type Acquire<'a> = Pin<Box<dyn Future<Output = RunPermit<'a>> + 'a>>;
@@ -204,7 +184,7 @@ mod tests {
 
     #[test]
     fn a_client_with_many_calls_does_not_delay_the_others() {
-        let queue = FairQueue::new(LIMITS);
+        let queue = FairQueue::new(limits());
         let many: Vec<_> = (0..6).map(|_| queue.open(1).unwrap()).collect();
         let other: Vec<_> = (0..2).map(|_| queue.open(2).unwrap()).collect();
         let mut many: Vec<Acquire<'_>> = many.iter().map(|call| Box::pin(call.acquire()) as _).collect();
@@ -218,7 +198,7 @@ mod tests {
 
     #[test]
     fn clients_are_served_round_robin() {
-        let queue = FairQueue::new(ONE_AT_A_TIME);
+        let queue = FairQueue::new(one_at_a_time());
         let calls: Vec<_> = [1, 1, 1, 2, 2, 3].iter().map(|client| queue.open(*client).unwrap()).collect();
         let mut waiting: Vec<(u64, Acquire<'_>)> =
             calls.iter().map(|call| (call.client, Box::pin(call.acquire()) as _)).collect();
@@ -235,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_canceled_call_releases_its_place() {
-        let queue = FairQueue::new(ONE_AT_A_TIME);
+        let queue = FairQueue::new(one_at_a_time());
         let calls: Vec<_> = (0..4).map(|_| queue.open(1).unwrap()).collect();
         let mut waiting: Vec<Acquire<'_>> = calls.iter().map(|call| Box::pin(call.acquire()) as _).collect();
         let first = poll(&mut waiting[0]);
@@ -254,7 +234,7 @@ mod tests {
 
     #[test]
     fn open_calls_are_bounded() {
-        let queue = FairQueue::new(LIMITS);
+        let queue = FairQueue::new(limits());
         let mut calls: Vec<_> = (0..12).map(|_| queue.open(1).unwrap()).collect();
         assert!(queue.open(1).is_none(), "of one client");
         calls.extend((0..8).map(|_| queue.open(2).unwrap()));

@@ -1,6 +1,5 @@
 //! Metrics of a gRPC server's clients, which the proxy and the Pods API share.
 
-use super::Violation;
 use crate::telemetry::registry::{Counter, Family, Gauge, Label, Registry, label};
 
 const COMPONENT: Label = label("component", "`proxy` or `pods_api`");
@@ -40,12 +39,8 @@ impl ServerMetrics {
         self.connections.with([self.component]).set(count as u64);
     }
 
-    /// Counts a client that violated a limit or the protocol.
-    pub(crate) fn violation(&self, violation: Violation) {
-        self.limit_exceeded(violation.as_str());
-    }
-
-    /// Counts a client that exceeded a limit of the service itself.
+    /// Counts a client that violated a limit or the protocol ([`super::Violation::as_str`]), or exceeded a
+    /// limit of the service itself.
     pub(crate) fn limit_exceeded(&self, reason: &str) {
         self.limits_exceeded.with([self.component, reason]).inc();
     }

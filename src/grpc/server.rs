@@ -11,8 +11,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tracing::warn;
 
-use super::clients::{Clients, Rejected, Shutdown};
-use super::fair_queue::{CallLimits, FairQueue};
+use super::clients::{Clients, Shutdown};
+use super::fair_queue::FairQueue;
 use super::responses::Responses;
 use super::socket::{ServeError, Socket, SocketFile};
 use super::{Limits, Observer, Peer, Service, Violation, call, connection};
@@ -73,18 +73,12 @@ impl Server {
     ) -> Result<Self, ServeError> {
         let path = socket.path.clone();
         let file = SocketFile::bind(socket)?;
-        let call_limits = CallLimits {
-            running: limits.running_calls,
-            running_per_client: limits.running_calls_per_client,
-            open: limits.open_calls,
-            open_per_client: limits.open_calls_per_client,
-        };
         let shared = Arc::new(Shared {
             limits,
             service,
             observer,
             clients: Clients::new(limits.connections, limits.connections_per_client),
-            queue: FairQueue::new(call_limits),
+            queue: FairQueue::new(limits),
             responses: Responses::new(limits.response_bytes, limits.read_timeout),
             long_messages: Semaphore::new(call::LONG_MESSAGES),
             buffers: Arc::new(Semaphore::new(connection::SHARED_BUFFERS)),
@@ -169,7 +163,7 @@ fn admit(stream: UnixStream, shared: &Arc<Shared>, connections: &mut JoinSet<()>
             connections.spawn(connection::serve(stream, admitted, Arc::clone(shared)));
             shared.observer.connections(connections.len());
         }
-        Err(Rejected(peer)) => {
+        Err(peer) => {
             let text = || "cannot connect: it has too many connections already, all of them busy".into();
             shared.report(Violation::Connections, &peer, text);
         }

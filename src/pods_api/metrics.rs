@@ -138,7 +138,7 @@ impl grpc::Observer for Metrics {
     }
 
     fn violation(&self, violation: Violation, _: &Peer) {
-        self.server.violation(violation);
+        self.server.limit_exceeded(violation.as_str());
     }
 }
 

@@ -1,15 +1,16 @@
 //! Metrics of the proxy.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tonic::Code;
 
-use super::health::Health;
+use super::merge::Omitted;
 use super::service::{V1, V1ALPHA1};
 use crate::grpc::{self, Peer, ServerMetrics, Violation};
 use crate::kubelet::{self, FinishedCall, Request, RequestMetrics};
+use crate::telemetry::health::{Recent, ServerHealth};
 use crate::telemetry::registry::{Counter, Family, Gauge, Histogram, Label, Registry, label};
 
 /// Name under which the proxy appears in metrics that several components share.
@@ -17,20 +18,26 @@ pub(super) const COMPONENT: &str = "proxy";
 
 const METHOD: Label = label("method", "`List`, `Get`, `GetAllocatableResources` or `other`");
 
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ListStats {
-    pub(crate) bytes: usize,
-    /// Devices of annotations in it.
-    pub(crate) merged: usize,
-    /// Devices of annotations that it omits, by reason.
-    pub(crate) omitted: BTreeMap<&'static str, usize>,
-    /// Pods in it that the pod source does not know.
-    pub(crate) unknown: usize,
+/// Maximum age of the kubelet's last response. It is called at least this often; see `crate::proxy`.
+const RESPONSE: Duration = Duration::from_secs(30);
+/// Maximum interval between checks of the socket.
+const CHECK: Duration = Duration::from_secs(120);
+
+/// Returns the health of a proxy that has just started.
+fn health(needs_pods: bool) -> ServerHealth {
+    ServerHealth {
+        socket: "the proxy's socket",
+        unsynced: "the proxy has no list of pods yet",
+        check: Recent::new("the proxy has not checked its socket", CHECK).confirmed(),
+        response: Some(Recent::new("the kubelet has not responded to the proxy", RESPONSE)),
+        is_serving: AtomicBool::new(false),
+        is_synced: AtomicBool::new(!needs_pods),
+    }
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
-    health: Arc<Health>,
+    health: Arc<ServerHealth>,
     kubelet: RequestMetrics,
     server: ServerMetrics,
     requests: Family<4, Counter>,
@@ -44,9 +51,9 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn register(registry: &mut Registry, health: Arc<Health>) -> Self {
+    pub(crate) fn register(registry: &mut Registry, needs_pods: bool) -> Self {
         Self {
-            health,
+            health: Arc::new(health(needs_pods)),
             requests: registry.counters(
                 "numacast_proxy_requests_total",
                 "Requests to the proxy that have ended",
@@ -113,20 +120,21 @@ impl Metrics {
         }
     }
 
-    pub(crate) const fn health(&self) -> &Arc<Health> {
+    pub(crate) const fn health(&self) -> &Arc<ServerHealth> {
         &self.health
     }
 
-    pub(crate) fn listed(&self, stats: &ListStats) {
-        self.list_bytes.set(stats.bytes as u64);
-        self.unknown_pods.set(stats.unknown as u64);
-        let omitted = stats.omitted.iter().map(|(reason, devices)| (*reason, *devices));
-        let devices = omitted.chain([("merged", stats.merged)]);
+    /// Records the last List: its size, the devices merged into it and omitted, and its unknown pods.
+    pub(crate) fn listed(&self, bytes: usize, merged: usize, omitted: Omitted, unknown: usize) {
+        self.list_bytes.set(bytes as u64);
+        self.unknown_pods.set(unknown as u64);
+        let omitted = omitted.reasons().into_iter().filter(|(_, devices)| *devices > 0);
+        let devices = omitted.chain([("merged", merged)]);
         self.devices.replace(devices.map(|(state, devices)| ([state], devices as u64)));
     }
 
-    pub(crate) fn annotation_errors(&self, errors: &BTreeMap<&'static str, usize>) {
-        self.annotation_errors.replace(errors.iter().map(|(kind, count)| ([*kind], *count as u64)));
+    pub(crate) fn annotation_errors(&self, kinds: impl Iterator<Item = &'static str>) {
+        self.annotation_errors.replace(kinds.map(|kind| ([kind], 1)));
     }
 
     pub(crate) fn passing_through(&self, is_passing: bool) {
@@ -148,7 +156,7 @@ impl kubelet::Observer for Metrics {
         };
         self.kubelet.record(method, call.took, call.error);
         if call.error.is_none() {
-            self.health.kubelet_responded();
+            self.health.response.iter().for_each(Recent::confirm);
         }
     }
 }
@@ -174,18 +182,21 @@ impl grpc::Observer for Metrics {
     }
 
     fn violation(&self, violation: Violation, _: &Peer) {
-        self.server.violation(violation);
+        self.server.limit_exceeded(violation.as_str());
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::advance;
+
     use super::*;
+    use crate::telemetry::health::Probes;
     use crate::telemetry::registry::samples;
 
     fn registered() -> (Registry, Metrics) {
         let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry, Arc::new(Health::new(true)));
+        let metrics = Metrics::register(&mut registry, true);
         (registry, metrics)
     }
 
@@ -209,14 +220,13 @@ mod tests {
     #[test]
     fn devices_and_annotation_errors_are_those_of_the_last_list() {
         let (registry, metrics) = registered();
-        let first = ListStats { omitted: [("listed", 1)].into(), merged: 3, unknown: 2, bytes: 9 };
-        metrics.listed(&first);
-        metrics.annotation_errors(&[("malformed", 1)].into());
+        metrics.listed(9, 3, Omitted { listed: 1, ..Omitted::default() }, 2);
+        metrics.annotation_errors(["malformed"].into_iter());
         let devices = || samples(&registry, "numacast_proxy_annotated_devices");
         assert_eq!(devices(), [r#"{state="listed"} 1"#, r#"{state="merged"} 3"#]);
         assert_eq!(samples(&registry, "numacast_proxy_unknown_pods"), [" 2"]);
-        metrics.listed(&ListStats::default());
-        metrics.annotation_errors(&BTreeMap::new());
+        metrics.listed(0, 0, Omitted::default(), 0);
+        metrics.annotation_errors(std::iter::empty());
         assert_eq!(devices(), [r#"{state="merged"} 0"#]);
         assert_eq!(samples(&registry, "numacast_proxy_unknown_pods"), [" 0"]);
         assert!(!registry.encode().contains("malformed"));
@@ -231,10 +241,31 @@ mod tests {
             kubelet::Observer::finished(&metrics, &call);
         };
         finished(Some(&kubelet::ClientError::RateLimited("List")));
-        assert_eq!(metrics.health().kubelet_age(), None);
+        let age = || metrics.health().response.as_ref().and_then(Recent::age);
+        assert_eq!(age(), None);
         finished(None);
-        assert!(metrics.health().kubelet_age().is_some());
+        assert!(age().is_some());
         let of = r#"numacast_kubelet_requests_total{component="proxy",method="List",outcome="rate_limited"}"#;
         assert_eq!(samples(&registry, of), [" 1"]);
+    }
+
+    const OK: [String; 0] = [];
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_ready_once_it_serves_the_kubelet_responds_and_pods_are_synced() {
+        let health = health(true);
+        let respond = || health.response.iter().for_each(Recent::confirm);
+        assert_eq!(health.ready().len(), 3, "{:?}", health.ready());
+        assert_ne!(health.started(), OK);
+        assert_eq!(health.live(), OK);
+        health.checked(true, false);
+        respond();
+        assert_eq!(health.ready(), ["the proxy has no list of pods yet"]);
+        health.checked(true, true);
+        assert_eq!([health.ready(), health.started()], [OK; 2]);
+        advance(RESPONSE + Duration::from_secs(1)).await;
+        assert!(health.ready()[0].contains("has not responded to the proxy for 31 s"), "{:?}", health.ready());
+        advance(CHECK).await;
+        assert_ne!(health.live(), OK);
     }
 }
