@@ -8,14 +8,14 @@ mod crd;
 mod demo;
 mod file_watch;
 mod flags;
-#[cfg(test)]
-mod metrics_document;
 mod pods;
 mod pods_api;
 mod proxy;
 mod reload;
 mod serve;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 
 use std::future::Future;
 use std::io::Write;

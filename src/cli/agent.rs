@@ -62,7 +62,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
             pods_api.map(|pods_api| new_pods_api(&mut settings, pods_api, cluster.clone(), &mut registry));
         let mut agent = Agent::new(settings, cluster.clone(), &mut registry);
         let proxy = proxy.map(|settings| new_proxy(&mut agent, settings, cluster, &mut registry));
-        let reload = Reload::of_agent(given, effective, logs, agent.rules())?;
+        let reload = Reload::new(given, effective, logs, Some(agent.rules()))?;
         let health = health(&agent, proxy.as_ref(), pods_api.as_ref());
         let _servers = serve(&config, registry, Arc::new(health)).await;
         drop(tokio::spawn(reload.run()));

@@ -61,7 +61,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         let shutdown = shutdown_signal()?;
         let mut registry = Registry::of_process();
         let controller = Controller::new(settings, cluster, &mut registry);
-        let reload = Reload::of_logs(given, effective, logs)?;
+        let reload = Reload::new(given, effective, logs, None)?;
         let _servers = serve(&config, registry, controller.health()).await;
         drop(tokio::spawn(reload.run()));
         controller.run(shutdown).await;

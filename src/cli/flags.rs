@@ -3,7 +3,7 @@
 
 use std::fmt::Debug;
 use std::marker::PhantomData;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches, value_parser};
@@ -121,7 +121,7 @@ impl Flags for AgentFlags {
 /// What the command line says of the configuration.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Given {
-    file: Option<PathBuf>,
+    pub(super) file: Option<PathBuf>,
     flags: Vec<(&'static Flag, String)>,
     /// Any keys, as `KEY=VALUE`.
     set: Vec<String>,
@@ -173,10 +173,6 @@ impl<F: Flags> clap::Args for ConfigArgs<F> {
 }
 
 impl Given {
-    pub(super) fn file(&self) -> Option<&Path> {
-        self.file.as_deref()
-    }
-
     /// Merges defaults, file, environment and flags.
     pub(super) fn effective(&self) -> anyhow::Result<Effective> {
         let mut effective = finish(self.layers(None)?)?;

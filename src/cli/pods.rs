@@ -26,28 +26,24 @@ pub(super) struct Args {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Print all pods of this node.
-    List {
-        #[command(flatten)]
-        output: OutputArgs,
-        #[command(flatten)]
-        sockets: SocketArgs,
-    },
+    List(ReadArgs),
     /// Print one pod.
     Get {
         /// Its UID, namespace/name, or name
         pod: String,
         #[command(flatten)]
-        output: OutputArgs,
-        #[command(flatten)]
-        sockets: SocketArgs,
+        read: ReadArgs,
     },
     /// Print all pods of this node and then their changes, until it is interrupted.
-    Watch {
-        #[command(flatten)]
-        output: OutputArgs,
-        #[command(flatten)]
-        sockets: SocketArgs,
-    },
+    Watch(ReadArgs),
+}
+
+#[derive(Debug, Clone, clap::Args)]
+struct ReadArgs {
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    sockets: SocketArgs,
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -102,9 +98,15 @@ impl SocketArgs {
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
-        Verb::List { output, sockets } => super::block_on(list(sockets.client()?, output)),
-        Verb::Get { pod, output, sockets } => super::block_on(get(sockets.client()?, &pod, output)),
-        Verb::Watch { output, sockets } => super::block_on(watch::watch(sockets.client()?, output)),
+        Verb::List(read) => super::block_on(list(read.sockets.client()?, read.output)),
+        Verb::Get { pod, read: ReadArgs { output, sockets } } => {
+            let mut client = sockets.client()?;
+            super::block_on(async {
+                let pod = find(&mut client, &pod, &output).await?;
+                print_pods(&[pod], &output)
+            })
+        }
+        Verb::Watch(read) => super::block_on(watch::watch(read.sockets.client()?, read.output)),
     }
 }
 
@@ -121,11 +123,6 @@ async fn list(mut client: PodsClient, output: OutputArgs) -> anyhow::Result<Exit
         return Ok(ExitCode::SUCCESS);
     }
     print_pods(&pods, &output)
-}
-
-async fn get(mut client: PodsClient, wanted_pod: &str, output: OutputArgs) -> anyhow::Result<ExitCode> {
-    let pod = find(&mut client, wanted_pod, &output).await?;
-    print_pods(&[pod], &output)
 }
 
 /// Prints pods. One that cannot be read is reported, and the others are still printed.

@@ -45,7 +45,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let effective = given.effective()?;
     let config = effective.config.clone();
     let logs = telemetry::start_logs(config.log.level, config.log.format);
-    let settings = config.pods_api_settings();
+    let mut settings = config.pods_api_settings();
     if config.node_name.is_empty() && settings.order != [PodSourceKind::PodsApi] {
         bail!(
             "the node's name is unknown, and its pods are found by it: set NODE_NAME (in a pod, from spec.nodeName) or \
@@ -53,22 +53,18 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         );
     }
     super::block_on(async move {
-        drop(tokio::spawn(Reload::of_logs(given, effective, logs)?.run()));
-        serve_alone(config, settings).await
+        drop(tokio::spawn(Reload::new(given, effective, logs, None)?.run()));
+        info!("numacast {} pods-api", env!("CARGO_PKG_VERSION"));
+        let cluster = connect(&config, &mut settings).await?;
+        let sources = config.pod_sources();
+        let shutdown = shutdown_signal()?;
+        let mut registry = Registry::of_process();
+        let server = PodsApi::new(settings, sources, config.node_name.clone(), cluster, &mut registry);
+        let started = server.start()?;
+        let _servers = serve(&config, registry, server.health()).await;
+        server.run(Some(started), shutdown).await;
+        Ok(ExitCode::SUCCESS)
     })
-}
-
-async fn serve_alone(config: Config, mut settings: Settings) -> anyhow::Result<ExitCode> {
-    info!("numacast {} pods-api", env!("CARGO_PKG_VERSION"));
-    let cluster = connect(&config, &mut settings).await?;
-    let sources = config.pod_sources();
-    let shutdown = shutdown_signal()?;
-    let mut registry = Registry::of_process();
-    let server = PodsApi::new(settings, sources, config.node_name.clone(), cluster, &mut registry);
-    let started = server.start()?;
-    let _servers = serve(&config, registry, server.health()).await;
-    server.run(Some(started), shutdown).await;
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Returns a client for the API server, if it is a source. If it cannot be created and the kubelet's own Pods

@@ -10,9 +10,8 @@ use super::flags::{
 };
 use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
-use crate::config::Config;
 use crate::pod_source::PodCache;
-use crate::proxy::{Proxy, Settings};
+use crate::proxy::Proxy;
 use crate::telemetry;
 use crate::telemetry::registry::Registry;
 
@@ -58,25 +57,21 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         bail!("{key}: {reason}");
     }
     super::block_on(async move {
-        drop(tokio::spawn(Reload::of_logs(given, effective, logs)?.run()));
-        serve_alone(config, settings).await
+        drop(tokio::spawn(Reload::new(given, effective, logs, None)?.run()));
+        info!("numacast {} proxy", env!("CARGO_PKG_VERSION"));
+        let mut registry = Registry::of_process();
+        let proxy = match settings.rules.is_some() {
+            true => {
+                let cluster = config.cluster().await?;
+                Proxy::with_pod_sources(settings, config.pod_sources(), cluster, &mut registry)
+            }
+            // Without merging, only the kubelet is needed.
+            false => Proxy::new(settings, PodCache::none(), None, &mut registry),
+        };
+        let shutdown = shutdown_signal()?;
+        let server = proxy.start()?;
+        let _servers = serve(&config, registry, proxy.health()).await;
+        proxy.run(Some(server), shutdown).await;
+        Ok(ExitCode::SUCCESS)
     })
-}
-
-async fn serve_alone(config: Config, settings: Settings) -> anyhow::Result<ExitCode> {
-    info!("numacast {} proxy", env!("CARGO_PKG_VERSION"));
-    let mut registry = Registry::of_process();
-    let proxy = match settings.rules.is_some() {
-        true => {
-            let cluster = config.cluster().await?;
-            Proxy::with_pod_sources(settings, config.pod_sources(), cluster, &mut registry)
-        }
-        // Without merging, only the kubelet is needed.
-        false => Proxy::new(settings, PodCache::none(), None, &mut registry),
-    };
-    let shutdown = shutdown_signal()?;
-    let server = proxy.start()?;
-    let _servers = serve(&config, registry, proxy.health()).await;
-    proxy.run(Some(server), shutdown).await;
-    Ok(ExitCode::SUCCESS)
 }

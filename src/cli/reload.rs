@@ -28,22 +28,9 @@ pub(super) struct Reload {
 }
 
 impl Reload {
-    /// Starts listening for changes. New rules are sent to the agent through `rules`.
-    pub(super) fn of_agent(
-        given: Given,
-        running: Effective,
-        logs: LogSwitch,
-        rules: watch::Sender<Rules>,
-    ) -> anyhow::Result<Self> {
-        Self::new(given, running, logs, Some(rules))
-    }
-
-    /// As [`Reload::of_agent`], for commands where only the log level can change.
-    pub(super) fn of_logs(given: Given, running: Effective, logs: LogSwitch) -> anyhow::Result<Self> {
-        Self::new(given, running, logs, None)
-    }
-
-    fn new(
+    /// Starts listening for changes. New rules are sent to the agent through `rules`; without them, only the
+    /// log level can change.
+    pub(super) fn new(
         given: Given,
         running: Effective,
         logs: LogSwitch,
@@ -51,7 +38,7 @@ impl Reload {
     ) -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).map_err(|error| anyhow!("cannot listen for signals: {error}"));
         let (hangup, toggle) = (listen(SignalKind::hangup())?, listen(SignalKind::user_defined1())?);
-        let watch = given.file().map(FileWatch::new);
+        let watch = given.file.as_deref().map(FileWatch::new);
         Ok(Self { given, running, logs, rules, watch, seen: None, hangup, toggle })
     }
 
@@ -84,7 +71,7 @@ impl Reload {
 
     /// Reads the file and applies its changes. If `asked` (by SIGHUP), logs a line in any case.
     fn look(&mut self, asked: bool) {
-        let Some(file) = self.given.file() else {
+        let Some(file) = &self.given.file else {
             if asked {
                 info!("there is no configuration file to read again: --config names one");
             }
@@ -98,7 +85,7 @@ impl Reload {
             return;
         }
         let layers = self.given.layers(text.as_deref().ok());
-        let file = file.to_owned();
+        let file = file.clone();
         self.seen = Some(text);
         match layers.map_err(|error| error.to_string()).and_then(finish) {
             Ok(effective) => self.take_up(&effective, &file),
@@ -135,13 +122,13 @@ impl Reload {
     fn send_rules(&self) {
         let Some(sender) = &self.rules else { return };
         let rules = self.running.config.agent_settings().rules;
-        let changed = *sender.borrow() != rules;
-        if changed {
-            for warning in rules.exclude.warnings() {
-                warn!("{warning}");
-            }
-            sender.send_replace(rules);
+        if *sender.borrow() == rules {
+            return;
         }
+        for warning in rules.exclude.warnings() {
+            warn!("{warning}");
+        }
+        sender.send_replace(rules);
     }
 }
 

@@ -8,7 +8,7 @@ use anyhow::bail;
 use super::print::{self, Table};
 use super::row::Row;
 use super::{Output, OutputArgs, wanted};
-use crate::kubelet::{PodsClient, PodsError};
+use crate::kubelet::PodsClient;
 use crate::pod::{Pod, PodEvent};
 use crate::watch_event::{Reflector, WatchEvent};
 
@@ -18,49 +18,31 @@ const DELETED: &str = "DELETED";
 
 pub(super) async fn watch(client: PodsClient, output: OutputArgs) -> anyhow::Result<ExitCode> {
     let mut events = client.watch(wanted());
-    let mut printer = Printer::new(output);
-    let mut errors = Errors::default();
+    let table = Table::new(&output, &["EVENT"]);
+    let mut printer = Printer { output, table, rows: Reflector::default() };
+    // The last error that was reported, unless a list was completed since.
+    let (mut has_listed, mut reported) = (false, None);
     loop {
         match events.next().await {
             Ok(event) => {
                 let is_listed = event == PodEvent::InitDone;
                 super::super::print(&printer.apply(event))?;
-                if is_listed && errors.recovered() {
+                has_listed |= is_listed;
+                if is_listed && reported.take().is_some() {
                     let path = events.socket().map(|path| path.display().to_string()).unwrap_or_default();
                     super::super::complain(format!("{path} responds again"));
                 }
             }
-            Err(error) => errors.add(&error)?,
+            // Before the first complete list an error is fatal, unless a server is just starting.
+            Err(error) if !has_listed && !error.is_starting() => bail!(error.to_string()),
+            Err(error) => {
+                let message = error.to_string();
+                if reported.as_ref() != Some(&message) {
+                    super::super::complain(format!("{message}; retrying"));
+                    reported = Some(message);
+                }
+            }
         }
-    }
-}
-
-#[derive(Default)]
-struct Errors {
-    has_listed: bool,
-    /// The last reported error, unless a list was completed since.
-    last: Option<String>,
-}
-
-impl Errors {
-    /// Records a complete list. Returns true if an error was reported before.
-    fn recovered(&mut self) -> bool {
-        self.has_listed = true;
-        self.last.take().is_some()
-    }
-
-    /// Reports an error, unless it equals the last one. Before the first complete list an error is fatal,
-    /// unless a server is just starting.
-    fn add(&mut self, error: &PodsError) -> anyhow::Result<()> {
-        let message = error.to_string();
-        if !self.has_listed && !error.is_starting() {
-            bail!(message);
-        }
-        if self.last.as_ref() != Some(&message) {
-            super::super::complain(format!("{message}; retrying"));
-            self.last = Some(message);
-        }
-        Ok(())
     }
 }
 
@@ -81,11 +63,6 @@ fn key(pod: &Pod) -> Key {
 }
 
 impl Printer {
-    fn new(output: OutputArgs) -> Self {
-        let table = Table::new(&output, &["EVENT"]);
-        Self { output, table, rows: Reflector::default() }
-    }
-
     fn apply(&mut self, event: PodEvent) -> String {
         let is_deletion = matches!(event, PodEvent::Delete(_));
         let entry = event.object().map(|pod| self.entry(pod, is_deletion));
