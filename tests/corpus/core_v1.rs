@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::{CORPUS, Pod, decode_pod};
 
 /// Returns the pods of the corpus that exist in both forms: the path, the protocol buffers, the JSON.
-fn in_both_forms() -> Vec<(PathBuf, Vec<u8>, Vec<u8>)> {
+fn pods_in_both_forms() -> Vec<(PathBuf, Vec<u8>, Vec<u8>)> {
     let files = PathBuf::from(CORPUS).join("pods").read_dir().unwrap().map(|entry| entry.unwrap().path());
     let protobuf = files.filter(|path| path.extension().is_some_and(|extension| extension == "pb"));
     let both = protobuf.filter(|path| path.with_extension("json").exists());
@@ -19,9 +19,9 @@ fn in_both_forms() -> Vec<(PathBuf, Vec<u8>, Vec<u8>)> {
 }
 
 #[test]
-fn both_forms_of_a_pod_are_parsed_alike() {
+fn protobuf_and_json_are_parsed_to_the_same_pod() {
     let mut compared = 0;
-    for (path, binary, text) in in_both_forms() {
+    for (path, binary, text) in pods_in_both_forms() {
         let Ok(pod) = decode_pod(&binary) else { continue };
         assert_eq!(Pod::from_json(&text).unwrap(), pod, "{}", path.display());
         compared += 1;
