@@ -40,13 +40,11 @@ impl Checkpoints {
 
     fn container(&mut self, pod: &str, name: &str) -> &mut ContainerUsage {
         let containers = self.pods.entry(pod.to_owned()).or_default();
-        let at = match containers.binary_search_by(|container| container.name.as_str().cmp(name)) {
-            Ok(at) => at,
-            Err(at) => {
-                containers.insert(at, ContainerUsage { name: name.to_owned(), ..ContainerUsage::default() });
-                at
-            }
-        };
+        let found = containers.binary_search_by(|container| container.name.as_str().cmp(name));
+        let at = found.unwrap_or_else(|at| {
+            containers.insert(at, ContainerUsage { name: name.to_owned(), ..ContainerUsage::default() });
+            at
+        });
         &mut containers[at]
     }
 }

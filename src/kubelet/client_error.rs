@@ -96,6 +96,12 @@ impl ClientError {
         }
     }
 
+    /// Returns true if the server responded, so that the connection still works.
+    pub(super) fn is_response(&self) -> bool {
+        use ClientError::{RateLimited, Status, TooLarge, Unsupported};
+        matches!(self, Status { .. } | Unsupported { .. } | RateLimited(_) | TooLarge { .. })
+    }
+
     /// Returns true if the call should be retried on a new connection: it may have reached a kubelet that was
     /// shutting down.
     pub(crate) fn is_lost(&self) -> bool {

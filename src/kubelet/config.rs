@@ -141,12 +141,8 @@ fn reserved_cpus(value: &Value, errors: &mut Vec<String>) -> IdSet {
 
 /// The kubelet reserves whole CPUs: the sum of both reservations, rounded up.
 fn reserved_cpu_count(value: &Value, errors: &mut Vec<String>) -> u64 {
-    let sections = ["kubeReserved", "systemReserved"];
-    let sum: Quantity = sections
-        .map(|section| quantity(&value[section]["cpu"], &format!("{section}.cpu"), errors))
-        .into_iter()
-        .sum();
-    sum.ceil()
+    let mut cpus = |section: &str| quantity(&value[section]["cpu"], &format!("{section}.cpu"), errors);
+    [cpus("kubeReserved"), cpus("systemReserved")].into_iter().sum::<Quantity>().ceil()
 }
 
 fn reserved_memory(value: &Value, errors: &mut Vec<String>) -> BTreeMap<Id, BTreeMap<String, u64>> {

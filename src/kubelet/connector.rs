@@ -104,15 +104,11 @@ impl Connector {
             Ok(Err(status)) => self.request_error(request.method(), status),
             Err(_) => self.timed_out(request.method()).into(),
         };
-        match failed.error {
-            // The server responded, so the connection still works.
-            ClientError::Status { .. }
-            | ClientError::Unsupported { .. }
-            | ClientError::RateLimited(_)
-            | ClientError::TooLarge { .. } => self.has_responded = true,
-            // A newer connection may have been opened meanwhile.
-            _ if self.number() == Some(open.number) => self.open = None,
-            _ => {}
+        if failed.error.is_response() {
+            self.has_responded = true;
+        } else if self.number() == Some(open.number) {
+            // Otherwise a newer connection was opened meanwhile.
+            self.open = None;
         }
         Err(failed)
     }
@@ -148,16 +144,12 @@ impl Connector {
 
     fn request_error(&self, call: &'static str, status: Status) -> RequestError {
         let error = self.client_error(call, &status);
-        match (&error, status.code()) {
-            (
-                ClientError::Status { .. } | ClientError::Unsupported { .. } | ClientError::RateLimited(_),
-                _,
-            )
-            | (ClientError::TooLarge { .. }, Code::ResourceExhausted) => RequestError { error, status },
+        match error {
             // The client-side limit, with the code that Go's clients use for theirs.
-            (ClientError::TooLarge { .. }, _) => {
+            ClientError::TooLarge { .. } if status.code() != Code::ResourceExhausted => {
                 RequestError { status: Status::resource_exhausted(error.to_string()), error }
             }
+            _ if error.is_response() => RequestError { error, status },
             _ => error.into(),
         }
     }

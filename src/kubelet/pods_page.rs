@@ -1,7 +1,6 @@
 //! The kubelet's HTTPS endpoint `/pods`, polled on kubelets without the Pods API. It returns
 //! all pods the kubelet knows, with the status last seen from the API server.
 
-mod outline;
 mod page_reader;
 
 use std::collections::VecDeque;

@@ -17,41 +17,35 @@ fn nodes(topology: Option<v1::TopologyInfo>) -> IdSet {
 }
 
 fn memory(blocks: Vec<v1::ContainerMemory>) -> Vec<MemoryBlock> {
-    blocks
-        .into_iter()
-        .map(|block| MemoryBlock {
-            resource: block.memory_type,
-            bytes: block.size,
-            nodes: nodes(block.topology),
-        })
-        .collect()
+    let block = |block: v1::ContainerMemory| MemoryBlock {
+        resource: block.memory_type,
+        bytes: block.size,
+        nodes: nodes(block.topology),
+    };
+    blocks.into_iter().map(block).collect()
 }
 
 fn devices(groups: Vec<v1::ContainerDevices>) -> Vec<DeviceGroup> {
-    groups
-        .into_iter()
-        .map(|group| DeviceGroup {
-            resource: group.resource_name,
-            ids: group.device_ids,
-            nodes: nodes(group.topology),
-        })
-        .collect()
+    let group = |group: v1::ContainerDevices| DeviceGroup {
+        resource: group.resource_name,
+        ids: group.device_ids,
+        nodes: nodes(group.topology),
+    };
+    groups.into_iter().map(group).collect()
 }
 
 fn claimed(resources: Vec<v1::DynamicResource>) -> Vec<ClaimedDevice> {
-    resources
-        .into_iter()
-        .flat_map(|resource| {
-            let claim = format!("{}/{}", resource.claim_namespace, resource.claim_name);
-            resource.claim_resources.into_iter().map(move |device| ClaimedDevice {
-                claim: claim.clone(),
-                driver: device.driver_name,
-                pool: device.pool_name,
-                device: device.device_name,
-                share: device.share_id,
-            })
+    let devices = |resource: v1::DynamicResource| {
+        let claim = format!("{}/{}", resource.claim_namespace, resource.claim_name);
+        resource.claim_resources.into_iter().map(move |device| ClaimedDevice {
+            claim: claim.clone(),
+            driver: device.driver_name,
+            pool: device.pool_name,
+            device: device.device_name,
+            share: device.share_id,
         })
-        .collect()
+    };
+    resources.into_iter().flat_map(devices).collect()
 }
 
 impl From<v1::AllocatableResourcesResponse> for Allocatable {

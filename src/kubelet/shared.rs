@@ -11,7 +11,6 @@ mod queue;
 mod records;
 
 use std::any::Any;
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -38,6 +37,7 @@ pub enum Caller {
 }
 
 /// The response of one call, shared by all who requested it.
+#[derive(Debug)]
 pub struct SharedResponse {
     /// The encoded response; for a pod looked up in a List, its record as a response to `Get`.
     pub bytes: Bytes,
@@ -76,13 +76,14 @@ pub struct FinishedCall<'a> {
 }
 
 /// A handle. When the last one is dropped, the connection is closed and all state discarded.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct SharedClient {
     shared: Arc<Shared>,
     _task: Arc<Task>,
 }
 
 /// The state shared by callers and the driver task. It is never locked across an await.
+#[derive(Debug)]
 struct Shared {
     queue: Mutex<Queue>,
     /// Notified when a request is queued.
@@ -121,7 +122,9 @@ impl SharedClient {
     ) -> Result<Arc<SharedResponse>, RequestError> {
         request.check()?;
         let call = request.method();
-        let mut queued = self.shared.push(request, caller);
+        let (number, result) = self.shared.lock().push(&request, caller, Instant::now());
+        self.shared.queued.notify_one();
+        let mut queued = Queued { shared: &self.shared, request, number, result };
         // The sender is dropped only when the runtime shuts down.
         let lost = |_| Err(ClientError::Lost { call, detail: "numacast is ending".to_owned() }.into());
         (&mut queued.result).await.unwrap_or_else(lost)
@@ -131,12 +134,6 @@ impl SharedClient {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn push(&self, request: Request, caller: Caller) -> Queued<'_> {
-        let (number, result) = self.lock().push(&request, caller, Instant::now());
-        self.queued.notify_one();
-        Queued { shared: self, request, number, result }
     }
 }
 
@@ -167,19 +164,5 @@ impl SharedResponse {
     pub fn slot<T: Default + Send + Sync + 'static>(&self) -> Arc<T> {
         let slot = self.slot.get_or_init(|| Arc::new(T::default()));
         Arc::clone(slot).downcast().unwrap_or_default()
-    }
-}
-
-impl fmt::Debug for SharedResponse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut fields = f.debug_struct("SharedResponse");
-        fields.field("bytes", &self.bytes.len()).field("connection", &self.connection);
-        fields.field("started", &self.started).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for SharedClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedClient").finish_non_exhaustive()
     }
 }

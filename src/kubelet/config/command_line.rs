@@ -94,11 +94,8 @@ impl CommandLine {
             "root-dir" => self.root_dir = text(),
             "hostname-override" => self.hostname = text(),
             "reserved-memory" => self.add_reserved_memory(value),
-            _ => self.set_key(name, value),
+            _ => {}
         }
-    }
-
-    fn set_key(&mut self, name: &str, value: &str) {
         if let Some((_, key)) = TEXT_FLAGS.iter().find(|(flag, _)| *flag == name) {
             self.keys.insert((*key).to_owned(), value.into());
         }

@@ -27,26 +27,21 @@ pub struct Overrides {
     pub topology_manager_policy_options: BTreeMap<String, String>,
 }
 
-/// The policies and scopes that a kubelet has.
-const CPU_MANAGER_POLICIES: [&str; 2] = ["none", "static"];
-const MEMORY_MANAGER_POLICIES: [&str; 2] = ["None", "Static"];
-const TOPOLOGY_MANAGER_POLICIES: [&str; 4] = ["none", "best-effort", "restricted", "single-numa-node"];
-const TOPOLOGY_MANAGER_SCOPES: [&str; 2] = ["container", "pod"];
-
 impl Overrides {
     /// Checks the values.
     ///
     /// # Errors
     /// For a policy or scope that no kubelet has, and for a policy without a scope or a scope without a policy.
     pub fn check(&self) -> Result<(), String> {
+        let policies = "none, best-effort, restricted, single-numa-node";
         for (field, value, known) in [
-            ("cpuManagerPolicy", &self.cpu_manager_policy, &CPU_MANAGER_POLICIES[..]),
-            ("memoryManagerPolicy", &self.memory_manager_policy, &MEMORY_MANAGER_POLICIES[..]),
-            ("topologyManagerPolicy", &self.topology_manager_policy, &TOPOLOGY_MANAGER_POLICIES[..]),
-            ("topologyManagerScope", &self.topology_manager_scope, &TOPOLOGY_MANAGER_SCOPES[..]),
+            ("cpuManagerPolicy", &self.cpu_manager_policy, "none, static"),
+            ("memoryManagerPolicy", &self.memory_manager_policy, "None, Static"),
+            ("topologyManagerPolicy", &self.topology_manager_policy, policies),
+            ("topologyManagerScope", &self.topology_manager_scope, "container, pod"),
         ] {
-            if let Some(value) = value.as_deref().filter(|value| !known.contains(value)) {
-                return Err(format!("{field}: unknown value `{value}`, expected one of {}", known.join(", ")));
+            if let Some(value) = value.as_deref().filter(|value| !known.split(", ").any(|one| one == *value)) {
+                return Err(format!("{field}: unknown value `{value}`, expected one of {known}"));
             }
         }
         match (&self.topology_manager_policy, &self.topology_manager_scope) {

@@ -80,16 +80,10 @@ impl Driver {
     pub(super) async fn run(mut self) {
         loop {
             let wake = self.start_calls().await;
-            let wait = async {
-                match wake {
-                    Some(at) => sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 Some(finished) = self.calls.next() => self.finish(finished),
                 () = self.shared.queued.notified() => {}
-                () = wait => {}
+                () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
             }
         }
     }
@@ -181,9 +175,12 @@ impl Driver {
         match self.connector.finish(&open, &call.request, outcome) {
             Ok(bytes) => {
                 self.rejections = 0;
-                let shared = |bytes| shared_response(bytes, &open, started);
+                let (connection, socket) = (open.connection, open.socket);
+                let shared = |bytes| {
+                    Arc::new(SharedResponse { bytes, connection, started, socket, slot: OnceLock::new() })
+                };
                 let shared_by = match call.lane {
-                    Lane::List => self.send_list(requests, &bytes, shared, open.connection),
+                    Lane::List => self.send_list(requests, &bytes, shared, connection),
                     Lane::Other => {
                         requests.into_values().map(|pending| send(pending, shared(bytes.clone()))).sum()
                     }
@@ -269,11 +266,6 @@ impl Driver {
             let _ = waiter.result.send(Err(waiter.rate_limited.unwrap_or_else(timed_out)));
         }
     }
-}
-
-fn shared_response(bytes: Bytes, open: &OpenConnection, started: Instant) -> Arc<SharedResponse> {
-    let (connection, socket) = (open.connection, open.socket);
-    Arc::new(SharedResponse { bytes, connection, started, socket, slot: OnceLock::new() })
 }
 
 /// Sends the response to all waiters of a request. Returns the number that received it.

@@ -43,7 +43,7 @@ pub(super) struct Allowed {
 }
 
 /// All requests by content.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Queue {
     /// How long a request waits for its call to start.
     timeout: Duration,
@@ -59,7 +59,7 @@ pub(super) struct Queue {
 pub(super) type PendingRequests = BTreeMap<Request, PendingRequest>;
 
 /// The waiters of identical requests.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct PendingRequest {
     /// By order of arrival.
     pub(super) waiters: BTreeMap<u64, Waiter>,
@@ -68,6 +68,7 @@ pub(super) struct PendingRequest {
 }
 
 /// A caller waiting for a response.
+#[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) result: oneshot::Sender<RequestResult>,
     pub(super) caller: Caller,
