@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 
 use super::names::first_names;
 use super::settings::Settings;
-use crate::cluster::{AgentPod, Cluster, ClusterError, pod_labels, runs_agents};
+use crate::cluster::{AgentPod, Cluster, ClusterError, Pages, pod_labels, runs_agents};
 use crate::nrt::{Form, Version};
 
 /// How long the agents may take to terminate.
@@ -122,7 +122,17 @@ pub async fn purge(settings: &Settings, cluster: &Cluster) -> Result<Purged, Pur
         None => (false, BTreeSet::new()),
     };
     let mut purged = Purged { daemon_set, is_dry_run: settings.dry_run, ..Purged::default() };
-    match remove_objects_in_served_version(settings, cluster, end).await {
+    // In the API version that agents write, or in the other one if that is not served.
+    let mut removed = remove_objects(settings, cluster, end).await;
+    if let Err(PurgeError::Cluster(ClusterError::NoCrd(_))) = removed {
+        let version = match settings.form.version {
+            Version::V1alpha1 => Version::V1alpha2,
+            Version::V1alpha2 => Version::V1alpha1,
+        };
+        let other = cluster.clone().in_form(Form { version, ..settings.form });
+        removed = remove_objects(settings, &other, end).await;
+    }
+    match removed {
         Ok(objects) => purged.objects = objects,
         Err(PurgeError::Cluster(ClusterError::NoCrd(_))) => purged.no_crd = true,
         Err(error) => return Err(error),
@@ -158,13 +168,13 @@ async fn delete_agents(
     if deleted {
         info!("deleted the DaemonSet {namespace}/{name}; waiting for its pods to end");
     }
+    let is_ours = |pod: &AgentPod| !labels.is_empty() || pod.daemon_set.as_deref() == Some(name);
     let started = Instant::now();
     let mut check_nodes_at = started + NODE_DOWN;
     loop {
         let only_ready = Instant::now() >= check_nodes_at;
-        match nodes_of_pods(cluster, namespace, &labels, name, only_ready).await {
-            Ok(nodes) if nodes.is_empty() => return Ok((deleted, nodes)),
-            Ok(nodes) if started.elapsed() >= AGENTS_TIMEOUT => return Ok((deleted, nodes)),
+        match nodes_of_pods(cluster, cluster.agent_pages(namespace, &labels), &is_ours, only_ready).await {
+            Ok(nodes) if nodes.is_empty() || started.elapsed() >= AGENTS_TIMEOUT => return Ok((deleted, nodes)),
             Ok(_) => {}
             Err(error) if error.is_permanent() || started.elapsed() >= AGENTS_TIMEOUT => {
                 return Err(error.into());
@@ -178,18 +188,24 @@ async fn delete_agents(
     }
 }
 
-/// Returns the Nodes where agents run, or only those that are Ready.
+/// Returns the Nodes where agents run, or only those that are Ready. A pod without a Node writes nothing.
 async fn nodes_of_pods(
     cluster: &Cluster,
-    namespace: &str,
-    labels: &str,
-    daemon_set: &str,
+    mut pages: Pages<AgentPod>,
+    is_ours: impl Fn(&AgentPod) -> bool,
     only_ready: bool,
 ) -> Result<BTreeSet<String>, ClusterError> {
-    let pods = pods_of(cluster, namespace, labels, daemon_set).await?;
-    let mut nodes: BTreeSet<String> = pods.into_iter().map(|pod| pod.node).collect();
+    let mut nodes = BTreeSet::new();
+    while let Some(pods) = pages.next().await? {
+        let bound = pods.into_iter().filter(|pod| is_ours(pod) && !pod.node.is_empty());
+        nodes.extend(bound.map(|pod| pod.node));
+    }
     if only_ready && !nodes.is_empty() {
-        let ready = ready_nodes(cluster).await?;
+        let mut ready = BTreeSet::new();
+        let mut pages = cluster.node_pages();
+        while let Some(nodes) = pages.next().await? {
+            ready.extend(nodes.into_iter().filter(|node| node.ready).map(|node| node.name));
+        }
         nodes.retain(|node| ready.contains(node));
         if nodes.is_empty() {
             warn!("not waiting for agents on Nodes that are not Ready");
@@ -198,56 +214,14 @@ async fn nodes_of_pods(
     Ok(nodes)
 }
 
-/// Returns the agents' pods that are bound to a Node; others write nothing.
-async fn pods_of(
-    cluster: &Cluster,
-    namespace: &str,
-    labels: &str,
-    daemon_set: &str,
-) -> Result<Vec<AgentPod>, ClusterError> {
-    let mut found = Vec::new();
-    let mut pages = cluster.agent_pages(namespace, labels);
-    while let Some(pods) = pages.next().await? {
-        let ours = |pod: &AgentPod| !labels.is_empty() || pod.daemon_set.as_deref() == Some(daemon_set);
-        found.extend(pods.into_iter().filter(|pod| ours(pod) && !pod.node.is_empty()));
-    }
-    Ok(found)
-}
-
-async fn ready_nodes(cluster: &Cluster) -> Result<BTreeSet<String>, ClusterError> {
-    let mut ready = BTreeSet::new();
-    let mut pages = cluster.node_pages();
-    while let Some(nodes) = pages.next().await? {
-        ready.extend(nodes.into_iter().filter(|node| node.ready).map(|node| node.name));
-    }
-    Ok(ready)
-}
-
-/// Removes the objects in the API version that agents write, or in the other one if that is not served.
-async fn remove_objects_in_served_version(
-    settings: &Settings,
-    cluster: &Cluster,
-    end: Instant,
-) -> Result<usize, PurgeError> {
-    let version = match settings.form.version {
-        Version::V1alpha1 => Version::V1alpha2,
-        Version::V1alpha2 => Version::V1alpha1,
-    };
-    match remove_objects(settings, cluster, end).await {
-        Err(PurgeError::Cluster(ClusterError::NoCrd(_))) => {
-            let other = cluster.clone().in_form(Form { version, ..settings.form });
-            remove_objects(settings, &other, end).await
-        }
-        outcome => outcome,
-    }
-}
-
 /// Repeats until a pass finds no object of ours.
 async fn remove_objects(settings: &Settings, cluster: &Cluster, end: Instant) -> Result<usize, PurgeError> {
     let mut removed = 0;
     loop {
         let before = removed;
         let left = remove_once(settings, cluster, end, &mut removed).await;
+        // A list expires if it takes too long to read.
+        let is_expired = |error: &ClusterError| matches!(error, ClusterError::Refused { code: 410, .. });
         let is_permanent = |error: &ClusterError| error.is_permanent() && !is_expired(error);
         match &left.error {
             // Single objects may be rejected for their own reasons; if all are, a retry is pointless.
@@ -259,17 +233,10 @@ async fn remove_objects(settings: &Settings, cluster: &Cluster, end: Instant) ->
             return Err(PurgeError::Time { removed, left });
         }
         let retry_after = left.error.as_ref().and_then(ClusterError::retry_after);
-        if let Some(error) = &left.error {
-            debug!("{error}; retrying");
-        }
+        left.error.iter().for_each(|error| debug!("{error}; retrying"));
         // Objects that have finalizers or are recreated are not polled in a tight loop.
         sleep(retry_after.unwrap_or(POLL)).await;
     }
-}
-
-/// Returns true if a list expired because it took too long to read.
-fn is_expired(error: &ClusterError) -> bool {
-    matches!(error, ClusterError::Refused { code: 410, .. })
 }
 
 async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, removed: &mut usize) -> Remaining {

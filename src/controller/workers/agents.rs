@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures::{StreamExt, pin_mut};
+use futures::{Stream, StreamExt, pin_mut};
 use tokio::time::{Instant, sleep};
 
 use super::{CachedAgent, DaemonSet, Workers};
@@ -90,27 +90,36 @@ impl Workers<'_> {
     }
 
     async fn watch_pods(&self, labels: &str) {
+        let reduced = |pod: AgentPod| {
+            (pod.name.into(), CachedAgent { node: pod.node.into(), ready: pod.ready })
+        };
+        let apply = |event: Option<WatchEvent<AgentPod>>| match event {
+            Some(event) => drop(self.state().agents.apply(event.map(reduced))),
+            None => self.state().agents.failed(Instant::now()),
+        };
         let events = self.cluster.agents(&self.settings.namespace, labels);
+        self.follow(events, "the agents' pods can be watched again", apply).await;
+    }
+
+    /// Passes the events of a watch to `apply`, and `None` for each failure, which is logged.
+    pub(super) async fn follow<T>(
+        &self,
+        events: impl Stream<Item = Result<WatchEvent<T>, String>>,
+        recovered: &str,
+        apply: impl Fn(Option<WatchEvent<T>>),
+    ) {
         pin_mut!(events);
         let mut log = LogOnce::default();
         while let Some(event) = events.next().await {
-            match event {
-                Ok(event) => {
-                    if event.confirms_health() {
-                        log.recovered("the agents' pods can be watched again");
-                    }
-                    self.state().agents.apply(reduced(event));
-                }
+            match &event {
+                Ok(event) if event.confirms_health() => log.recovered(recovered),
+                Ok(_) => {}
                 Err(error) => {
                     self.metrics.errors.with(["request", "watch"]).inc();
-                    log.warn(&error);
-                    self.state().agents.failed(Instant::now());
+                    log.warn(error);
                 }
             }
+            apply(event.ok());
         }
     }
-}
-
-fn reduced(event: WatchEvent<AgentPod>) -> WatchEvent<(Box<str>, CachedAgent)> {
-    event.map(|pod| (pod.name.into(), CachedAgent { node: pod.node.into(), ready: pod.ready }))
 }

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use futures::{StreamExt, pin_mut};
 use tokio::time::{Instant, sleep};
 
 use super::{CachedNode, DaemonSet, Workers};
@@ -10,7 +9,6 @@ use crate::cluster::{SlimNode, WatchEvent};
 use crate::controller::coverage::Coverage;
 use crate::controller::object_cache::Change;
 use crate::util::backoff::jittered;
-use crate::util::log_throttle::LogOnce;
 
 /// How often all Nodes are relisted: a watch does not report a deletion that it missed, for example because
 /// etcd was restored.
@@ -34,25 +32,11 @@ impl Workers<'_> {
     }
 
     async fn watch_nodes_with(&self, coverage: Option<&Coverage>) {
-        let events = self.cluster.nodes();
-        pin_mut!(events);
-        let mut log = LogOnce::default();
-        while let Some(event) = events.next().await {
-            let now = Instant::now();
-            match event {
-                Ok(event) => {
-                    if event.confirms_health() {
-                        log.recovered("the Nodes can be watched again");
-                    }
-                    self.apply_event(event, coverage, now);
-                }
-                Err(error) => {
-                    self.metrics.errors.with(["request", "watch"]).inc();
-                    log.warn(&error);
-                    self.state().nodes.failed(now);
-                }
-            }
-        }
+        let apply = |event: Option<WatchEvent<SlimNode>>| match event {
+            Some(event) => self.apply_event(event, coverage, Instant::now()),
+            None => self.state().nodes.failed(Instant::now()),
+        };
+        self.follow(self.cluster.nodes(), "the Nodes can be watched again", apply).await;
     }
 
     fn apply_event(&self, event: WatchEvent<SlimNode>, coverage: Option<&Coverage>, now: Instant) {
