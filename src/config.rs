@@ -33,7 +33,7 @@ pub use kubelet::{Host, Kubelet, KubeletConfig};
 pub use layers::{ConfigError, Effective, Layers, Origin, Shown};
 pub use period::Period;
 pub use publish::{Consumer, Fingerprint, PodSource, Pods, Publish, Scan, Zones};
-pub use resolved::{Paths, Resolved};
+pub use resolved::Paths;
 pub use served::{PodsApi, PodsApiSource, Proxy};
 pub use settings::API_TIMEOUT;
 pub use telemetry::{Health, Log, Metrics, TlsFiles};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use futures::FutureExt;
+use futures::future::OptionFuture;
 use tokio::task::JoinError;
 use tracing::{info, warn};
 
@@ -15,7 +16,7 @@ use super::serve::{serve, shutdown_signal};
 use crate::agent::{Agent, Merge, MergeResponse, Settings};
 use crate::cluster::Cluster;
 use crate::pod_source::SharedInformer;
-use crate::pods_api::{self, PodsApi};
+use crate::pods_api::PodsApi;
 use crate::proxy::{self, Proxy};
 use crate::telemetry;
 use crate::telemetry::health::{All, Probes};
@@ -58,13 +59,19 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         info!("numacast {} on node {}", env!("CARGO_PKG_VERSION"), settings.node);
         let shutdown = shutdown_signal()?;
         let mut registry = Registry::of_process();
-        let pods_api =
-            pods_api.map(|pods_api| new_pods_api(&mut settings, pods_api, cluster.clone(), &mut registry));
+        let pods_api = pods_api.map(|pods_api| {
+            // A source that both use is watched only once.
+            settings.pods.informer = Some(SharedInformer::caching(settings.pods.wanted.clone()));
+            let (sources, node) = (settings.pods.clone(), settings.node.clone());
+            PodsApi::new(pods_api, sources, node, Some(cluster.clone()), &mut registry)
+        });
         let mut agent = Agent::new(settings, cluster.clone(), &mut registry);
         let proxy = proxy.map(|settings| new_proxy(&mut agent, settings, cluster, &mut registry));
         let reload = Reload::new(given, effective, logs, Some(agent.rules()))?;
-        let health = health(&agent, proxy.as_ref(), pods_api.as_ref());
-        let _servers = serve(&config, registry, Arc::new(health)).await;
+        let mut probes: Vec<Arc<dyn Probes>> = vec![agent.health()];
+        probes.extend(proxy.as_ref().map(|proxy| proxy.health() as Arc<dyn Probes>));
+        probes.extend(pods_api.as_ref().map(|pods_api| pods_api.health() as Arc<dyn Probes>));
+        let _servers = serve(&config, registry, Arc::new(All(probes))).await;
         drop(tokio::spawn(reload.run()));
         run_all(agent, proxy, pods_api, shutdown).await;
         Ok(ExitCode::SUCCESS)
@@ -108,29 +115,6 @@ fn new_proxy(
     proxy
 }
 
-/// Returns a Pods API server that shares the agent's pod sources: a source that both use is watched only
-/// once.
-fn new_pods_api(
-    settings: &mut Settings,
-    pods_api: pods_api::Settings,
-    cluster: Cluster,
-    registry: &mut Registry,
-) -> PodsApi {
-    settings.pods.informer = Some(SharedInformer::caching(settings.pods.wanted.clone()));
-    PodsApi::new(pods_api, settings.pods.clone(), settings.node.clone(), Some(cluster), registry)
-}
-
-fn health(agent: &Agent, proxy: Option<&Proxy>, pods_api: Option<&PodsApi>) -> All {
-    let mut probes: Vec<Arc<dyn Probes>> = vec![agent.health()];
-    if let Some(proxy) = proxy {
-        probes.push(proxy.health());
-    }
-    if let Some(pods_api) = pods_api {
-        probes.push(pods_api.health());
-    }
-    All(probes)
-}
-
 async fn run_all(
     agent: Agent,
     proxy: Option<Proxy>,
@@ -138,16 +122,8 @@ async fn run_all(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) {
     let shutdown = shutdown.shared();
-    let proxy = async {
-        if let Some(proxy) = proxy {
-            proxy.run(None, shutdown.clone()).await;
-        }
-    };
-    let pods_api = async {
-        if let Some(pods_api) = pods_api {
-            pods_api.run(None, shutdown.clone()).await;
-        }
-    };
+    let proxy = OptionFuture::from(proxy.map(|proxy| proxy.run(None, shutdown.clone())));
+    let pods_api = OptionFuture::from(pods_api.map(|pods_api| pods_api.run(None, shutdown.clone())));
     // Runs in a separate task: each wakeup of the runtime's root future costs two more system calls.
     let agent = tokio::spawn(agent.run(shutdown.clone()));
     let agent = async {

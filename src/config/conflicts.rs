@@ -32,7 +32,7 @@ impl Config {
     fn conflicts_of_object(&self) -> Vec<Conflict> {
         let mut conflicts = Vec::new();
         if self.publish.api_version == Version::V1alpha1
-            && self.resolve().view != FingerprintView::None
+            && self.view() != FingerprintView::None
             && self.fingerprint.method != FingerprintMethod::All
         {
             let method =
@@ -50,13 +50,12 @@ impl Config {
         if self.pods.source.may_be_api_server() {
             return conflicts;
         }
-        let resolved = self.resolve();
-        if resolved.view == FingerprintView::Scheduler {
+        if self.view() == FingerprintView::Scheduler {
             let view = "the scheduler's view of pods needs the API server: set `pods.source: apiServer`, or \
                         `fingerprint.view` to kubelet or none";
             conflicts.push(("pods.source", view));
         }
-        if resolved.reserve {
+        if self.reserves() {
             let reserve = "only the API server reports a pod as soon as it is bound: set `pods.source: apiServer`, or \
                            `publish.reserve: false`";
             conflicts.push(("publish.reserve", reserve));

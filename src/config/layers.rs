@@ -191,7 +191,7 @@ impl Layers {
 
     fn values(&self, config: &Config) -> Vec<Shown> {
         let mut tree = serde_json::to_value(config).unwrap_or_default();
-        let derived = config.resolve().values();
+        let derived = config.derived();
         let show = |key: &'static Key| {
             let value = slot(&mut tree, &key.name).clone();
             let is_unset = value.is_null() || value == "";

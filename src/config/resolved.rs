@@ -36,17 +36,6 @@ pub struct Paths {
     pub pods_api_dir: PathBuf,
 }
 
-/// The values that are not set but follow from others.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Resolved {
-    /// The paths.
-    pub paths: Paths,
-    /// Which pods the fingerprint covers.
-    pub view: FingerprintView,
-    /// Whether to reserve resources for bound pods.
-    pub reserve: bool,
-}
-
 impl Config {
     /// Returns the paths.
     pub fn paths(&self) -> Paths {
@@ -67,19 +56,18 @@ impl Config {
         }
     }
 
-    /// Returns the values that follow from others.
-    pub fn resolve(&self) -> Resolved {
-        let view = match self.consumer {
+    /// Returns which pods the fingerprint covers.
+    pub(super) fn view(&self) -> FingerprintView {
+        self.fingerprint.view.unwrap_or(match self.consumer {
             Consumer::SchedulerPlugins => FingerprintView::Scheduler,
             _ => FingerprintView::None,
-        };
+        })
+    }
+
+    /// Returns whether to reserve resources for bound pods. Only the API server reports bindings.
+    pub(super) fn reserves(&self) -> bool {
         let reads_directly = matches!(self.consumer, Consumer::SchedulerPluginsDirect | Consumer::Kai);
-        Resolved {
-            paths: self.paths(),
-            view: self.fingerprint.view.unwrap_or(view),
-            // Only the API server reports bindings.
-            reserve: self.publish.reserve.unwrap_or(reads_directly && self.pods.source.may_be_api_server()),
-        }
+        self.publish.reserve.unwrap_or(reads_directly && self.pods.source.may_be_api_server())
     }
 
     /// Returns the proxy's socket.
@@ -91,12 +79,10 @@ impl Config {
     pub fn pods_api_socket(&self) -> Socket {
         socket(&self.paths().pods_api_dir, PODS_API_SOCKET, self.pods_api.group)
     }
-}
 
-impl Resolved {
     /// Returns the keys with values that follow from others if they are not set.
-    pub(super) fn values(&self) -> [(&'static str, Value); 9] {
-        let Self { paths, view, reserve } = self;
+    pub(super) fn derived(&self) -> [(&'static str, Value); 9] {
+        let paths = self.paths();
         let path = |path: &Path| Value::from(path.to_string_lossy());
         [
             ("host.sys", path(&paths.sys)),
@@ -106,8 +92,8 @@ impl Resolved {
             ("kubelet.socket", path(&paths.socket)),
             ("proxy.dir", path(&paths.proxy_dir)),
             ("podsApi.dir", path(&paths.pods_api_dir)),
-            ("fingerprint.view", serde_json::to_value(view).unwrap_or_default()),
-            ("publish.reserve", Value::Bool(*reserve)),
+            ("fingerprint.view", serde_json::to_value(self.view()).unwrap_or_default()),
+            ("publish.reserve", Value::Bool(self.reserves())),
         ]
     }
 }
@@ -164,8 +150,7 @@ mod tests {
     fn resolved(change: impl FnOnce(&mut Config)) -> (FingerprintView, bool) {
         let mut config = Config::default();
         change(&mut config);
-        let Resolved { view, reserve, .. } = config.resolve();
-        (view, reserve)
+        (config.view(), config.reserves())
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Config, Consumer, Nudge, Paths, PodSource, PodsApiSource};
+use super::{Config, Consumer, Kubelet, KubeletConfig, Nudge, Paths, PodSource, PodsApiSource};
 use crate::agent::{self, ConfigSources};
 use crate::cluster::{Cluster, ClusterError};
 use crate::controller::{self, NoNamespace, NudgePlan};
@@ -41,7 +41,6 @@ impl Config {
     pub fn agent_settings(&self) -> agent::Settings {
         let Self { scan, publish, fingerprint, kubelet, .. } = self.clone();
         let Paths { sys, proc, kubelet_dir, device_plugins, socket, .. } = self.paths();
-        let resolved = self.resolve();
         agent::Settings {
             node: self.node_name.clone(),
             host: HostRoots { sys, proc },
@@ -60,12 +59,12 @@ impl Config {
             events: publish.events,
             pods: self.pod_sources(),
             gate: GateSettings {
-                view: resolved.view,
+                view: self.view(),
                 method: fingerprint.method,
                 informer: fingerprint.informer_mode,
                 release: fingerprint.plugin_release,
                 withhold_after: fingerprint.withhold_after.get(),
-                reserve: resolved.reserve,
+                reserve: self.reserves(),
                 placement: self.consumer == Consumer::SchedulerPlugins,
                 ..GateSettings::default()
             },
@@ -90,34 +89,16 @@ impl Config {
     }
 
     fn config_sources(&self) -> ConfigSources {
-        let kubelet = self.kubelet.config.clone();
-        let Paths { root, proc, kubelet_dir, .. } = self.paths();
-        let files = ConfigFiles {
-            file: kubelet.file,
-            dir: kubelet.dir,
-            kubelet_dir,
-            host_root: root,
-            proc,
-            node: self.node_name.clone(),
-            mounts: Mounts::read(),
-        };
-        ConfigSources {
-            source: kubelet.source,
-            files,
-            port: self.kubelet_port(),
-            overrides: kubelet.overrides,
-        }
+        let KubeletConfig { source, file, dir, overrides } = self.kubelet.config.clone();
+        let Paths { root: host_root, proc, kubelet_dir, .. } = self.paths();
+        let (node, mounts) = (self.node_name.clone(), Mounts::read());
+        let files = ConfigFiles { file, dir, kubelet_dir, host_root, proc, node, mounts };
+        ConfigSources { source, files, port: self.kubelet_port(), overrides }
     }
 
     fn kubelet_port(&self) -> KubeletPort {
-        let kubelet = self.kubelet.clone();
-        KubeletPort {
-            node: self.node_name.clone(),
-            address: kubelet.address,
-            ca_file: kubelet.ca_file,
-            server_name: kubelet.server_name,
-            timeout: kubelet.timeout.get(),
-        }
+        let Kubelet { address, ca_file, server_name, timeout, .. } = self.kubelet.clone();
+        KubeletPort { node: self.node_name.clone(), address, ca_file, server_name, timeout: timeout.get() }
     }
 
     /// Returns the sources of the node's pods. Annotations are not kept.
@@ -135,8 +116,7 @@ impl Config {
 
     fn source_order(&self) -> Vec<PodSourceKind> {
         use PodSourceKind::{ApiServer, Kubelet, PodsApi};
-        let resolved = self.resolve();
-        let needs_api_server = resolved.reserve || resolved.view == FingerprintView::Scheduler;
+        let needs_api_server = self.reserves() || self.view() == FingerprintView::Scheduler;
         match self.pods.source {
             PodSource::Auto if needs_api_server => vec![ApiServer],
             PodSource::Auto => vec![ApiServer, PodsApi, Kubelet],
