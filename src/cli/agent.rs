@@ -1,5 +1,3 @@
-//! `numacast agent`
-
 use std::future::Future;
 use std::process::ExitCode;
 use std::sync::Arc;

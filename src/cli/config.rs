@@ -1,5 +1,3 @@
-//! `numacast config`
-
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;

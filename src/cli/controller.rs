@@ -1,5 +1,3 @@
-//! `numacast controller`
-
 use std::process::ExitCode;
 
 use tracing::info;

@@ -1,5 +1,3 @@
-//! `numacast pods`
-
 mod print;
 mod row;
 mod watch;

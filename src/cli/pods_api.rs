@@ -1,5 +1,3 @@
-//! `numacast pods-api`
-
 use std::process::ExitCode;
 
 use anyhow::bail;

@@ -1,5 +1,3 @@
-//! `numacast proxy`
-
 use std::process::ExitCode;
 
 use anyhow::bail;

@@ -1,5 +1,3 @@
-//! Changes at run time: the configuration file, and the log level by signal.
-
 use std::path::Path;
 
 use anyhow::anyhow;

@@ -1,5 +1,3 @@
-//! `numacast snapshot`
-
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,5 +1,3 @@
-//! The decoded part of Koordinator's Device object, which has its node's name.
-
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::client::Body;
 use kube::core::Request;

@@ -1,5 +1,3 @@
-//! Errors of API server calls.
-
 use std::time::Duration;
 
 use kube::core::Status;

@@ -1,5 +1,3 @@
-//! The Lease for leader election.
-
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use kube::Resource;
 use kube::api::{GetParams, ObjectMeta, PostParams};

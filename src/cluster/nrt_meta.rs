@@ -1,5 +1,3 @@
-//! The metadata of a NodeResourceTopology, decoding only what the controller needs.
-
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;

@@ -1,5 +1,3 @@
-//! A NodeResourceTopology, decoded to the totals of its resources.
-
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer};

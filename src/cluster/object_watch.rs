@@ -1,5 +1,3 @@
-//! Watches the metadata of a node's object.
-
 use futures::StreamExt;
 use futures::stream::{BoxStream, unfold};
 use kube::api::{GetParams, ObjectMeta, WatchEvent};

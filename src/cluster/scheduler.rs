@@ -1,5 +1,3 @@
-//! The start time of the scheduler's pods.
-
 use jiff::Timestamp;
 use serde::Deserialize;
 

@@ -1,5 +1,3 @@
-//! NodeResourceTopology objects: read, write, list, delete.
-
 use std::fmt::Debug;
 use std::future::Future;
 

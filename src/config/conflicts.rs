@@ -1,5 +1,3 @@
-//! Values that contradict each other.
-
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 

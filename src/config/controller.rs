@@ -1,5 +1,3 @@
-//! Keys of the controller.
-
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;

@@ -1,5 +1,3 @@
-//! The keys of the configuration, read from its schema.
-
 use std::sync::LazyLock;
 
 use serde_json::Value;

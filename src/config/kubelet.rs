@@ -1,5 +1,3 @@
-//! Keys of the host and its kubelet.
-
 use std::path::PathBuf;
 
 use schemars::JsonSchema;

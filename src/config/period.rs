@@ -1,5 +1,3 @@
-//! Durations.
-
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;

@@ -1,5 +1,3 @@
-//! Converts a configuration to the settings of agent, controller and servers.
-
 use std::time::Duration;
 
 use super::{Config, Consumer, Kubelet, KubeletConfig, Nudge, Paths, PodSource, PodsApiSource};

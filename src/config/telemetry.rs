@@ -1,5 +1,3 @@
-//! Keys of log, metrics and health.
-
 use std::path::PathBuf;
 
 use schemars::JsonSchema;

@@ -1,5 +1,3 @@
-//! Metrics of the controller.
-
 use std::sync::Arc;
 use std::time::Duration;
 

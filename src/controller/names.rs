@@ -1,5 +1,3 @@
-//! Names of objects and Nodes in messages.
-
 /// Maximum number of names in one message.
 const MAX_NAMES: usize = 5;
 

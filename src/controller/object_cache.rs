@@ -1,5 +1,3 @@
-//! A cache of watched objects, by name.
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 

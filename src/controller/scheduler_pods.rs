@@ -1,5 +1,3 @@
-//! Selection of a scheduler's pods.
-
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,5 +1,3 @@
-//! The controller's settings.
-
 use std::time::Duration;
 
 use super::garbage_collection::Rules;

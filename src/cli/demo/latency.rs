@@ -1,5 +1,3 @@
-//! Percentiles of latencies.
-
 use std::collections::VecDeque;
 use std::time::Duration;
 

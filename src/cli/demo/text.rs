@@ -1,5 +1,3 @@
-//! Styled text.
-
 use std::fmt::Write;
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,5 +1,3 @@
-//! Formatting of pods.
-
 use jiff::Timestamp;
 
 use super::row::{Row, age};

@@ -1,5 +1,3 @@
-//! `numacast pods watch`
-
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 

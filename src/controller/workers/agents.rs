@@ -1,5 +1,3 @@
-//! The agents' DaemonSet and its pods.
-
 use std::time::Duration;
 
 use futures::{Stream, StreamExt, pin_mut};

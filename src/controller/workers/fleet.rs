@@ -1,5 +1,3 @@
-//! Sums up all objects.
-
 use std::time::Duration;
 
 use jiff::Timestamp;

@@ -1,5 +1,3 @@
-//! Deletes the objects of removed Nodes.
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::{Discriminant, discriminant};
 use std::time::Duration;

@@ -1,5 +1,3 @@
-//! Watches the Nodes.
-
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};

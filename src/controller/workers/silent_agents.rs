@@ -1,5 +1,3 @@
-//! Reports Nodes whose agent is not working.
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
