@@ -74,23 +74,7 @@ pub struct FileError {
     pub message: String,
 }
 
-/// Why the hardware cannot be read at all.
+/// Why the hardware cannot be read at all: the NUMA directory or, without one, the list of CPUs is unreadable.
 #[derive(Debug, thiserror::Error)]
-pub enum MachineError {
-    /// The NUMA directory or, without one, the list of CPUs cannot be read.
-    #[error("cannot read the hardware: {file}: {source}; is `host.sys` right?")]
-    Unreadable {
-        /// The unreadable file.
-        file: String,
-        /// The I/O error.
-        source: std::io::Error,
-    },
-    /// The list of CPUs is malformed.
-    #[error("cannot read the hardware: {file}: {message}")]
-    Malformed {
-        /// The malformed file.
-        file: String,
-        /// What is wrong with it.
-        message: String,
-    },
-}
+#[error("cannot read the hardware: {0}")]
+pub struct MachineError(FileError);

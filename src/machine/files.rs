@@ -4,8 +4,10 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Read};
+use std::io;
 use std::path::PathBuf;
+
+use crate::util::file::read_bounded;
 
 /// Maximum size of a file. Sysfs files have at most a few pages.
 const FILE_LIMIT: u64 = 1 << 20;
@@ -46,11 +48,7 @@ impl HostRoots {
 
 impl HostFiles for HostRoots {
     fn read(&self, path: &str) -> io::Result<String> {
-        let mut bytes = Vec::new();
-        std::fs::File::open(self.resolve(path)?)?.take(FILE_LIMIT + 1).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 > FILE_LIMIT {
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, "larger than 1 MiB"));
-        }
+        let bytes = read_bounded(&self.resolve(path)?, FILE_LIMIT)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 

@@ -29,11 +29,7 @@ impl IdSet {
 
     /// Adds one id.
     pub fn insert(&mut self, id: Id) {
-        let (word, bit) = position(id);
-        if word >= self.words.len() {
-            self.words.resize(word + 1, 0);
-        }
-        self.words[word] |= bit;
+        self.insert_range(id, id);
     }
 
     /// Adds every id from `first` to `last`, word by word: a file may repeat `0-65535` a hundred thousand
@@ -139,9 +135,7 @@ fn position(id: Id) -> (usize, u64) {
 impl FromIterator<Id> for IdSet {
     fn from_iter<I: IntoIterator<Item = Id>>(ids: I) -> Self {
         let mut set = Self::new();
-        for id in ids {
-            set.insert(id);
-        }
+        ids.into_iter().for_each(|id| set.insert(id));
         set
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::str::FromStr;
 
-use super::{FileError, HIGHEST_NODE, HostFiles, Id, IdSet, Machine, MachineError, NumaNode};
+use super::{FileError, HIGHEST_NODE, HostFiles, Id, IdSet, Machine, MachineError, NumaNode, ParseIdSetError};
 
 const NODES: &str = "sys/devices/system/node";
 const CPUS: &str = "sys/devices/system/cpu";
@@ -53,7 +53,7 @@ impl<F: HostFiles> Reader<'_, F> {
                 Err(error) => self.listed_nodes(&file, &error.to_string()),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.listed_nodes(&file, "is missing"),
-            Err(source) => Err(MachineError::Unreadable { file, source }),
+            Err(error) => Err(unreadable(&file, &error)),
         }
     }
 
@@ -62,7 +62,7 @@ impl<F: HostFiles> Reader<'_, F> {
         let names = match self.files.list(NODES) {
             Ok(names) => names,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(MachineError::Unreadable { file: NODES.to_owned(), source }),
+            Err(error) => return Err(unreadable(NODES, &error)),
         };
         let id = |name: &String| name.strip_prefix("node")?.parse::<Id>().ok();
         let ids: IdSet = names.iter().filter_map(id).filter(|id| *id <= HIGHEST_NODE).collect();
@@ -131,17 +131,9 @@ impl<F: HostFiles> Reader<'_, F> {
     /// Reads the CPUs of each kind of core (`cpu_core` etc.); empty if all cores are of one kind.
     fn core_types(&mut self) -> BTreeMap<String, IdSet> {
         let consequence = "the kinds of cores are unknown";
-        let names = match self.files.list(DEVICES) {
-            Ok(names) => names,
-            Err(error) => {
-                if error.kind() != io::ErrorKind::NotFound {
-                    self.error(DEVICES, format!("{error}; {consequence}"));
-                }
-                return BTreeMap::new();
-            }
-        };
+        let names = self.found(DEVICES, self.files.list(DEVICES), consequence).flatten();
         let mut types = BTreeMap::new();
-        for name in &names {
+        for name in names.iter().flatten() {
             let Some(kind) = name.strip_prefix(CORE_TYPE).filter(|kind| !kind.is_empty()) else { continue };
             let file = format!("{DEVICES}/{name}/cpus");
             let cpus: IdSet =
@@ -166,14 +158,10 @@ impl<F: HostFiles> Reader<'_, F> {
     /// Reads a machine without NUMA information as one node with the id 0.
     fn whole_machine(&mut self) -> Result<NumaNode, MachineError> {
         let file = format!("{CPUS}/online");
-        let text = match self.files.read(&file) {
-            Ok(text) => text,
-            Err(source) => return Err(MachineError::Unreadable { file, source }),
-        };
-        let cpus: IdSet = match text.parse() {
-            Ok(cpus) => cpus,
-            Err(error) => return Err(MachineError::Malformed { file, message: error.to_string() }),
-        };
+        let text = self.files.read(&file).map_err(|error| unreadable(&file, &error))?;
+        let malformed =
+            |error: ParseIdSetError| MachineError(FileError { file: file.clone(), message: error.to_string() });
+        let cpus: IdSet = text.parse().map_err(malformed)?;
         let (hugepages, hugepages_unread) = self.hugepages(HUGEPAGES);
         let memory = self.mem_total("proc/meminfo");
         Ok(NumaNode { id: 0, cpus, memory, hugepages, hugepages_unread, distances: BTreeMap::new() })
@@ -185,14 +173,7 @@ impl<F: HostFiles> Reader<'_, F> {
     where
         T::Err: std::fmt::Display,
     {
-        let text = match self.files.read(file) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Some(None),
-            Err(error) => {
-                self.error(file, format!("{error}; {consequence}"));
-                return None;
-            }
-        };
+        let Some(text) = self.found(file, self.files.read(file), consequence)? else { return Some(None) };
         let parsed = text.trim().parse();
         parsed.map_err(|error| self.error(file, format!("{error}; {consequence}"))).ok().map(Some)
     }
@@ -216,13 +197,9 @@ impl<F: HostFiles> Reader<'_, F> {
     /// Reads `hugepages-<kB>kB/nr_hugepages` below `dir`, and returns whether any of it was unreadable. Nodes
     /// without memory have no such directory.
     fn hugepages(&mut self, dir: &str) -> (BTreeMap<u64, u64>, bool) {
-        let names = match self.files.list(dir) {
-            Ok(names) => names,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return (BTreeMap::new(), false),
-            Err(error) => {
-                self.error(dir, format!("{error}; its huge pages are taken as 0"));
-                return (BTreeMap::new(), true);
-            }
+        let names = match self.found(dir, self.files.list(dir), "its huge pages are taken as 0") {
+            Some(Some(names)) => names,
+            found => return (BTreeMap::new(), found.is_none()),
         };
         let size = |name: &String| -> Option<u64> {
             let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
@@ -258,22 +235,31 @@ impl<F: HostFiles> Reader<'_, F> {
         }
     }
 
-    /// Returns the text of a file; `None` if it is missing or unreadable (the latter is an error).
-    fn text(&mut self, file: &str, consequence: &str) -> Option<String> {
-        match self.files.read(file) {
-            Ok(text) => Some(text),
+    /// Returns what was read; `Some(None)` if it is missing. If it is unreadable, records an error and returns
+    /// `None`.
+    fn found<T>(&mut self, file: &str, read: io::Result<T>, consequence: &str) -> Option<Option<T>> {
+        match read {
+            Ok(found) => Some(Some(found)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Some(None),
             Err(error) => {
-                if error.kind() != io::ErrorKind::NotFound {
-                    self.error(file, format!("{error}; {consequence}"));
-                }
+                self.error(file, format!("{error}; {consequence}"));
                 None
             }
         }
     }
 
+    /// Returns the text of a file; `None` if it is missing or unreadable (the latter is an error).
+    fn text(&mut self, file: &str, consequence: &str) -> Option<String> {
+        self.found(file, self.files.read(file), consequence).flatten()
+    }
+
     fn error(&mut self, file: &str, message: String) {
         self.errors.push(FileError { file: file.to_owned(), message });
     }
+}
+
+fn unreadable(file: &str, error: &io::Error) -> MachineError {
+    MachineError(FileError { file: file.to_owned(), message: format!("{error}; is `host.sys` right?") })
 }
 
 fn excerpt(text: &str) -> String {

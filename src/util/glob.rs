@@ -25,14 +25,6 @@ enum Part {
     Class { negated: bool, ranges: Vec<(char, char)> },
 }
 
-/// The text is not a pattern.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not a pattern: {reason}")]
-pub struct PatternError {
-    text: String,
-    reason: &'static str,
-}
-
 const CLASS: &str =
     "a class is written like [a-z] or [^0-9]; `\\[`, `\\]` and `\\-` are the characters themselves";
 const LAST_ESCAPE: &str = "a `\\` needs a character after it";
@@ -95,10 +87,10 @@ impl Part {
 }
 
 impl FromStr for Pattern {
-    type Err = PatternError;
+    type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let explain = |reason| PatternError { text: text.to_owned(), reason };
+        let explain = |reason: &str| format!("`{text}` is not a pattern: {reason}");
         if text.is_empty() {
             return Err(explain(EMPTY));
         }
@@ -281,7 +273,7 @@ mod tests {
             ("", EMPTY),
         ] {
             let error = text.parse::<Pattern>().unwrap_err();
-            assert_eq!(error.to_string(), format!("`{text}` is not a pattern: {reason}"));
+            assert_eq!(error, format!("`{text}` is not a pattern: {reason}"));
         }
     }
 
