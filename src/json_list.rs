@@ -1,15 +1,19 @@
 //! Splits a Kubernetes list in JSON while it arrives: one item at a time is buffered and decoded. An item
 //! that is too large is left out: its creator must not be able to hide all others.
 
-mod item_buffer;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use serde::Deserialize;
 use tracing::warn;
 
 use crate::util::log_throttle::LastLogged;
-use item_buffer::ItemBuffer;
-pub(crate) use item_buffer::MAX_ITEM_BYTES;
+
+/// Maximum size of an item in JSON. etcd accepts 1.5 MiB by default, and JSON writers of Go escape characters
+/// such as `<` as six bytes: 9 MiB.
+pub(crate) const MAX_ITEM_BYTES: usize = 10 << 20;
+
+/// The part of an item that is too large in which its name is looked for. Kubernetes writes names first.
+const NAME_BYTES: usize = 1 << 10;
+const UNNAMED: &str = "without a known name";
 
 /// An incremental splitter.
 #[derive(Debug, Default)]
@@ -21,8 +25,10 @@ pub(crate) struct ListSplitter {
     /// The last string in the outermost object, truncated to the length needed to recognize a key.
     key: Vec<u8>,
     position: Position,
-    /// The incoming item.
-    item: ItemBuffer,
+    /// The incoming item. One that is too large is truncated to a byte more than the maximum.
+    item: Vec<u8>,
+    /// The name of the first item that was too large, and the number of such items.
+    omitted: Option<(String, usize)>,
     /// The list without its items.
     list: Vec<u8>,
     has_items: bool,
@@ -69,21 +75,18 @@ impl ListSplitter {
         mut take: impl FnMut(&[u8]) -> Result<(), String>,
     ) -> Result<(), String> {
         let mut rest = piece;
-        while let Some((first, more)) = rest.split_first() {
+        while let Some(first) = rest.first() {
             // Inside a string, take everything up to the next special byte at once.
             let plain = match self.string {
                 Some(false) => rest.iter().take_while(|byte| !matches!(byte, b'"' | b'\\')).count(),
                 _ => 0,
             };
-            if plain > 0 {
-                let (taken, left) = rest.split_at(plain);
-                self.keep(taken);
-                rest = left;
-            } else {
-                self.keep(std::slice::from_ref(first));
+            let (taken, left) = rest.split_at(plain.max(1));
+            self.keep(taken);
+            if plain == 0 {
                 self.step(*first, &mut take)?;
-                rest = more;
             }
+            rest = left;
         }
         match self.list.len() > MAX_ITEM_BYTES {
             true => Err(format!("it is larger than {MAX_ITEM_BYTES} bytes without its items")),
@@ -100,8 +103,11 @@ impl ListSplitter {
             return Err("it is not a complete list".to_owned());
         }
         let envelope: Envelope = serde_json::from_slice(&self.list).map_err(|error| error.to_string())?;
-        let version = envelope.metadata.resource_version;
-        Ok(List { version, has_items: self.has_items, omitted: self.item.omitted() })
+        let omitted = self.omitted.map(|(first, count)| {
+            let more = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
+            format!("{first}{more}: larger than {MAX_ITEM_BYTES} bytes in JSON and left out")
+        });
+        Ok(List { version: envelope.metadata.resource_version, has_items: self.has_items, omitted })
     }
 
     /// Buffers bytes of the incoming item, or of the list around the items.
@@ -109,18 +115,15 @@ impl ListSplitter {
         if self.position != Position::Items {
             self.list.extend_from_slice(bytes);
         } else if self.depth > 2 {
-            self.item.push(bytes);
+            let room = MAX_ITEM_BYTES + 1 - self.item.len();
+            self.item.extend_from_slice(&bytes[..bytes.len().min(room)]);
         }
         if self.depth == 1 && self.string.is_some() && self.key.len() <= "items".len() {
             self.key.extend(bytes.iter().take(8));
         }
     }
 
-    fn step(
-        &mut self,
-        byte: u8,
-        take: &mut impl FnMut(&[u8]) -> Result<(), String>,
-    ) -> Result<(), String> {
+    fn step(&mut self, byte: u8, take: impl FnOnce(&[u8]) -> Result<(), String>) -> Result<(), String> {
         match (self.string, byte) {
             (Some(true), _) => self.string = Some(false),
             (Some(false), b'\\') => self.string = Some(true),
@@ -132,8 +135,30 @@ impl ListSplitter {
                     self.key.clear();
                 }
             }
-            (None, b'{' | b'[') => return self.open(byte),
-            (None, b'}' | b']') => return self.close(byte, take),
+            (None, b'{' | b'[') => {
+                match (self.position, self.depth, byte) {
+                    (Position::Start, 0, b'{') => self.position = Position::List,
+                    (Position::List, 1, b'[') if self.is_at_items() => {
+                        (self.position, self.has_items) = (Position::Items, true);
+                    }
+                    (Position::Items, 2, b'{') => self.item.push(byte),
+                    (Position::Items, 2, _) | (_, 0, _) => return Err(not_a_list()),
+                    _ => {}
+                }
+                self.depth += 1;
+            }
+            (None, b'}' | b']') => {
+                self.depth = self.depth.checked_sub(1).ok_or_else(not_a_list)?;
+                match (self.position, self.depth) {
+                    (Position::Items, 2) => return self.end_item(take),
+                    (Position::Items, 1) => {
+                        self.position = Position::List;
+                        self.list.push(byte);
+                    }
+                    (_, 0) => self.position = Position::End,
+                    _ => {}
+                }
+            }
             // Go writes null for an empty list.
             (None, b'n') if self.is_at_items() => self.has_items = true,
             (None, _) if self.depth == 0 && !byte.is_ascii_whitespace() => return Err(not_a_list()),
@@ -148,36 +173,18 @@ impl ListSplitter {
         self.position == Position::List && self.depth == 1 && !self.has_items && self.key == b"items\""
     }
 
-    fn open(&mut self, byte: u8) -> Result<(), String> {
-        match (self.position, self.depth, byte) {
-            (Position::Start, 0, b'{') => self.position = Position::List,
-            (Position::List, 1, b'[') if self.is_at_items() => {
-                (self.position, self.has_items) = (Position::Items, true);
+    /// Passes the item to `take` unless it is too large.
+    fn end_item(&mut self, take: impl FnOnce(&[u8]) -> Result<(), String>) -> Result<(), String> {
+        let result = match self.item.len() <= MAX_ITEM_BYTES {
+            true => take(&self.item),
+            false => {
+                let first = || name(&self.item[..NAME_BYTES]).unwrap_or_else(|| UNNAMED.to_owned());
+                self.omitted.get_or_insert_with(|| (first(), 0)).1 += 1;
+                Ok(())
             }
-            (Position::Items, 2, b'{') => self.item.push(&[byte]),
-            (Position::Items, 2, _) | (_, 0, _) => return Err(not_a_list()),
-            _ => {}
-        }
-        self.depth += 1;
-        Ok(())
-    }
-
-    fn close(
-        &mut self,
-        byte: u8,
-        take: &mut impl FnMut(&[u8]) -> Result<(), String>,
-    ) -> Result<(), String> {
-        self.depth = self.depth.checked_sub(1).ok_or_else(not_a_list)?;
-        match (self.position, self.depth) {
-            (Position::Items, 2) => self.item.end(take).unwrap_or(Ok(()))?,
-            (Position::Items, 1) => {
-                self.position = Position::List;
-                self.list.push(byte);
-            }
-            (_, 0) => self.position = Position::End,
-            _ => {}
-        }
-        Ok(())
+        };
+        self.item.clear();
+        result
     }
 }
 
@@ -185,14 +192,20 @@ fn not_a_list() -> String {
     "it is not a list of objects".to_owned()
 }
 
+/// Returns namespace and name from the beginning of an object as Kubernetes writes it in a list.
+fn name(beginning: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(beginning);
+    let (name, rest) = text.strip_prefix(r#"{"metadata":{"name":""#)?.split_once('"')?;
+    let namespace = rest.split_once(r#""namespace":""#).and_then(|(_, rest)| rest.split_once('"'));
+    Some(namespace.map_or_else(|| name.to_owned(), |(namespace, _)| format!("{namespace}/{name}")))
+}
+
 /// Logs the message about the items that were left out of a list, unless there were some in the list before.
 pub(crate) fn log_omitted(log: &LastLogged, list: &str, message: Option<&str>) {
     match message {
         Some(message) if log.is_new(()) => warn!("{list}: {message}"),
         Some(_) => {}
-        None => {
-            log.reset();
-        }
+        None => _ = log.reset(),
     }
 }
 

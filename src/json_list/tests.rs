@@ -111,3 +111,26 @@ fn an_endless_list_takes_bounded_memory() {
     list.push(br#"{"metadata":""#, |_| Ok(())).unwrap();
     assert!(list.push(&piece, |_| Ok(())).unwrap_err().contains("larger than"));
 }
+
+#[test]
+fn an_item_of_maximum_size_is_kept_whatever_its_chunks() {
+    for (size, is_kept) in [(MAX_ITEM_BYTES, true), (MAX_ITEM_BYTES + 1, false)] {
+        let item = format!(r#"{{"a":"{}"}}"#, "x".repeat(size - 8));
+        assert_eq!(item.len(), size);
+        let (items, list) = split(&format!(r#"{{"items":[{item},{{"next":1}}]}}"#), 999_983).unwrap();
+        assert_eq!(items.len(), 1 + usize::from(is_kept));
+        assert_eq!((items[0] == item, list.omitted.is_none()), (is_kept, is_kept));
+        assert_eq!(items.last().map(String::as_str), Some(r#"{"next":1}"#));
+    }
+}
+
+#[test]
+fn an_omitted_item_is_named() {
+    let large = format!(r#""spec":"{}"}}"#, "x".repeat(MAX_ITEM_BYTES));
+    let named = r#"{"metadata":{"name":"a","generateName":"b","namespace":"ns","uid":"u"},"#;
+    let text = format!(r#"{{"items":[{named}{large},{{{large}]}}"#);
+    let expected = "ns/a and 1 more: larger than 10485760 bytes in JSON and left out";
+    assert_eq!(split(&text, 1 << 16).unwrap().1.omitted.as_deref(), Some(expected));
+    assert_eq!(name(br#"{"metadata":{"name":"node","uid":"u""#).as_deref(), Some("node"));
+    assert_eq!(name(br#"{"spec":{"name":"a"}"#), None);
+}
