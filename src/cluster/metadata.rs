@@ -55,6 +55,14 @@ impl<'de> DeserializeSeed<'de> for Levels {
     }
 }
 
+macro_rules! visit {
+    ($($name:ident: $type:ty),*) => {
+        $(fn $name<E: Error>(self, value: $type) -> Result<Value, E> {
+            Ok(value.into())
+        })*
+    };
+}
+
 impl<'de> Visitor<'de> for Levels {
     type Value = Value;
 
@@ -82,25 +90,7 @@ impl<'de> Visitor<'de> for Levels {
         Ok(Value::Array(list))
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Value, E> {
-        Ok(text.into())
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<Value, E> {
-        Ok(number.into())
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<Value, E> {
-        Ok(number.into())
-    }
-
-    fn visit_f64<E: Error>(self, number: f64) -> Result<Value, E> {
-        Ok(number.into())
-    }
-
-    fn visit_bool<E: Error>(self, value: bool) -> Result<Value, E> {
-        Ok(value.into())
-    }
+    visit!(visit_str: &str, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_bool: bool);
 
     fn visit_unit<E: Error>(self) -> Result<Value, E> {
         Ok(Value::Null)

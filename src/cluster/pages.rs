@@ -56,6 +56,14 @@ impl<T: DeserializeOwned> Pages<T> {
         self.next = page.metadata.continue_.filter(|next| !next.is_empty());
         Ok(Some(page.items.unwrap_or_default()))
     }
+
+    /// Passes all objects to `act`.
+    pub async fn for_each(mut self, mut act: impl FnMut(T)) -> Result<(), ClusterError> {
+        while let Some(page) = self.next().await? {
+            page.into_iter().for_each(&mut act);
+        }
+        Ok(())
+    }
 }
 
 impl Cluster {

@@ -49,12 +49,10 @@ impl Cluster {
         namespace: &str,
         labels: &str,
     ) -> Result<Option<Timestamp>, ClusterError> {
-        let mut oldest: Option<Timestamp> = None;
-        let mut pages = self.labelled_pods::<SchedulerPod>(namespace, labels);
-        while let Some(pods) = pages.next().await? {
-            oldest = pods.iter().filter_map(SchedulerPod::started).chain(oldest).min();
-        }
-        Ok(oldest)
+        let mut started: Vec<Timestamp> = Vec::new();
+        let pages = self.labelled_pods::<SchedulerPod>(namespace, labels);
+        pages.for_each(|pod| started.extend(pod.started())).await?;
+        Ok(started.into_iter().min())
     }
 }
 

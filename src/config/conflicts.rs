@@ -14,50 +14,44 @@ const MAX_WITHHOLD_AFTER: Duration = Duration::from_secs(60);
 
 impl Config {
     pub(super) fn conflicts(&self) -> Vec<Conflict> {
-        let mut conflicts = self.conflicts_of_object();
-        conflicts.extend(self.conflicts_of_sources());
-        conflicts.extend(self.conflicts_of_proxy());
+        let (proxy, annotations) = (&self.proxy, &self.proxy.annotations);
+        let (merged, devices) = (annotations.are_merged(), annotations.has(Koordinator::Devices));
+        let of_devices = annotations.has(Koordinator::SharedIds) || annotations.has(Koordinator::Allocatable);
+        let has_view = self.view() != FingerprintView::None;
+        let is_old = self.publish.api_version == Version::V1alpha1;
+        let has_bindings = self.pods.source.may_be_api_server();
+        let method = "v1alpha1 has a place for the fingerprint of all pods only: set `fingerprint.method: all`";
+        let view = "the scheduler's view of pods needs the API server: set `pods.source: apiServer`, or \
+                    `fingerprint.view` to kubelet or none";
+        let reserve = "only the API server reports a pod as soon as it is bound: set `pods.source: apiServer`, or \
+                       `publish.reserve: false`";
+        let only = "only Koordinator's devices have it: add `devices` to `proxy.annotations.koordinator`";
+        let nothing = "nothing is merged, so no response lacks devices: set `proxy.annotations`";
+        let no_zones = "nothing is merged that zones could count: set `proxy.enabled` and `proxy.annotations`";
+        let plain = "health is plain HTTP and cannot share the address of metrics with TLS; choose another one, \
+                     or none";
+        let is_late = self.fingerprint.withhold_after.get() >= MAX_WITHHOLD_AFTER;
+        let has_all = self.fingerprint.method == FingerprintMethod::All;
+        let chosen = |(is_so, key, why): (bool, _, _)| is_so.then_some((key, why));
+        let mut conflicts: Vec<Conflict> = [
+            (is_old && has_view && !has_all, "publish.apiVersion", method),
+            (is_late, "fingerprint.withholdAfter", "it must be shorter than a minute"),
+            (!has_bindings && self.view() == FingerprintView::Scheduler, "pods.source", view),
+            (!has_bindings && self.reserves(), "publish.reserve", reserve),
+            (of_devices && !devices, "proxy.annotations.koordinator", only),
+            (!annotations.resources.is_empty() && !devices, "proxy.annotations.resources", only),
+            (proxy.fail_closed && !merged, "proxy.failClosed", nothing),
+            (proxy.zones && !(proxy.enabled && merged), "proxy.zones", no_zones),
+        ]
+        .into_iter()
+        .filter_map(chosen)
+        .collect();
+        if proxy.enabled {
+            conflicts.extend(self.proxy_without_pods());
+        }
         conflicts.extend(self.conflicts_of_directories());
         let shared = self.metrics.address != Endpoint::Nowhere && self.metrics.address == self.health.address;
-        if self.metrics.tls.is_some() && shared {
-            let plain = "health is plain HTTP and cannot share the address of metrics with TLS; choose another one, \
-                         or none";
-            conflicts.push(("health.address", plain));
-        }
-        conflicts
-    }
-
-    fn conflicts_of_object(&self) -> Vec<Conflict> {
-        let mut conflicts = Vec::new();
-        if self.publish.api_version == Version::V1alpha1
-            && self.view() != FingerprintView::None
-            && self.fingerprint.method != FingerprintMethod::All
-        {
-            let method =
-                "v1alpha1 has a place for the fingerprint of all pods only: set `fingerprint.method: all`";
-            conflicts.push(("publish.apiVersion", method));
-        }
-        if self.fingerprint.withhold_after.get() >= MAX_WITHHOLD_AFTER {
-            conflicts.push(("fingerprint.withholdAfter", "it must be shorter than a minute"));
-        }
-        conflicts
-    }
-
-    fn conflicts_of_sources(&self) -> Vec<Conflict> {
-        let mut conflicts = Vec::new();
-        if self.pods.source.may_be_api_server() {
-            return conflicts;
-        }
-        if self.view() == FingerprintView::Scheduler {
-            let view = "the scheduler's view of pods needs the API server: set `pods.source: apiServer`, or \
-                        `fingerprint.view` to kubelet or none";
-            conflicts.push(("pods.source", view));
-        }
-        if self.reserves() {
-            let reserve = "only the API server reports a pod as soon as it is bound: set `pods.source: apiServer`, or \
-                           `publish.reserve: false`";
-            conflicts.push(("publish.reserve", reserve));
-        }
+        conflicts.extend((self.metrics.tls.is_some() && shared).then_some(("health.address", plain)));
         conflicts
     }
 
@@ -68,30 +62,6 @@ impl Config {
                     `proxy.annotations.koordinator: []`";
         let is_none = self.proxy.annotations.are_merged() && self.pods.source == PodSource::None;
         is_none.then_some(("pods.source", none))
-    }
-
-    fn conflicts_of_proxy(&self) -> Vec<Conflict> {
-        let proxy = &self.proxy;
-        let annotations = &proxy.annotations;
-        let merged = annotations.are_merged();
-        let devices = annotations.has(Koordinator::Devices);
-        let of_devices = annotations.has(Koordinator::SharedIds) || annotations.has(Koordinator::Allocatable);
-        let only = "only Koordinator's devices have it: add `devices` to `proxy.annotations.koordinator`";
-        let nothing = "nothing is merged, so no response lacks devices: set `proxy.annotations`";
-        let no_zones = "nothing is merged that zones could count: set `proxy.enabled` and `proxy.annotations`";
-        let mut conflicts: Vec<Conflict> = [
-            (of_devices && !devices, "proxy.annotations.koordinator", only),
-            (!annotations.resources.is_empty() && !devices, "proxy.annotations.resources", only),
-            (proxy.fail_closed && !merged, "proxy.failClosed", nothing),
-            (proxy.zones && !(proxy.enabled && merged), "proxy.zones", no_zones),
-        ]
-        .into_iter()
-        .filter_map(|(is_so, key, why)| is_so.then_some((key, why)))
-        .collect();
-        if proxy.enabled {
-            conflicts.extend(self.proxy_without_pods());
-        }
-        conflicts
     }
 
     fn conflicts_of_directories(&self) -> Vec<Conflict> {

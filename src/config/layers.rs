@@ -147,11 +147,9 @@ impl Layers {
         };
         match value {
             Ok(value) => self.leaf(name, value, origin),
-            Err(error) => self.errors.push(ConfigError::BadValue {
-                key: name.to_owned(),
-                origin: origin.to_string(),
-                reason: format!("this is no YAML: {}", yaml_problem(&error)),
-            }),
+            Err(error) => {
+                self.errors.push(bad_value(name, &origin, format!("this is no YAML: {}", yaml_problem(&error))));
+            }
         }
         self
     }
@@ -170,11 +168,7 @@ impl Layers {
         }
         let config: Config = serde_json::from_value(tree).map_err(|error| {
             // Each value was checked on its own above, so the error concerns a combination.
-            vec![ConfigError::BadValue {
-                key: "configuration".into(),
-                origin: "all layers".into(),
-                reason: error.to_string(),
-            }]
+            vec![bad_value("configuration", &"all layers", error)]
         })?;
         let conflicts = config.conflicts();
         if !conflicts.is_empty() {
@@ -186,7 +180,7 @@ impl Layers {
 
     fn conflict(&self, key: &str, reason: &str) -> ConfigError {
         let origin = self.set.get(key).map_or(&Origin::Default, |(_, origin)| origin);
-        ConfigError::BadValue { key: key.to_owned(), origin: origin.to_string(), reason: reason.to_owned() }
+        bad_value(key, origin, reason)
     }
 
     fn values(&self, config: &Config) -> Vec<Shown> {
@@ -214,11 +208,9 @@ impl Layers {
                 Value::Object(_) if is_section => self.walk(value, &name, origin),
                 // `log:` with nothing below it sets nothing, nor does an empty map or list.
                 Value::Null if is_section || key(&name).is_some_and(|key| key.is_collection) => {}
-                _ if is_section => self.errors.push(ConfigError::BadValue {
-                    key: name,
-                    origin: origin.to_string(),
-                    reason: "this is a section; its keys go below it".into(),
-                }),
+                _ if is_section => {
+                    self.errors.push(bad_value(&name, origin, "this is a section; its keys go below it"));
+                }
                 _ => self.leaf(&name, value.clone(), origin.clone()),
             }
         }
@@ -242,6 +234,10 @@ impl Layers {
             _ => self.errors.push(unknown(name, origin.to_string())),
         }
     }
+}
+
+fn bad_value(key: &str, origin: &dyn fmt::Display, reason: impl fmt::Display) -> ConfigError {
+    ConfigError::BadValue { key: key.to_owned(), origin: origin.to_string(), reason: reason.to_string() }
 }
 
 /// Returns the error for an unknown key, with the key that was probably meant.
@@ -278,11 +274,7 @@ fn slot<'a>(tree: &'a mut Value, key: &str) -> &'a mut Value {
 fn try_value(key: &str, value: &Value, origin: &Origin) -> Result<(), ConfigError> {
     let mut tree = defaults();
     *slot(&mut tree, key) = value.clone();
-    serde_json::from_value::<Config>(tree).map(drop).map_err(|error| ConfigError::BadValue {
-        key: key.to_owned(),
-        origin: origin.to_string(),
-        reason: error.to_string(),
-    })
+    serde_json::from_value::<Config>(tree).map(drop).map_err(|error| bad_value(key, origin, error))
 }
 
 /// Names in NFD, RTE and the scheduler plugin, and what is set by a flag only.

@@ -8,7 +8,7 @@ use super::fleet::{Fleet, NEWER, NO_SCHEDULER};
 use super::node_problems::Problem;
 use super::scheduler_pods::SchedulerPods;
 use super::settings::Settings;
-use crate::cluster::{Cluster, ClusterError, NrtSummary, pod_labels};
+use crate::cluster::{AgentPod, Cluster, ClusterError, NrtSummary, SlimNode, pod_labels};
 
 /// Maximum number of problems of each kind in the report.
 const MAX_PROBLEMS: usize = 100;
@@ -83,17 +83,12 @@ pub async fn check(settings: &Settings, cluster: &Cluster) -> Result<Report, Clu
         state.fleet = Fleet::new(started);
     }
     // Read before the Nodes, so that a Node added meanwhile does not make its object look orphaned.
-    let mut pages = cluster.topology_summaries();
-    while let Some(summaries) = pages.next().await? {
-        summaries.into_iter().for_each(|summary| state.add(summary));
-    }
-    let mut pages = cluster.node_pages();
-    while let Some(nodes) = pages.next().await? {
-        for node in nodes {
-            let covered = coverage.as_ref().is_some_and(|coverage| coverage.covers(&node));
-            state.nodes.insert(node.name, Node { covered, ready: node.ready });
-        }
-    }
+    cluster.topology_summaries().for_each(|summary| state.add(summary)).await?;
+    let add_node = |node: SlimNode| {
+        let covered = coverage.as_ref().is_some_and(|coverage| coverage.covers(&node));
+        state.nodes.insert(node.name, Node { covered, ready: node.ready });
+    };
+    cluster.node_pages().for_each(add_node).await?;
     Ok(state.report())
 }
 
@@ -112,15 +107,13 @@ async fn read_agents(
         return Ok(None);
     };
     if let Some(labels) = pod_labels(&daemon_set) {
-        let mut pages = cluster.agent_pages(namespace, &labels);
-        while let Some(pods) = pages.next().await? {
-            for pod in pods {
-                let agent = state.agents.entry(pod.node).or_insert_with(|| (pod.name.clone(), pod.ready));
-                if pod.ready {
-                    *agent = (pod.name, true);
-                }
+        let add = |pod: AgentPod| {
+            let agent = state.agents.entry(pod.node).or_insert_with(|| (pod.name.clone(), pod.ready));
+            if pod.ready {
+                *agent = (pod.name, true);
             }
-        }
+        };
+        cluster.agent_pages(namespace, &labels).for_each(add).await?;
     }
     Ok(Coverage::of(&daemon_set))
 }

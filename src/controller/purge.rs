@@ -191,21 +191,16 @@ async fn delete_agents(
 /// Returns the Nodes where agents run, or only those that are Ready. A pod without a Node writes nothing.
 async fn nodes_of_pods(
     cluster: &Cluster,
-    mut pages: Pages<AgentPod>,
+    pages: Pages<AgentPod>,
     is_ours: impl Fn(&AgentPod) -> bool,
     only_ready: bool,
 ) -> Result<BTreeSet<String>, ClusterError> {
-    let mut nodes = BTreeSet::new();
-    while let Some(pods) = pages.next().await? {
-        let bound = pods.into_iter().filter(|pod| is_ours(pod) && !pod.node.is_empty());
-        nodes.extend(bound.map(|pod| pod.node));
-    }
+    let mut nodes: BTreeSet<String> = BTreeSet::new();
+    let add = |pod: AgentPod| nodes.extend((is_ours(&pod) && !pod.node.is_empty()).then_some(pod.node));
+    pages.for_each(add).await?;
     if only_ready && !nodes.is_empty() {
         let mut ready = BTreeSet::new();
-        let mut pages = cluster.node_pages();
-        while let Some(nodes) = pages.next().await? {
-            ready.extend(nodes.into_iter().filter(|node| node.ready).map(|node| node.name));
-        }
+        cluster.node_pages().for_each(|node| ready.extend(node.ready.then_some(node.name))).await?;
         nodes.retain(|node| ready.contains(node));
         if nodes.is_empty() {
             warn!("not waiting for agents on Nodes that are not Ready");

@@ -75,10 +75,7 @@ impl Workers<'_> {
 
     async fn read_fleet(&self, scheduler_started: Option<Timestamp>) -> Result<Fleet, ClusterError> {
         let mut fleet = Fleet::new(scheduler_started);
-        let mut pages = self.cluster.topology_summaries();
-        while let Some(summaries) = pages.next().await? {
-            summaries.into_iter().for_each(|summary| fleet.add(summary));
-        }
+        self.cluster.topology_summaries().for_each(|summary| fleet.add(summary)).await?;
         Ok(fleet)
     }
 
