@@ -45,24 +45,20 @@ impl ConfigFiles {
     /// its earlier contents.
     #[must_use]
     pub fn changed_since(&self, start: SystemTime) -> Option<PathBuf> {
-        let line = CommandLine::find(&self.proc, &self.node);
-        let dir = self.config_dir(line.as_ref());
-        let mut all: Vec<PathBuf> = self.config_file(line.as_ref()).into_iter().collect();
-        // Deleting a file changes its directory.
-        all.extend(dir.iter().flat_map(|dir| drop_ins(dir).unwrap_or_default()));
-        all.extend(dir);
+        let (_, file, dir) = self.locate();
         let changed =
             |path: &PathBuf| path.metadata().and_then(|of| of.modified()).is_ok_and(|at| at > start);
-        all.into_iter().find(changed)
+        // Deleting a file changes its directory.
+        let drop_ins = dir.iter().flat_map(|dir| drop_ins(dir).unwrap_or_default());
+        file.into_iter().chain(drop_ins).chain(dir.clone()).find(changed)
     }
 
     /// Returns the file or directory that was replaced, if any: if it is mounted by itself, as into a
     /// container, the mount keeps showing the old one for the container's lifetime.
     #[must_use]
     pub fn replaced(&self) -> Option<PathBuf> {
-        let line = CommandLine::find(&self.proc, &self.node);
-        let mut all = self.config_file(line.as_ref()).into_iter().chain(self.config_dir(line.as_ref()));
-        all.find(|path| self.is_replaced(path))
+        let (_, file, dir) = self.locate();
+        file.into_iter().chain(dir).find(|path| self.is_replaced(path))
     }
 
     /// Returns true if the file at this path was unlinked from its file system or renamed.
@@ -85,15 +81,15 @@ impl ConfigFiles {
     /// One sentence, if a file cannot be read or is not a mapping. Merging only the other files would give a
     /// different configuration.
     pub fn read(&self) -> Result<(KubeletConfig, Vec<String>), String> {
-        let line = CommandLine::find(&self.proc, &self.node);
+        let (line, file, dir) = self.locate();
         let mut place = "the kubelet's command line".to_owned();
         let mut config = Value::Object(Map::new());
-        if let Some(file) = self.config_file(line.as_ref()) {
+        if let Some(file) = file {
             place = file.display().to_string();
             self.check(&file).map_err(|reason| unread(&file, &reason))?;
             merge(&mut config, read(&file)?);
         }
-        if let Some(dir) = self.config_dir(line.as_ref()) {
+        if let Some(dir) = dir {
             // A removed directory would look empty.
             self.check(&dir).map_err(|reason| unread_drop_ins(&dir, &reason))?;
             for file in drop_ins(&dir)? {
@@ -109,18 +105,17 @@ impl ConfigFiles {
         Ok((config, errors.into_iter().map(|error| format!("{place}: {error}")).collect()))
     }
 
-    /// `None` if the kubelet has no configuration file.
-    fn config_file(&self, line: Option<&CommandLine>) -> Option<PathBuf> {
-        match (&self.file, line) {
-            (Some(file), _) => Some(file.clone()),
-            (None, Some(line)) => line.config.as_deref().map(|path| self.on_host(path, line)),
-            (None, None) => Some(self.kubelet_dir.join("config.yaml")),
-        }
-    }
-
-    fn config_dir(&self, line: Option<&CommandLine>) -> Option<PathBuf> {
-        let of_line = || line.and_then(|line| Some(self.on_host(line.config_dir.as_deref()?, line)));
-        self.dir.clone().or_else(of_line)
+    /// Returns the kubelet's command line, its configuration file and the directory of its drop-ins, if any.
+    fn locate(&self) -> (Option<CommandLine>, Option<PathBuf>, Option<PathBuf>) {
+        let line = CommandLine::find(&self.proc, &self.node);
+        let (file, dir) = match &line {
+            Some(line) => {
+                let on_host = |path: &Option<String>| path.as_deref().map(|path| self.on_host(path, line));
+                (on_host(&line.config), on_host(&line.config_dir))
+            }
+            None => (Some(self.kubelet_dir.join("config.yaml")), None),
+        };
+        (line, self.file.clone().or(file), self.dir.clone().or(dir))
     }
 
     /// Maps a path of the kubelet to one of this process.
