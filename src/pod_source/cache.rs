@@ -19,6 +19,7 @@ use super::metrics::PodSourceMetrics;
 use super::selector::{PodSources, SourceSelector};
 use crate::cluster::Cluster;
 use crate::pod::{Liveness, Pod, PodName};
+use crate::util::log_throttle::LastLogged;
 use crate::util::task::Task;
 
 pub use pods::RELEASE_TIMEOUT;
@@ -62,7 +63,8 @@ impl PodCache {
         let refresh = selector.refresh();
         let (sender, view) = watch::channel(PodView::default());
         let pods = Arc::<Mutex<CachedPods>>::default();
-        let updater = Updater::new(sender, Arc::clone(&pods), metrics);
+        let (lists_terminated, error) = (None, LastLogged::default());
+        let updater = Updater { view: sender, pods: Arc::clone(&pods), metrics, lists_terminated, error };
         let task = Task::spawn(updater.run(selector, node, cluster));
         Self { view, pods, refresh, _task: Some(Arc::new(task)) }
     }

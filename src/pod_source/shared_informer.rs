@@ -14,7 +14,7 @@ use super::kind::PodSourceKind;
 use crate::pod::{PodEvent, Wanted};
 use crate::util::task::Task;
 use queue::{Item, has_raw};
-use state::{State, lock};
+use state::State;
 
 type Events = BoxStream<'static, Result<PodEvent, String>>;
 
@@ -30,32 +30,30 @@ pub struct SharedInformer {
 /// A source that is open as long as it has subscribers.
 #[derive(Debug)]
 struct SharedSource {
-    state: Arc<Mutex<State>>,
-    changed: Arc<watch::Sender<()>>,
+    state: Arc<watch::Sender<State>>,
     task: Mutex<Task>,
 }
 
 impl SharedSource {
     fn new(events: Events) -> Self {
-        let (state, changed) = (Arc::<Mutex<State>>::default(), Arc::new(watch::Sender::new(())));
-        let task = Mutex::new(Task::spawn(receive(events, Arc::clone(&state), Arc::clone(&changed))));
-        Self { state, changed, task }
+        let state = Arc::new(watch::Sender::new(State::default()));
+        let task = Mutex::new(Task::spawn(receive(events, Arc::clone(&state))));
+        Self { state, task }
     }
 
     /// Replaces the event stream by one that starts with a new list.
     fn reopen(&self, events: Events) {
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         task.abort();
-        *task = Task::spawn(receive(events, Arc::clone(&self.state), Arc::clone(&self.changed)));
+        *task = Task::spawn(receive(events, Arc::clone(&self.state)));
     }
 }
 
 /// Passes the events of a source to its subscribers.
-async fn receive(mut events: Events, state: Arc<Mutex<State>>, changed: Arc<watch::Sender<()>>) {
+async fn receive(mut events: Events, state: Arc<watch::Sender<State>>) {
     while let Some(item) = events.next().await {
         let has_raw = has_raw(&item);
-        lock(&state).apply(&item);
-        changed.send_replace(());
+        state.send_modify(|state| state.apply(&item));
         if has_raw {
             // Let subscribers take a serialized pod before the next one is read: they are large.
             yield_now().await;
@@ -86,9 +84,12 @@ impl SharedInformer {
     ) -> Events {
         let wants_raw = wanted.has_raw();
         let source = self.source(kind, wants_raw, open);
-        let id = lock(&source.state).subscribe(wants_raw);
-        let mut changes = source.changed.subscribe();
-        changes.mark_changed();
+        let changes = source.state.subscribe();
+        let mut id = 0;
+        source.state.send_if_modified(|state| {
+            id = state.subscribe(wants_raw);
+            false
+        });
         let events = Subscription { source, changes, id, wanted };
         unfold(events, |mut events| async { Some((events.next().await, events)) }).boxed()
     }
@@ -118,7 +119,7 @@ impl SharedInformer {
 /// A subscriber's stream. Unsubscribes when dropped.
 struct Subscription {
     source: Arc<SharedSource>,
-    changes: watch::Receiver<()>,
+    changes: watch::Receiver<State>,
     id: u64,
     wanted: Wanted,
 }
@@ -126,24 +127,26 @@ struct Subscription {
 impl Subscription {
     async fn next(&mut self) -> Item {
         loop {
-            // Marks the current version as seen first: later events wake this again.
-            let has_ended = self.changes.changed().await.is_err();
-            let (item, has_more) = lock(&self.source.state).next_for(self.id);
-            if has_more {
-                self.changes.mark_changed();
+            let mut item = None;
+            self.source.state.send_if_modified(|state| {
+                item = state.next_for(self.id);
+                false
+            });
+            if let Some(item) = item {
+                return item.map(|event| event.map(|pod| pod.keeping(&self.wanted)));
             }
-            match item {
-                Some(item) => return item.map(|event| event.map(|pod| pod.keeping(&self.wanted))),
-                None if has_ended => std::future::pending().await,
-                None => {}
-            }
+            // Returns at once if something changed since it last returned. The source holds the sender.
+            _ = self.changes.changed().await;
         }
     }
 }
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        lock(&self.source.state).unsubscribe(self.id);
+        self.source.state.send_if_modified(|state| {
+            state.subscribers.remove(&self.id);
+            false
+        });
     }
 }
 

@@ -34,23 +34,15 @@ const STALE: Duration = Duration::from_secs(30);
 
 /// Updates the cache and its view.
 pub(super) struct Updater {
-    view: watch::Sender<PodView>,
-    pods: Arc<Mutex<CachedPods>>,
-    metrics: PodSourceMetrics,
+    pub(super) view: watch::Sender<PodView>,
+    pub(super) pods: Arc<Mutex<CachedPods>>,
+    pub(super) metrics: PodSourceMetrics,
     /// Whether this kubelet lists terminated pods. Unknown until its version was read.
-    lists_terminated: Option<bool>,
-    error: LastLogged<String>,
+    pub(super) lists_terminated: Option<bool>,
+    pub(super) error: LastLogged<String>,
 }
 
 impl Updater {
-    pub(super) fn new(
-        view: watch::Sender<PodView>,
-        pods: Arc<Mutex<CachedPods>>,
-        metrics: PodSourceMetrics,
-    ) -> Self {
-        Self { view, pods, metrics, lists_terminated: None, error: LastLogged::default() }
-    }
-
     pub(super) async fn run(mut self, mut selector: SourceSelector, node: String, cluster: Cluster) {
         // A stream, so that pod events are processed while the Node is read.
         let mut versions = std::pin::pin!(versions(node, cluster));
@@ -109,12 +101,9 @@ impl Updater {
             version: pods.version,
             is_complete: pods.is_synced() && self.lists_terminated.is_some(),
         };
-        self.view.send_if_modified(|last| {
-            let is_changed = *last != view;
-            if is_changed {
-                *last = view;
-            }
-            is_changed
+        self.view.send_if_modified(|last| *last != view && {
+            *last = view;
+            true
         });
     }
 }

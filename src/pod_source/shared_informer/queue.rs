@@ -78,10 +78,6 @@ impl Queue {
         Self { items, waits_for, wants_raw, raw_bytes: 0, annotation_bytes, max_events: MAX_EVENTS }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.items.is_empty()
-    }
-
     pub(super) fn pop(&mut self) -> Option<Item> {
         let item = self.items.pop_front()?;
         self.raw_bytes -= raw_bytes(&item);

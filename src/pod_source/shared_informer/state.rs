@@ -1,7 +1,6 @@
 //! The pods of a shared source, and its subscribers.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::queue::{Item, Key, Queue, WaitsFor, has_raw, key, without_raw};
 use crate::pod::annotation::PodMap;
@@ -17,10 +16,6 @@ pub(super) struct State {
     error: Option<String>,
     pub(super) subscribers: BTreeMap<u64, Queue>,
     next_id: u64,
-}
-
-pub(super) fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl State {
@@ -64,14 +59,9 @@ impl State {
         id
     }
 
-    pub(super) fn unsubscribe(&mut self, id: u64) {
-        self.subscribers.remove(&id);
-    }
-
-    /// Returns the next event for this subscriber, and whether there are more.
-    pub(super) fn next_for(&mut self, id: u64) -> (Option<Item>, bool) {
-        let queue = self.subscribers.get_mut(&id);
-        queue.map_or((None, false), |queue| (queue.pop(), !queue.is_empty()))
+    /// Returns the next event for this subscriber.
+    pub(super) fn next_for(&mut self, id: u64) -> Option<Item> {
+        self.subscribers.get_mut(&id)?.pop()
     }
 }
 

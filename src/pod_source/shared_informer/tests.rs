@@ -154,7 +154,7 @@ async fn a_slow_subscriber_gets_the_last_event_of_each_pod() {
         source.send(Err(number.to_string()));
     }
     settle().await;
-    assert!(lock(&source.shared().state).subscribers[&0].items.len() <= MAX_EVENTS);
+    assert!(source.shared().state.borrow().subscribers[&0].items.len() <= MAX_EVENTS);
     let items = received(&mut slow);
     assert!(items.starts_with("[ ] +p") && items.ends_with("+p0 -q 9999"), "{items:.40}");
 }
@@ -178,7 +178,7 @@ async fn queued_bytes_are_bounded_and_only_of_what_is_wanted() {
     }
     let shared = source.shared();
     let queued =
-        |id: u64| -> usize { lock(&shared.state).subscribers[&id].items.iter().map(raw_bytes).sum() };
+        |id: u64| -> usize { shared.state.borrow().subscribers[&id].items.iter().map(raw_bytes).sum() };
     assert!(queued(0) <= MAX_RAW_BYTES && queued(0) > MAX_RAW_BYTES / 2, "{}", queued(0));
     assert_eq!(queued(1), 0);
     assert_eq!(received(&mut plain).split(' ').count(), 2 + 1 + 64 + 64);
@@ -192,7 +192,7 @@ async fn queued_bytes_are_bounded_and_only_of_what_is_wanted() {
     }
     let fit = MAX_RAW_BYTES / 1_400_000;
     assert_eq!((kept, outlines), (1 + fit, 128 - fit), "the largest are reduced");
-    assert_eq!(lock(&shared.state).subscribers[&0].raw_bytes, 0);
+    assert_eq!(shared.state.borrow().subscribers[&0].raw_bytes, 0);
 }
 
 #[tokio::test]
@@ -200,7 +200,7 @@ async fn annotations_are_bounded_in_the_cache_and_in_queues() {
     let source = Source::default();
     let mut first = source.subscribe(&Wanted::of(["a"]));
     let shared = source.shared();
-    let apply = |event| lock(&shared.state).apply(&Ok(event));
+    let apply = |event| shared.state.send_modify(|state| state.apply(&Ok(event)));
     let check = |pods: &mut dyn Iterator<Item = &Pod>| {
         let bytes: usize = pods.map(Pod::annotation_bytes).sum();
         assert!((MAX_ANNOTATION_BYTES / 2..=MAX_ANNOTATION_BYTES).contains(&bytes), "{bytes}");
@@ -209,18 +209,18 @@ async fn annotations_are_bounded_in_the_cache_and_in_queues() {
     apply(PodEvent::Init);
     apply(PodEvent::InitApply(annotated("small", 1000)));
     many().for_each(|pod| apply(PodEvent::InitApply(pod)));
-    check(&mut lock(&shared.state).pods.incoming().unwrap().values());
-    check(&mut lock(&shared.state).subscribers[&0].items.iter().filter_map(pod_of));
+    check(&mut shared.state.borrow().pods.incoming().unwrap().values());
+    check(&mut shared.state.borrow().subscribers[&0].items.iter().filter_map(pod_of));
     apply(PodEvent::InitDone);
     many().for_each(|pod| apply(PodEvent::Apply(pod)));
-    check(&mut lock(&shared.state).pods.objects().values());
-    check(&mut lock(&shared.state).subscribers[&0].items.iter().filter_map(pod_of));
+    check(&mut shared.state.borrow().pods.objects().values());
+    check(&mut shared.state.borrow().subscribers[&0].items.iter().filter_map(pod_of));
     for events in [&mut first, &mut source.subscribe(&Wanted::of(["a"]))] {
         let items = available(events);
         let kept: Vec<_> = items.iter().filter_map(pod_of).map(Pod::annotation_bytes).collect();
         assert!(kept.contains(&1000) && kept.len() > 500, "the longest are dropped, and no pod");
     }
-    assert!(lock(&shared.state).subscribers.values().all(|queue| queue.annotation_bytes == 0));
+    assert!(shared.state.borrow().subscribers.values().all(|queue| queue.annotation_bytes == 0));
 }
 
 #[tokio::test]
