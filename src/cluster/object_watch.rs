@@ -106,7 +106,7 @@ impl ObjectWatcher {
     async fn next(&mut self) -> Result<ObjectEvent, ClusterError> {
         loop {
             if self.is_stale {
-                self.watch.backoff.wait().await;
+                self.watch.wait().await;
                 if let Some(event) = self.read().await? {
                     return Ok(event);
                 }

@@ -2,7 +2,7 @@
 //!
 //! A watch lasts for minutes. When it ends or breaks, the next one resumes at once from the last version
 //! seen; the API server serves that from its watch cache. Relists (the API server no longer knows that
-//! version) and rejected requests wait longer, with jitter ([`WatchBackoff`]): usually an API server
+//! version) and rejected requests wait longer, with jitter: usually an API server
 //! restarted, and all agents of the cluster lost their watches at the same moment.
 //!
 //! kube-runtime's `watcher` does not do: it decodes JSON only, and whole pages of a list at a time; it may
@@ -54,40 +54,6 @@ const MAX_WINDOW: Duration = Duration::from_secs(30);
 /// The longest retry delay that the API server may ask for.
 pub(super) const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 
-/// The earliest time of the next request.
-#[derive(Debug)]
-pub(super) struct WatchBackoff {
-    failures: u32,
-    not_before: Instant,
-}
-
-impl WatchBackoff {
-    fn new() -> Self {
-        Self { failures: 0, not_before: Instant::now() }
-    }
-
-    pub(super) async fn wait(&self) {
-        sleep_until(self.not_before).await;
-    }
-
-    /// Called when a working watch has ended. An agent cannot know whether it alone lost its watch: if all
-    /// did, the API server that went away rejects this attempt, and the ones after it are spread.
-    fn ended(&mut self) {
-        self.not_before = Instant::now() + random_delay(RECONNECT_WINDOW);
-    }
-
-    /// Called when the API server rejected a request, with the delay that it asks for, or cannot be reached:
-    /// other clients likely fail too.
-    fn failed(&mut self, retry_after: Option<Duration>) {
-        let min = retry_after.unwrap_or_default().clamp(MIN_DELAY, MAX_RETRY_AFTER);
-        self.not_before = Instant::now() + random_back_off(&mut self.failures, min, WINDOW, MAX_WINDOW);
-    }
-
-    fn reset(&mut self) {
-        self.failures = 0;
-    }
-}
-
 /// A resource that can be watched.
 pub(super) trait WatchTarget: Send + 'static {
     type Event: Send;
@@ -132,7 +98,6 @@ pub(super) enum Interruption {
 /// A watch that is reopened whenever it ends.
 pub(super) struct Watch<T> {
     pub(super) cluster: Cluster,
-    pub(super) backoff: WatchBackoff,
     target: T,
     /// The version to resume from.
     version: String,
@@ -141,6 +106,9 @@ pub(super) struct Watch<T> {
     is_broken: bool,
     /// Silent watches in a row.
     silent_watches: u32,
+    /// Failures in a row, and the earliest time of the next request.
+    failures: u32,
+    not_before: Instant,
 }
 
 struct OpenWatch {
@@ -155,8 +123,13 @@ struct OpenWatch {
 
 impl<T: WatchTarget> Watch<T> {
     pub(super) fn new(cluster: Cluster, target: T, version: String) -> Self {
-        let backoff = WatchBackoff::new();
-        Self { cluster, backoff, target, version, open: None, is_broken: false, silent_watches: 0 }
+        let (is_broken, silent_watches, failures, not_before) = (false, 0, 0, Instant::now());
+        Self { cluster, target, version, open: None, is_broken, silent_watches, failures, not_before }
+    }
+
+    /// Waits until the next request may be sent.
+    pub(super) async fn wait(&self) {
+        sleep_until(self.not_before).await;
     }
 
     /// Returns the version to resume from: that of the last event or of the list; empty if there is none.
@@ -170,22 +143,23 @@ impl<T: WatchTarget> Watch<T> {
         self.recover();
     }
 
-    /// Closes the watch and backs off, after a failed request or an unreadable event.
+    /// Closes the watch and backs off, after a failed request or an unreadable event: other clients likely
+    /// fail too. The API server may ask for a longer delay.
     pub(super) fn fail(&mut self, error: Option<&ClusterError>) {
         self.open = None;
         self.is_broken = true;
-        self.backoff.failed(error.and_then(ClusterError::retry_after));
+        let retry_after = error.and_then(ClusterError::retry_after).unwrap_or_default();
+        let min = retry_after.clamp(MIN_DELAY, MAX_RETRY_AFTER);
+        self.not_before = Instant::now() + random_back_off(&mut self.failures, min, WINDOW, MAX_WINDOW);
     }
 
     /// Returns the next item. May be called again after an error; it then waits for the backoff.
     pub(super) async fn next(&mut self) -> Result<WatchItem<T::Event>, Interruption> {
         loop {
-            self.backoff.wait().await;
-            let item = match &mut self.open {
-                None => self.open().await.map(|()| None)?,
-                Some(_) => self.receive().await?,
-            };
-            if let Some(item) = item {
+            self.wait().await;
+            if self.open.is_none() {
+                self.open().await?;
+            } else if let Some(item) = self.receive().await? {
                 return Ok(item);
             }
         }
@@ -199,17 +173,13 @@ impl<T: WatchTarget> Watch<T> {
             self.version
         );
         let call = self.cluster.get_as(path, accept);
-        match self.cluster.within(RESPONSE_TIMEOUT, &self.target.what(), call).await {
-            Ok(body) => {
-                let (splitter, now) = (self.target.splitter(), Instant::now());
-                let requested = Duration::from_secs(seconds.into());
-                let (since, last_frame_at) = (now, now);
-                self.open =
-                    Some(OpenWatch { body, splitter, since, requested, last_frame_at, has_frames: false });
-                Ok(())
-            }
-            Err(failure) => Err(self.interrupted(self.target.explain(&self.cluster, failure))),
-        }
+        let body = self.cluster.within(RESPONSE_TIMEOUT, &self.target.what(), call).await;
+        let body = body.map_err(|failure| self.interrupted(self.target.explain(&self.cluster, failure)))?;
+        let (splitter, since) = (self.target.splitter(), Instant::now());
+        let requested = Duration::from_secs(seconds.into());
+        self.open =
+            Some(OpenWatch { body, splitter, since, requested, last_frame_at: since, has_frames: false });
+        Ok(())
     }
 
     async fn receive(&mut self) -> Result<Option<WatchItem<T::Event>>, Interruption> {
@@ -258,15 +228,14 @@ impl<T: WatchTarget> Watch<T> {
                 Ok(was_broken.then_some(WatchItem::Resumed))
             }
             Frame::Error(status) => {
-                let error = self.target.explain(&self.cluster, Failure::Status(status));
-                Err(self.interrupted(error))
+                Err(self.interrupted(self.target.explain(&self.cluster, Failure::Status(status))))
             }
         }
     }
 
     fn recover(&mut self) {
         self.is_broken = false;
-        self.backoff.reset();
+        self.failures = 0;
     }
 
     /// Handles the end of a watch, regular or not: the next one resumes after the last event.
@@ -278,7 +247,7 @@ impl<T: WatchTarget> Watch<T> {
         if lasted >= MIN_DURATION || (open.has_frames && error.is_none()) {
             // The watch timeout is random already, so the next one begins at once.
             if error.is_some() || lasted + RECONNECT_WINDOW < open.requested {
-                self.backoff.ended();
+                self.reconnect_soon();
             }
             return Ok(());
         }
@@ -286,11 +255,17 @@ impl<T: WatchTarget> Watch<T> {
         Err(self.interrupted(ClusterError::Unreachable { server: self.cluster.server.clone(), reason }))
     }
 
+    /// Spreads the next watch after one that worked. An agent cannot know whether it alone lost its watch: if
+    /// all did, the API server that went away rejects this attempt, and the ones after it are spread.
+    fn reconnect_soon(&mut self) {
+        self.not_before = Instant::now() + random_delay(RECONNECT_WINDOW);
+    }
+
     /// Handles a watch that is silent, without even a bookmark.
     fn silent(&mut self) -> Result<(), Interruption> {
         debug!("{}: nothing was received for {SILENCE_TIMEOUT:?}", self.target.what());
         self.open = None;
-        self.backoff.ended();
+        self.reconnect_soon();
         self.silent_watches += 1;
         if self.silent_watches < MAX_SILENT_WATCHES {
             return Ok(());

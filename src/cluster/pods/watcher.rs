@@ -122,7 +122,7 @@ impl PodWatcher {
     async fn step(&mut self) -> Result<Option<PodEvent>, String> {
         match &mut self.phase {
             Phase::Unsynced => {
-                self.watch.backoff.wait().await;
+                self.watch.wait().await;
                 self.phase = Phase::Requesting;
                 self.unreadable.reset();
                 Ok(Some(PodEvent::Init))
