@@ -134,7 +134,7 @@ impl State {
         match self.agents.get(node) {
             None => Some(Problem::NoAgent),
             Some((pod, false)) => Some(Problem::AgentNotReady(pod.as_str().into())),
-            Some(_) if !self.fleet.has(node) => Some(Problem::NoObject),
+            Some(_) if !self.fleet.names.contains(node) => Some(Problem::NoObject),
             Some(_) => None,
         }
     }
@@ -145,7 +145,7 @@ impl State {
         let of_nodes = ready.filter_map(|name| Some(format!("Node {name}: {}", self.problem(name)?)));
         let orphans = self.of_nodes.iter().filter(|name| !self.nodes.contains_key(*name));
         let agents = covered().filter(|(name, _)| self.agents.get(*name).is_some_and(|(_, ready)| *ready));
-        let (nodes, objects) = (self.nodes.len(), self.fleet.objects());
+        let (nodes, objects) = (self.nodes.len(), self.fleet.names.len());
         let (covered_nodes, agents) = (covered().count(), agents.count());
         let mut report = Report {
             summary: match self.no_daemon_set {

@@ -39,7 +39,7 @@ pub(super) struct Fleet {
     /// Objects created after the scheduler started, in the order they were added.
     pub(super) newer: Vec<String>,
     scheduler_started: Option<Timestamp>,
-    names: BTreeSet<Box<str>>,
+    pub(super) names: BTreeSet<Box<str>>,
 }
 
 fn label(text: Option<&str>, known: &[&'static str]) -> &'static str {
@@ -81,14 +81,6 @@ impl Fleet {
     pub(super) fn newer_than_scheduler(&self) -> Option<u64> {
         self.scheduler_started.and_then(|_| u64::try_from(self.newer.len()).ok())
     }
-
-    pub(super) fn has(&self, node: &str) -> bool {
-        self.names.contains(node)
-    }
-
-    pub(super) fn objects(&self) -> usize {
-        self.names.len()
-    }
 }
 
 #[cfg(test)]
@@ -118,8 +110,8 @@ mod tests {
         assert_eq!(fleet.nodes, nodes.into());
         let cpu = ResourceTotals { capacity: 14, allocatable: 14, available: 7 };
         assert_eq!(fleet.resources["cpu"], cpu);
-        assert_eq!((fleet.foreign, fleet.objects()), (1, 4));
-        assert!(fleet.has("a") && !fleet.has("e"));
+        assert_eq!((fleet.foreign, fleet.names.len()), (1, 4));
+        assert!(fleet.names.contains("a") && !fleet.names.contains("e"));
     }
 
     #[test]

@@ -57,32 +57,19 @@ pub(super) struct GarbageCollector {
 /// One pass over all objects, or over some.
 #[derive(Debug, Default)]
 pub(super) struct Pass {
-    objects: usize,
-    orphans: Vec<NrtMeta>,
+    pub(super) objects: usize,
+    pub(super) orphans: Vec<NrtMeta>,
     /// The names of the objects that were read; `None` if all were listed.
-    names: Option<Vec<Box<str>>>,
+    pub(super) names: Option<Vec<Box<str>>>,
 }
 
 impl Pass {
-    /// Creates a pass over the objects of these names only.
-    pub(super) fn over(names: Vec<Box<str>>) -> Self {
-        Self { names: Some(names), ..Self::default() }
-    }
-
-    pub(super) fn is_over_all(&self) -> bool {
-        self.names.is_none()
-    }
-
     /// Records an object. One that was deleted and waits for a finalizer needs no action.
     pub(super) fn add(&mut self, meta: NrtMeta, has_node: bool) {
         self.objects += 1;
         if !has_node && !meta.is_kept && !meta.is_deleted {
             self.orphans.push(meta);
         }
-    }
-
-    pub(super) fn has_orphans(&self) -> bool {
-        !self.orphans.is_empty()
     }
 }
 

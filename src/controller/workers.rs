@@ -106,7 +106,9 @@ impl<'a> Workers<'a> {
 
     /// Runs a term, forever. State from the previous term is dropped.
     pub(super) async fn run(&self) {
-        self.begin_term();
+        let garbage = self.state().garbage.next_term();
+        *self.state() = State::new(self.settings, garbage);
+        self.daemon_set.send_replace(DaemonSet::Unknown);
         tokio::join!(
             self.poll_daemon_set(),
             self.watch_agents(),
@@ -116,13 +118,6 @@ impl<'a> Workers<'a> {
             self.sum_up_fleet(),
             self.nudge(),
         );
-    }
-
-    fn begin_term(&self) {
-        let mut state = self.state();
-        let garbage = state.garbage.next_term();
-        *state = State::new(self.settings, garbage);
-        self.daemon_set.send_replace(DaemonSet::Unknown);
     }
 
     /// Locks the state. Never held across an await.

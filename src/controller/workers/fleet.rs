@@ -32,7 +32,7 @@ impl Workers<'_> {
             let next = self.settings.fleet_interval.max(started.elapsed() * MIN_INTERVAL_PER_PASS);
             match fleet {
                 Ok(fleet) => {
-                    debug!("{} objects were summed up in {:?}", fleet.objects(), started.elapsed());
+                    debug!("{} objects were summed up in {:?}", fleet.names.len(), started.elapsed());
                     requests.recovered("the objects can be summed up again");
                     match &fleet.invalid {
                         Some((name, error)) => {
@@ -83,7 +83,7 @@ impl Workers<'_> {
         let now = Instant::now();
         let healthy = self.state().covered_nodes(now).map(|covered| covered.healthy);
         let missing: Option<Vec<Box<str>>> =
-            healthy.map(|healthy| healthy.into_iter().filter(|name| !fleet.has(name)).collect());
+            healthy.map(|healthy| healthy.into_iter().filter(|name| !fleet.names.contains(name)).collect());
         self.metrics.fleet(fleet, missing.as_ref().map(Vec::len));
         let Some(missing) = missing else { return };
         let unreported = {

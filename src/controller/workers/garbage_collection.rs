@@ -103,8 +103,8 @@ impl Workers<'_> {
             None => self.list_objects().await?,
         };
         self.classify(&pass).await?;
-        let is_over_all = pass.is_over_all();
-        let counted = if pass.has_orphans() { Some(self.cluster.node_count().await?) } else { None };
+        let is_over_all = pass.names.is_none();
+        let counted = if pass.orphans.is_empty() { None } else { Some(self.cluster.node_count().await?) };
         let now = Instant::now();
         let Some(nodes) = self.node_count(now) else {
             self.state().garbage.pass_failed(now);
@@ -143,7 +143,7 @@ impl Workers<'_> {
         for name in &names {
             metas.extend(self.cluster.topology_meta(name).await?);
         }
-        let mut pass = Pass::over(names);
+        let mut pass = Pass { names: Some(names), ..Pass::default() };
         self.add(&mut pass, metas);
         Ok(pass)
     }
