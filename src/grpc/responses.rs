@@ -126,7 +126,12 @@ impl Responses {
         }
         let is_stalled = |one: &mut Sending| {
             let is_full = self.is_full(&state, one.connection.peer.client);
-            one.is_stalled(is_full, if is_full { SHORT_READ_TIMEOUT } else { self.read_timeout }, now)
+            let read_timeout = if is_full { SHORT_READ_TIMEOUT } else { self.read_timeout };
+            let left = one.bytes_left.load(Ordering::Relaxed);
+            if one.progress.0 != left {
+                one.progress = (left, now);
+            }
+            now - one.progress.1 >= read_timeout || is_full && now - one.since >= SEND_TIMEOUT
         };
         let stalled = sending.values_mut().filter_map(|one| is_stalled(one).then(|| one.connection.clone()));
         let stalled = stalled.collect();
@@ -160,16 +165,6 @@ impl Buffers {
             self.counts.remove(&buffer);
             self.bytes -= buffer.1;
         }
-    }
-}
-
-impl Sending {
-    fn is_stalled(&mut self, is_full: bool, read_timeout: Duration, now: Instant) -> bool {
-        let left = self.bytes_left.load(Ordering::Relaxed);
-        if self.progress.0 != left {
-            self.progress = (left, now);
-        }
-        now - self.progress.1 >= read_timeout || is_full && now - self.since >= SEND_TIMEOUT
     }
 }
 

@@ -92,7 +92,7 @@ impl SocketFile {
                     warn!("{path}: another process's {kind} is in its place now; new clients connect to that");
                 }
             }
-            Err(error) if is_missing(&error) => {
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 self.is_ours = false;
                 self.restore("another process removed");
             }
@@ -112,10 +112,6 @@ impl SocketFile {
             Err(_) => {}
         }
     }
-}
-
-fn is_missing(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 fn is_socket(found: &Metadata) -> bool {
