@@ -212,16 +212,13 @@ fn is_transport(status: &Status) -> bool {
 
 /// Explains why a peer that never responded is not a gRPC server.
 fn not_grpc_reason(status: &Status) -> String {
-    let mut source = status.source();
-    while let Some(error) = source {
-        // The connector of `channel` was asked for a second connection: the first one closed without a
-        // response.
-        if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::NotConnected) {
-            return "it ended the connection without an answer".to_owned();
-        }
-        source = error.source();
+    let mut io_errors = std::iter::successors(status.source(), |error| error.source())
+        .filter_map(|error| error.downcast_ref::<io::Error>());
+    // The connector of `channel` was asked for a second connection: the first one closed without a response.
+    match io_errors.any(|error| error.kind() == io::ErrorKind::NotConnected) {
+        true => "it ended the connection without an answer".to_owned(),
+        false => innermost(status),
     }
-    innermost(status)
 }
 
 /// Returns the message of the innermost source, truncated.
