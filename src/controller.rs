@@ -38,7 +38,6 @@ use crate::telemetry::registry::Registry;
 
 pub use check::{Report, check};
 pub use coverage::Coverage;
-pub use events::Reason;
 pub use garbage_collection::Rules;
 pub use nudge::{NudgePlan, Nudger};
 pub use purge::{PurgeError, Purged, purge};

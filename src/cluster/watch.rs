@@ -2,8 +2,8 @@
 //!
 //! A watch lasts for minutes. When it ends or breaks, the next one resumes at once from the last version
 //! seen; the API server serves that from its watch cache. Relists (the API server no longer knows that
-//! version) and rejected requests wait longer, with jitter: usually an API server
-//! restarted, and all agents of the cluster lost their watches at the same moment.
+//! version) and rejected requests wait longer, with jitter: usually an API server restarted, and all agents
+//! of the cluster lost their watches at the same moment.
 //!
 //! kube-runtime's `watcher` does not do: it decodes JSON only, and whole pages of a list at a time; it may
 //! relist to a state older than the last event; it neither reports that a watch works again nor detects a
@@ -98,7 +98,7 @@ pub(super) enum Interruption {
 /// A watch that is reopened whenever it ends.
 pub(super) struct Watch<T> {
     pub(super) cluster: Cluster,
-    target: T,
+    pub(super) target: T,
     /// The version to resume from.
     version: String,
     open: Option<OpenWatch>,

@@ -19,43 +19,13 @@ const RATE: f64 = 1.0 / 60.0;
 
 /// The reason of an Event, by the variant's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
+pub(super) enum Reason {
     /// A Node's agent is not working.
     AgentSilent,
     /// A Node has no object.
     ObjectMissing,
     /// Objects of apparently removed Nodes are not deleted.
     GarbageHeldBack,
-}
-
-impl Reason {
-    /// All reasons.
-    pub const ALL: [Self; 3] = [Self::AgentSilent, Self::ObjectMissing, Self::GarbageHeldBack];
-
-    /// Returns what the Event is about, when it is posted, and what to do; `docs/events.md` is generated from
-    /// these.
-    pub const fn documentation(self) -> (&'static str, &'static str, &'static str) {
-        match self {
-            Self::AgentSilent => (
-                "the Node",
-                "A Ready Node that the DaemonSet covers has had no Ready agent for five minutes; its object gets outdated, \
-                 and the scheduler still uses it",
-                "Look at the agent's pod on that Node, and at its log",
-            ),
-            Self::ObjectMissing => (
-                "the Node",
-                "A Ready Node with a Ready agent has had no NodeResourceTopology for five minutes; the scheduler plugin \
-                 aligns nothing there",
-                "Find what deletes the object, and check that the agent's node name (NODE_NAME) is the Node's name",
-            ),
-            Self::GarbageHeldBack => (
-                "the CustomResourceDefinition",
-                "So many objects have no Node that the list of Nodes may be wrong; nothing is deleted",
-                "Compare `kubectl get nodes` with what is expected. If these Nodes are really gone, set \
-                 `controller.garbage.maxPercent: 100` until their objects are deleted",
-            ),
-        }
-    }
 }
 
 /// Posts Events, rate-limited.
@@ -117,6 +87,36 @@ mod tests {
 
     use super::*;
     use crate::generated;
+
+    impl Reason {
+        /// All reasons.
+        const ALL: [Self; 3] = [Self::AgentSilent, Self::ObjectMissing, Self::GarbageHeldBack];
+
+        /// Returns what the Event is about, when it is posted, and what to do; `docs/events.md` is generated from
+        /// these.
+        const fn documentation(self) -> (&'static str, &'static str, &'static str) {
+            match self {
+                Self::AgentSilent => (
+                    "the Node",
+                    "A Ready Node that the DaemonSet covers has had no Ready agent for five minutes; its object gets outdated, \
+                     and the scheduler still uses it",
+                    "Look at the agent's pod on that Node, and at its log",
+                ),
+                Self::ObjectMissing => (
+                    "the Node",
+                    "A Ready Node with a Ready agent has had no NodeResourceTopology for five minutes; the scheduler plugin \
+                     aligns nothing there",
+                    "Find what deletes the object, and check that the agent's node name (NODE_NAME) is the Node's name",
+                ),
+                Self::GarbageHeldBack => (
+                    "the CustomResourceDefinition",
+                    "So many objects have no Node that the list of Nodes may be wrong; nothing is deleted",
+                    "Compare `kubectl get nodes` with what is expected. If these Nodes are really gone, set \
+                     `controller.garbage.maxPercent: 100` until their objects are deleted",
+                ),
+            }
+        }
+    }
 
     #[test]
     fn the_document_lists_every_reason() {

@@ -19,8 +19,6 @@ use crate::core_v1::read_pod;
 use crate::pod::{PodEvent, Wanted};
 use crate::util::log_throttle::LastLogged;
 
-/// Path of all pods.
-const PODS: &str = "/api/v1/pods";
 /// The list's action, for messages.
 const LIST: &str = "list pods of the node";
 /// The watch's action, for messages.
@@ -38,11 +36,8 @@ pub(super) fn watch(
     node: String,
     wanted: Wanted,
 ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static {
-    let path = format!("{PODS}?fieldSelector=spec.nodeName%3D{node}");
-    let target = PodsOfNode { path: path.clone(), wanted: wanted.clone() };
+    let target = PodsOfNode { path: format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{node}"), wanted };
     let watcher = PodWatcher {
-        wanted,
-        path,
         watch: Watch::new(cluster, target, String::new()),
         phase: Phase::Unsynced,
         unreadable: LastLogged::default(),
@@ -51,8 +46,9 @@ pub(super) fn watch(
     unfold(watcher, |mut watcher| async { Some((watcher.next().await, watcher)) })
 }
 
-/// The watch's selection.
+/// The pods of a node.
 struct PodsOfNode {
+    /// The path and selector of list and watch.
     path: String,
     wanted: Wanted,
 }
@@ -86,9 +82,6 @@ impl WatchTarget for PodsOfNode {
 
 /// A list and the watch after it.
 struct PodWatcher {
-    wanted: Wanted,
-    /// The path and selector of list and watch.
-    path: String,
     watch: Watch<PodsOfNode>,
     phase: Phase,
     /// Whether an unreadable pod of the current list was logged.
@@ -137,7 +130,7 @@ impl PodWatcher {
                     Err(error) => Err(self.fail_list(&error)),
                 }
             }
-            Phase::Listing(list) => match list.next(&self.watch.cluster, &self.wanted).await {
+            Phase::Listing(list) => match list.next(&self.watch.cluster, &self.watch.target.wanted).await {
                 Ok(ListItem::Pod(Ok(pod))) => Ok(Some(PodEvent::InitApply(pod))),
                 Ok(ListItem::Pod(Err(reason))) => {
                     // The other pods are still listed.
@@ -153,10 +146,21 @@ impl PodWatcher {
                 }
                 Err(error) => Err(self.fail_list(&error)),
             },
-            Phase::Watching => {
-                let item = self.watch.next().await;
-                self.apply(item)
-            }
+            Phase::Watching => match self.watch.next().await {
+                Ok(WatchItem::Event(Ok(event))) => Ok(Some(event)),
+                Ok(WatchItem::Event(Err(reason))) => {
+                    // The cached pod is outdated; a relist omits it.
+                    self.phase = Phase::Unsynced;
+                    self.watch.fail(None);
+                    Err(format!("a pod cannot be read: {reason}"))
+                }
+                Ok(WatchItem::Resumed) => Ok(Some(PodEvent::Resumed)),
+                Err(Interruption::Failed(error)) => Err(error.to_string()),
+                Err(Interruption::MustRelist(error)) => {
+                    self.phase = Phase::Unsynced;
+                    error.map_or(Ok(None), |error| Err(error.to_string()))
+                }
+            },
         }
     }
 
@@ -171,7 +175,7 @@ impl PodWatcher {
             true => "resourceVersion=0".to_owned(),
             false => format!("resourceVersion={version}&resourceVersionMatch=NotOlderThan"),
         };
-        format!("{}&{age}", self.path)
+        format!("{}&{age}", self.watch.target.path)
     }
 
     /// Restarts a failed list from its beginning.
@@ -182,26 +186,5 @@ impl PodWatcher {
             self.version_too_large_since.get_or_insert_with(Instant::now);
         }
         error.to_string()
-    }
-
-    fn apply(
-        &mut self,
-        item: Result<WatchItem<Result<PodEvent, String>>, Interruption>,
-    ) -> Result<Option<PodEvent>, String> {
-        match item {
-            Ok(WatchItem::Event(Ok(event))) => Ok(Some(event)),
-            Ok(WatchItem::Event(Err(reason))) => {
-                // The cached pod is outdated; a relist omits it.
-                self.phase = Phase::Unsynced;
-                self.watch.fail(None);
-                Err(format!("a pod cannot be read: {reason}"))
-            }
-            Ok(WatchItem::Resumed) => Ok(Some(PodEvent::Resumed)),
-            Err(Interruption::Failed(error)) => Err(error.to_string()),
-            Err(Interruption::MustRelist(error)) => {
-                self.phase = Phase::Unsynced;
-                error.map_or(Ok(None), |error| Err(error.to_string()))
-            }
-        }
     }
 }
