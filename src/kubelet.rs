@@ -33,6 +33,6 @@ pub use pods_page::{parse_pods, poll_pods};
 pub use request::{Request, RequestError, decode_allocatable, decode_list};
 pub use shared::{Caller, FinishedCall, Observer, SharedClient, SharedResponse};
 pub use types::{
-    Allocatable, Api, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, INVALID_CPU, MemoryBlock, PodUsage,
-    Usage,
+    Allocatable, Api, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, INVALID_CPU, MemoryBlock,
+    PodUsage, Usage,
 };

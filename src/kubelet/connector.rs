@@ -212,7 +212,7 @@ fn is_transport(status: &Status) -> bool {
 
 /// Explains why a peer that never responded is not a gRPC server.
 fn not_grpc_reason(status: &Status) -> String {
-    let mut io_errors = std::iter::successors(status.source(), |error| error.source())
+    let mut io_errors = std::iter::successors(status.source(), |&error| error.source())
         .filter_map(|error| error.downcast_ref::<io::Error>());
     // The connector of `channel` was asked for a second connection: the first one closed without a response.
     match io_errors.any(|error| error.kind() == io::ErrorKind::NotConnected) {
