@@ -108,7 +108,7 @@ impl Agent {
             reader: NodeReader::of_agent(&settings, pods, Some(cluster), Some(Arc::clone(&metrics))),
             triggers: Triggers::start(directories(settings)),
             lists: TokenBucket::new(LISTS_PER_SECOND, LIST_BURST, Instant::now()),
-            live_object: executor.publisher.live_object(),
+            live_object: executor.publisher.live_object.clone(),
             executor,
             rules,
             new_rules,
@@ -135,13 +135,13 @@ impl Agent {
     /// Returns the status of the agent's scans.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<Status> {
-        self.executor.reporter.status()
+        self.executor.reporter.status.subscribe()
     }
 
     /// Returns the status of the agent's writes.
     #[must_use]
     pub fn published(&self) -> watch::Receiver<Published> {
-        self.executor.publisher.published()
+        self.executor.publisher.published.clone()
     }
 
     /// Returns a sender that replaces the rules of the settings at any time.

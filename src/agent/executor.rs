@@ -75,16 +75,13 @@ impl Executor {
         rules: watch::Receiver<Rules>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let events = match settings.events {
-            true => EventRecorder::start(settings.node.clone(), cluster.clone(), Arc::clone(&metrics)),
-            false => EventRecorder::disabled(),
-        };
+        let events = EventRecorder::start(settings, cluster.clone(), Arc::clone(&metrics));
         let publisher = Publisher::start(settings, cluster.clone(), Arc::clone(&metrics), events.clone());
         Self {
             reconciler: Reconciler::new(settings, Instant::now()),
             pods,
             view: PodView::default(),
-            live_object: publisher.live_object(),
+            live_object: publisher.live_object.clone(),
             rules,
             node: settings.node.clone(),
             cluster,
@@ -203,12 +200,14 @@ impl Executor {
     fn step(&mut self, change: Change) {
         let plan = {
             let (live_object, rules) = (self.live_object.borrow(), self.rules.borrow());
+            let is_api_server_down = self.api_server.is_some_and(|(failed, _)| failed)
+                || self.publisher.published.borrow().error.is_some();
             let context = Context {
                 pods: &self.pods,
                 view: &self.view,
                 live_object: &live_object,
                 rules: &rules,
-                is_api_server_down: self.api_server.is_some_and(|(failed, _)| failed) || self.publisher.is_failing(),
+                is_api_server_down,
             };
             self.reconciler.step(change, &context, Instant::now())
         };

@@ -21,12 +21,6 @@ pub enum LiveObject {
 }
 
 impl LiveObject {
-    /// Returns true if it is known what there was, or that it cannot be read.
-    #[must_use]
-    pub const fn is_known(&self) -> bool {
-        !matches!(self, Self::Unknown)
-    }
-
     /// Returns the object, if there was one.
     #[must_use]
     pub fn object(&self) -> Option<&NodeResourceTopology> {
@@ -89,13 +83,6 @@ pub(in crate::agent) mod tests {
             "attributes": attributes,
         });
         LiveObject::Object(Box::new(serde_json::from_value(object).unwrap()))
-    }
-
-    #[test]
-    fn an_object_that_cannot_be_read_is_known_as_well() {
-        assert!(!LiveObject::Unknown.is_known());
-        let known = [LiveObject::Missing, LiveObject::Unreadable, live_object(&[], &[])];
-        assert!(known.iter().all(LiveObject::is_known));
     }
 
     #[test]

@@ -41,8 +41,10 @@ const SHUTDOWN: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) struct Publisher {
     newest: Option<watch::Sender<Option<Publishable>>>,
-    published: watch::Receiver<Published>,
-    live_object: watch::Receiver<LiveObject>,
+    /// The status of the writes.
+    pub(super) published: watch::Receiver<Published>,
+    /// The live object before this agent's first write. It is known soon after the API server responds.
+    pub(super) live_object: watch::Receiver<LiveObject>,
     task: Task,
 }
 
@@ -66,22 +68,6 @@ impl Publisher {
         if let Some(newest) = &self.newest {
             newest.send_replace(Some(state));
         }
-    }
-
-    /// Returns true while the API server rejects our requests or does not respond.
-    pub(super) fn is_failing(&self) -> bool {
-        self.published.borrow().error.is_some()
-    }
-
-    /// Returns the status of the writes.
-    pub(super) fn published(&self) -> watch::Receiver<Published> {
-        self.published.clone()
-    }
-
-    /// Returns the live object before this agent's first write. It is known soon after the API server
-    /// responds.
-    pub(super) fn live_object(&self) -> watch::Receiver<LiveObject> {
-        self.live_object.clone()
     }
 
     /// Stops the task. A write in flight is given a moment to end.

@@ -169,7 +169,7 @@ impl Reconciler {
         if self.has_live_object {
             return Check::Pass;
         }
-        if !live_object.is_known() {
+        if matches!(live_object, LiveObject::Unknown) {
             let why = "the object in the API server is not known yet".to_owned();
             return Check::Wait { why, retry: Retry::Later };
         }

@@ -225,7 +225,7 @@ async fn read_config(reader: &mut NodeReader) -> (Recorded<KubeletConfig>, Vec<S
     }
     match reader.config.config() {
         Some(config) => (Recorded::Response(config.clone()), errors),
-        None => (Recorded::Error(reader.config.error().unwrap_or(NO_SOURCE).to_owned()), Vec::new()),
+        None => (Recorded::Error(reader.config.error.as_deref().unwrap_or(NO_SOURCE).to_owned()), Vec::new()),
     }
 }
 

@@ -36,7 +36,7 @@ pub(super) struct Reporter {
     node: String,
     metrics: Arc<Metrics>,
     events: EventRecorder,
-    status: watch::Sender<Status>,
+    pub(super) status: watch::Sender<Status>,
     status_file: Option<StatusFile>,
     changes: ChangeLog,
     /// The last reservations.
@@ -58,11 +58,6 @@ impl Reporter {
             reservations: Vec::new(),
             unaccounted: Vec::new(),
         }
-    }
-
-    /// Returns the status of the scans.
-    pub(super) fn status(&self) -> watch::Receiver<Status> {
-        self.status.subscribe()
     }
 
     /// Logs warnings, and posts Events.

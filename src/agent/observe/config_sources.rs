@@ -1,8 +1,5 @@
 //! Where the kubelet's configuration is read.
 
-use std::path::PathBuf;
-use std::time::SystemTime;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -71,18 +68,9 @@ impl ConfigSources {
         }
     }
 
-    /// Returns the file that was replaced under its mount, if the files are read at all.
-    pub(super) fn replaced_file(&self) -> Option<PathBuf> {
-        if self.uses_files() { self.files.replaced() } else { None }
-    }
-
-    /// Returns the file that changed after a kubelet started, if the files are read at all.
-    pub(super) fn changed_since(&self, start: SystemTime) -> Option<PathBuf> {
-        if self.uses_files() { self.files.changed_since(start) } else { None }
-    }
-
-    const fn uses_files(&self) -> bool {
-        matches!(self.source, ConfigSource::Auto | ConfigSource::File)
+    /// Returns the files, if they are read at all.
+    pub(super) fn used_files(&self) -> Option<&ConfigFiles> {
+        matches!(self.source, ConfigSource::Auto | ConfigSource::File).then_some(&self.files)
     }
 
     /// Returns true if the kubelet itself may be the source.
@@ -96,11 +84,5 @@ impl ConfigSources {
         let response = https.get("/configz", CONFIGZ_LIMIT).await?;
         parse_configz(&response)
             .map_err(|error| format!("the kubelet's response to GET /configz cannot be parsed: {error}"))
-    }
-
-    /// Applies the overrides.
-    pub(super) fn overridden(&self, (mut config, errors): ReadConfig) -> ReadConfig {
-        self.overrides.apply(&mut config);
-        (config, errors)
     }
 }

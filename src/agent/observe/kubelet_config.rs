@@ -33,8 +33,8 @@ pub(in crate::agent) struct ConfigReader {
     is_doubtful: bool,
     /// The errors in the configuration.
     errors: Vec<String>,
-    /// Why the configuration is unknown.
-    error: Option<String>,
+    /// Why the configuration is unknown, if there is a reason.
+    pub(in crate::agent) error: Option<String>,
 }
 
 /// The requests to one kubelet.
@@ -80,15 +80,10 @@ impl ConfigReader {
         self.known.is_some() && (!self.is_doubtful || is_overridden)
     }
 
-    /// Returns why it is unknown, if there is a reason.
-    pub(in crate::agent) fn error(&self) -> Option<&str> {
-        self.error.as_deref()
-    }
-
     /// Returns a file that this process can never read again, if the configuration of this kubelet is
     /// unknown. A new container can read it.
     pub(super) fn unreachable_file(&self) -> Option<PathBuf> {
-        self.error.as_ref().and_then(|_| self.sources.replaced_file())
+        self.error.as_ref().and_then(|_| self.sources.used_files()?.replaced())
     }
 
     /// Reads the configuration of this connection's kubelet, unless it is known, and returns its errors.
@@ -105,7 +100,7 @@ impl ConfigReader {
         }
         let file_error = match self.sources.read_files() {
             Ok(read) => {
-                let changed = created.and_then(|created| self.sources.changed_since(created));
+                let changed = created.and_then(|created| self.sources.used_files()?.changed_since(created));
                 self.set(connection, read);
                 self.errors.extend(changed.as_deref().map(changed_error));
                 self.is_doubtful = changed.is_some();
@@ -118,10 +113,15 @@ impl ConfigReader {
         };
         self.send_request(now);
         self.error = match &self.request.failure {
-            Some(failure) => Some(both(file_error.as_deref(), failure)),
+            Some(failure) => Some(match file_error {
+                Some(error) => format!("{error}; requested from the kubelet instead, {failure}"),
+                None => failure.clone(),
+            }),
             // A response may still solve it.
             None if self.is_requested() => None,
-            None if self.sources.uses_kubelet() => Some(file_error.unwrap_or_else(no_credentials)),
+            None if self.sources.uses_kubelet() => Some(file_error.unwrap_or_else(|| {
+                "there are no credentials to request the configuration from the kubelet".to_owned()
+            })),
             None => file_error,
         };
         let error = self.error.iter();
@@ -129,7 +129,8 @@ impl ConfigReader {
     }
 
     fn set(&mut self, connection: Connection, read: ReadConfig) {
-        let (config, errors) = self.sources.overridden(read);
+        let (mut config, errors) = read;
+        self.sources.overrides.apply(&mut config);
         self.known = Some((connection, config));
         (self.errors, self.error, self.is_doubtful) = (errors, None, false);
         self.request = ConfigRequest::to(connection);
@@ -193,18 +194,6 @@ impl ConfigReader {
                 request.retry_at = Some(Instant::now() + back_off(&mut request.failures, RETRY, RETRY_LIMIT));
             }
         }
-    }
-}
-
-fn no_credentials() -> String {
-    "there are no credentials to request the configuration from the kubelet".to_owned()
-}
-
-/// Describes why neither the files nor the kubelet returned a configuration.
-fn both(file_error: Option<&str>, failure: &str) -> String {
-    match file_error {
-        Some(error) => format!("{error}; requested from the kubelet instead, {failure}"),
-        None => failure.to_owned(),
     }
 }
 
@@ -285,7 +274,7 @@ mod tests {
         let requested = "; requested from the kubelet instead, the kubelet at https://127.0.0.1:";
         assert!(error.starts_with(files) && error.contains(requested), "{error}");
         assert!(error.ends_with("policies are left out and nothing is taken as reserved"), "{error}");
-        assert!(reader.error().is_some_and(|reason| error.starts_with(reason)));
+        assert!(reader.error.as_ref().is_some_and(|reason| error.starts_with(reason)));
         assert!(!reader.is_requested(), "not so soon");
         reader.read(first, None, Instant::now() + RETRY * 2);
         assert!(reader.is_requested());
@@ -348,6 +337,6 @@ mod tests {
         );
         let mut nothing = reader(ConfigSource::None, Overrides::default());
         assert_eq!(nothing.read(Connection::default(), None, Instant::now()), Vec::<String>::new());
-        assert!(nothing.config().is_none() && nothing.error().is_none());
+        assert!(nothing.config().is_none() && nothing.error.is_none());
     }
 }

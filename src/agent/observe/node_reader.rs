@@ -138,7 +138,7 @@ impl NodeReader {
                 Some(_) => ConfigConfidence::Doubtful,
             },
             is_requested: self.config.is_requested(),
-            error: self.config.error().map(str::to_owned),
+            error: self.config.error.clone(),
         }
     }
 

@@ -5,12 +5,13 @@
 //! is watched again. Other triggers are the notify file and hardware hotplug.
 
 mod directories;
-mod trigger;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
@@ -18,9 +19,6 @@ use super::hotplug::Hotplug;
 use crate::util::task::Task;
 
 pub(in crate::agent) use directories::Directories;
-pub(in crate::agent) use trigger::Trigger;
-
-use trigger::Pending;
 
 /// A burst of triggers has ended when none came for this long, or when the kubelet has recorded the pod as
 /// admitted. For one pod the kubelet writes its checkpoints up to eight times, some 0.5 ms apart: first it
@@ -28,6 +26,73 @@ use trigger::Pending;
 const BURST_GAP: Duration = Duration::from_millis(2);
 /// Maximum length of a burst.
 const BURST_LIMIT: Duration = Duration::from_millis(10);
+
+/// Reasons to scan: a set, so that many of them cost no more than one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::agent) struct Trigger(u8);
+
+impl Trigger {
+    /// `cpu_manager_state` was written.
+    pub(in crate::agent) const CPUS: Self = Self(1);
+    /// `memory_manager_state` was written.
+    pub(in crate::agent) const MEMORY: Self = Self(2);
+    /// Something changed in the device plugins' directory.
+    pub(in crate::agent) const DEVICES: Self = Self(4);
+    /// `allocated_pods_state` was written (kubelet 1.33 and later): the last file of an admission. Alone it
+    /// is no reason to scan, since it is written for every pod.
+    pub(in crate::agent) const ADMITTED: Self = Self(16);
+    /// The kubelet or the hardware may have changed, or events may have been missed.
+    pub(in crate::agent) const EVERYTHING: Self = Self(8);
+    /// The notify file was touched.
+    pub(in crate::agent) const NOTIFIED: Self = Self(32);
+
+    /// Returns the union of both sets.
+    pub(in crate::agent) fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Returns the names of these reasons, as used in the metrics.
+    pub(in crate::agent) fn names(self) -> impl Iterator<Item = &'static str> {
+        let names = [
+            (Self::CPUS, "cpus"),
+            (Self::MEMORY, "memory"),
+            (Self::DEVICES, "devices"),
+            (Self::EVERYTHING, "everything"),
+            (Self::NOTIFIED, "notified"),
+        ];
+        names.into_iter().filter(move |(reason, _)| self.has(*reason)).map(|(_, name)| name)
+    }
+
+    /// Returns true if every reason of `other` is among these.
+    pub(in crate::agent) fn has(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// The reasons that no scan has covered yet. None that is raised here is ever lost.
+#[derive(Debug, Default)]
+pub(super) struct Pending {
+    reasons: AtomicU8,
+    raised: Notify,
+}
+
+impl Pending {
+    pub(super) fn raise(&self, trigger: Trigger) {
+        self.reasons.fetch_or(trigger.0, Ordering::Relaxed);
+        self.raised.notify_one();
+    }
+
+    /// Waits for a reason other than `ignored`.
+    pub(super) async fn take(&self, ignored: Trigger) -> Trigger {
+        loop {
+            let reasons = Trigger(self.reasons.swap(0, Ordering::Relaxed));
+            if reasons != Trigger::default() && reasons != ignored {
+                return reasons;
+            }
+            self.raised.notified().await;
+        }
+    }
+}
 
 /// The stream of triggers.
 #[derive(Debug)]
@@ -57,16 +122,11 @@ impl Triggers {
         while !reasons.has(Trigger::EVERYTHING) && !reasons.has(Trigger::ADMITTED) {
             let gap = (Instant::now() + BURST_GAP).min(end);
             tokio::select! {
-                more = self.more() => reasons = reasons.and(more),
+                more = self.pending.take(Trigger::default()) => reasons = reasons.and(more),
                 () = sleep_until(gap) => break,
             }
         }
         reasons
-    }
-
-    /// Waits for any further event of a burst, including the end of an admission.
-    async fn more(&mut self) -> Trigger {
-        self.pending.take(Trigger::default()).await
     }
 }
 
@@ -193,5 +253,11 @@ mod tests {
         std::fs::remove_file(&file).unwrap();
         std::fs::write(&file, "x").unwrap();
         assert_eq!(triggers.next().await, Trigger::NOTIFIED, "created again");
+    }
+
+    #[test]
+    fn a_set_has_all_of_its_reasons() {
+        let both = Trigger::CPUS.and(Trigger::DEVICES);
+        assert!(both.has(Trigger::CPUS) && both.has(Trigger::DEVICES) && !both.has(Trigger::MEMORY));
     }
 }

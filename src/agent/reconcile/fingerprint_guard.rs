@@ -47,16 +47,9 @@ pub(in crate::agent) struct Newest {
     pub(in crate::agent) is_new: bool,
 }
 
-/// What a verdict depends on. The same input has the same verdict until the gate is due to be evaluated
-/// again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct InputVersion {
-    /// The version of the pods.
-    pods: u64,
-    /// The number of the account.
-    account: u64,
-    is_responding: bool,
-}
+/// What a verdict depends on: the version of the pods, the number of the account, and whether the kubelet
+/// responds. The same input has the same verdict until the gate is due to be evaluated again.
+type InputVersion = (u64, u64, bool);
 
 /// Decides what is published of the newest account.
 #[derive(Debug)]
@@ -126,8 +119,7 @@ impl FingerprintGuard {
         now: Instant,
         events: &mut Vec<(Reason, String)>,
     ) -> Check<Newest> {
-        let (pods_version, account, is_responding) = (pods.version(), self.accounts, self.is_responding);
-        let version = InputVersion { pods: pods_version, account, is_responding };
+        let version = (pods.version(), self.accounts, self.is_responding);
         if self.is_evaluated(version, scope, now) {
             return Check::Pass;
         }

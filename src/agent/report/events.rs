@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use crate::agent::metrics::Metrics;
+use crate::agent::settings::Settings;
 use crate::cluster::{Cluster, ClusterError, NewEvent, Regarding};
 use crate::util::token_bucket::TokenBucket;
 
@@ -141,13 +142,12 @@ impl Reason {
 pub(in crate::agent) struct EventRecorder(Option<mpsc::Sender<(Reason, String)>>);
 
 impl EventRecorder {
-    /// Returns a handle that posts nothing.
-    pub(in crate::agent) fn disabled() -> Self {
-        Self(None)
-    }
-
-    /// Starts the task that posts; it ends when the last handle is dropped.
-    pub(in crate::agent) fn start(node: String, cluster: Cluster, metrics: Arc<Metrics>) -> Self {
+    /// Starts the task that posts, if the settings allow it; it ends when the last handle is dropped.
+    pub(in crate::agent) fn start(settings: &Settings, cluster: Cluster, metrics: Arc<Metrics>) -> Self {
+        if !settings.events {
+            return Self(None);
+        }
+        let node = settings.node.clone();
         let (sender, mut receiver) = mpsc::channel::<(Reason, String)>(QUEUE);
         tokio::spawn(async move {
             let mut limiter = Limiter::new(Instant::now());
@@ -254,7 +254,7 @@ mod tests {
         for _ in 0..3 {
             recorder.post(Reason::StaleOwner, "x".to_owned());
         }
-        EventRecorder::disabled().post(Reason::StaleOwner, "x".to_owned());
+        EventRecorder(None).post(Reason::StaleOwner, "x".to_owned());
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
-use super::trigger::{Pending, Trigger};
+use super::{Pending, Trigger};
 
 /// How often to check for directories that are missing or were replaced without an event.
 const REARM: Duration = Duration::from_secs(5);
