@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::{self, BoxStream, pending};
+use futures::stream::{self, pending};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, info, warn};
 
 use super::kind::PodSourceKind;
 use super::kubelet_port::KubeletPort;
-use super::shared_informer::SharedInformer;
+use super::shared_informer::{Events, SharedInformer};
 use crate::cluster::Cluster;
 use crate::kubelet;
 use crate::pod::{PodEvent, Wanted};
@@ -30,8 +30,6 @@ const RETRY: Duration = Duration::from_secs(1);
 const RETRY_LIMIT: Duration = Duration::from_secs(60);
 
 const NO_CREDENTIALS: &str = "there are no credentials for the API server: set --kubeconfig";
-
-type Events = BoxStream<'static, Result<PodEvent, String>>;
 
 /// The sources to use, and how to reach them.
 #[derive(Clone, Debug, Default)]
@@ -126,10 +124,16 @@ impl SourceSelector {
             }
             sleep_until(self.not_before).await;
             if self.is_selected || self.is_only_one() {
-                match self.next_of_selected().await {
-                    Some(item) => return item,
-                    None => continue,
+                tokio::select! {
+                    item = self.events.next() => {
+                        let item = item.unwrap_or_else(|| Err("the source of pods has ended".to_owned()));
+                        self.check_health(&item);
+                        return item;
+                    }
+                    // Its events are kept back until it is switched to.
+                    item = self.trial.next(), if self.index > 0 => self.continue_trial(item),
                 }
+                continue;
             }
             let error = match timeout_at(self.deadline, self.events.next()).await {
                 Ok(Some(Ok(event))) => {
@@ -145,25 +149,15 @@ impl SourceSelector {
             };
             debug!("{error}; trying the next source of pods");
             self.errors.push(error);
-            if let Some(error) = self.try_next() {
-                return Err(error);
+            if self.index + 1 < self.sources.order.len() {
+                self.try_source(self.index + 1);
+                continue;
             }
-        }
-    }
-
-    /// Polls the selected source and the trial of a preferred one. Events of the trial are kept back until it
-    /// is switched to.
-    async fn next_of_selected(&mut self) -> Option<Result<PodEvent, String>> {
-        tokio::select! {
-            item = self.events.next() => {
-                let item = item.unwrap_or_else(|| Err("the source of pods has ended".to_owned()));
-                self.check_health(&item);
-                Some(item)
-            }
-            item = self.trial.next(), if self.index > 0 => {
-                self.continue_trial(item);
-                None
-            }
+            // None worked: the next round begins after a backoff.
+            self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
+            self.try_source(0);
+            self.deadline = self.not_before + TRIAL_TIMEOUT;
+            return Err(format!("no source of pods works: {}", std::mem::take(&mut self.errors).join("; ")));
         }
     }
 
@@ -174,8 +168,11 @@ impl SourceSelector {
             Some(Ok(event)) => {
                 let is_complete = event == PodEvent::InitDone;
                 self.trial.keep(event);
-                if is_complete {
-                    self.switch();
+                if is_complete && let Some(events) = self.trial.events.take() {
+                    (self.index, self.events) = (self.trial.index, events);
+                    self.backlog = std::mem::take(&mut self.trial.kept);
+                    self.trial = Trial::later();
+                    self.select();
                 }
             }
             Some(Err(_)) => {
@@ -185,15 +182,6 @@ impl SourceSelector {
                     false => Trial::later(),
                 };
             }
-        }
-    }
-
-    /// Switches to the source of the trial.
-    fn switch(&mut self) {
-        let Trial { index, events, kept, .. } = std::mem::replace(&mut self.trial, Trial::later());
-        if let Some(events) = events {
-            (self.index, self.events, self.backlog) = (index, events, kept);
-            self.select();
         }
     }
 
@@ -225,20 +213,6 @@ impl SourceSelector {
                 }
             }
         }
-    }
-
-    /// Opens the next source. After a round in which none worked, returns one sentence; the next round begins
-    /// after a backoff.
-    fn try_next(&mut self) -> Option<String> {
-        let next = self.index + 1;
-        if next < self.sources.order.len() {
-            self.try_source(next);
-            return None;
-        }
-        self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
-        self.try_source(0);
-        self.deadline = self.not_before + TRIAL_TIMEOUT;
-        Some(format!("no source of pods works: {}", std::mem::take(&mut self.errors).join("; ")))
     }
 
     fn try_source(&mut self, index: usize) {

@@ -16,7 +16,8 @@ use crate::util::task::Task;
 use queue::{Item, has_raw};
 use state::State;
 
-type Events = BoxStream<'static, Result<PodEvent, String>>;
+/// The events of a source.
+pub(super) type Events = BoxStream<'static, Result<PodEvent, String>>;
 
 /// The shared sources. Clones share their state.
 #[derive(Clone, Debug, Default)]

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use futures::StreamExt;
-use futures::stream::BoxStream;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::pod::annotation::{MAX_ANNOTATION_BYTES, drop_longest_annotations};
 use crate::pod::{Pod, PodEvent};
+use crate::pod_source::shared_informer::Events;
 use crate::util::backoff::jittered;
 
 /// How long a source may take for its first list before the next one is tried: a kubelet's first lists are
@@ -21,7 +21,7 @@ pub(super) const INTERVAL: Duration = Duration::from_secs(300);
 pub(super) struct Trial {
     pub(super) index: usize,
     /// `None` while no source is tried.
-    pub(super) events: Option<BoxStream<'static, Result<PodEvent, String>>>,
+    pub(super) events: Option<Events>,
     /// Its events since its last list began, and how many bytes of annotations they have.
     pub(super) kept: VecDeque<PodEvent>,
     annotation_bytes: usize,
@@ -37,7 +37,7 @@ impl Trial {
     }
 
     /// Tries the source with this index.
-    pub(super) fn of(index: usize, events: BoxStream<'static, Result<PodEvent, String>>) -> Self {
+    pub(super) fn of(index: usize, events: Events) -> Self {
         let until = Instant::now() + TRIAL_TIMEOUT;
         Self { index, events: Some(events), kept: VecDeque::new(), annotation_bytes: 0, until }
     }
