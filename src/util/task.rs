@@ -15,9 +15,7 @@ impl<T: Send + 'static> Task<T> {
     pub fn spawn(task: impl Future<Output = T> + Send + 'static) -> Self {
         Self(tokio::spawn(task))
     }
-}
 
-impl<T> Task<T> {
     /// Returns true if the task has ended.
     #[must_use]
     pub fn is_finished(&self) -> bool {
@@ -40,6 +38,6 @@ impl<T> Future for Task<T> {
 
 impl<T> Drop for Task<T> {
     fn drop(&mut self) {
-        self.abort();
+        self.0.abort();
     }
 }

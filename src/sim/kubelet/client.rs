@@ -9,8 +9,8 @@ use prost::bytes::Bytes;
 use crate::kubelet::connector::Connector;
 use crate::kubelet::proto::v1alpha1;
 use crate::kubelet::{
-    Allocatable, Api, ClientError, Connection, ContainerUsage, DeviceGroup, PodUsage, Request, RequestError, Usage,
-    decode_allocatable, decode_list,
+    Allocatable, Api, ClientError, Connection, ContainerUsage, DeviceGroup, PodUsage, Request, RequestError,
+    Usage, decode_allocatable, decode_list,
 };
 use crate::machine::IdSet;
 
