@@ -3,64 +3,36 @@ use std::time::Duration;
 use kube::core::Status;
 
 /// An error of an API server call. Each message is one sentence for the cluster's administrator.
+#[allow(missing_docs, reason = "each variant's message describes it")]
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClusterError {
-    /// There is no usable client configuration.
     #[error(
         "no way to reach the API server: {0}; set --kubeconfig or run in a pod with a service account"
     )]
     NoConfig(String),
-    /// The connection failed.
     #[error("the API server at {server} cannot be reached: {reason}")]
-    Unreachable {
-        /// The API server's URL.
-        server: String,
-        /// The connection error.
-        reason: String,
-    },
-    /// No response in time.
+    Unreachable { server: String, reason: String },
     #[error("the API server did not answer within {after:?} ({what})")]
-    Deadline {
-        /// The request.
-        what: String,
-        /// The deadline.
-        after: Duration,
-    },
-    /// The response is not one of an API server.
+    Deadline { what: String, after: Duration },
     #[error("the response of {server} ({what}) is not understood: {reason}; is it an API server?")]
-    NotUnderstood {
-        /// The API server's URL.
-        server: String,
-        /// The request.
-        what: String,
-        /// What is wrong with the response.
-        reason: String,
-    },
-    /// The CRD is not installed.
+    NotUnderstood { server: String, what: String, reason: String },
     #[error(
         "the API server does not know noderesourcetopologies.topology.node.k8s.io/{0}: install the CRD \
          (`numacast crd | kubectl apply -f -`)"
     )]
     NoCrd(&'static str),
-    /// The API server rejected our credentials.
     #[error("the API server does not accept our credentials: {0}")]
     Unauthorized(String),
-    /// RBAC denies the request.
     #[error("RBAC refuses: {0}")]
     Forbidden(String),
-    /// The Node does not exist.
     #[error(
         "the cluster has no node `{0}`: is NODE_NAME right, and has the kubelet registered?"
     )]
     NoSuchNode(String),
-    /// The API server rejected the request.
     #[error("the API server refused {what}: {message} ({code})")]
     Refused {
-        /// The request.
         what: String,
-        /// The HTTP status code.
         code: u16,
-        /// The server's message.
         message: String,
         /// The delay before a retry that the server requests.
         retry_after: Option<Duration>,

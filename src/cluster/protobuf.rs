@@ -22,21 +22,17 @@ pub(super) const CONTENT: &str = "application/vnd.kubernetes.protobuf";
 const MAX_QUOTED: usize = 300;
 
 /// A response that is not what was requested.
+#[allow(missing_docs, reason = "each variant's message describes it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// It is in another format.
     #[error("it does not begin like Kubernetes' protocol buffers")]
     Magic,
-    /// It is broken.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// It has another encoding or content type.
     #[error("its content was not requested: {0:?}")]
     Content(String),
-    /// It is an object of another kind.
     #[error("it is a {0:?}, not a {1}")]
     Kind(String, &'static str),
-    /// An unknown event.
     #[error("its event is unknown: {0:?}")]
     Event(String),
     /// Without a version there is nothing to resume from.
@@ -45,10 +41,8 @@ pub enum DecodeError {
     /// It is a page with a continue token, though all was requested.
     #[error("it is only a part of the list")]
     Partial,
-    /// It contains an object larger than the API server accepts.
     #[error("an object in it is larger than {0} bytes")]
     TooLarge(usize),
-    /// A line is not an event.
     #[error("it is not an event: {0}")]
     Line(String),
 }

@@ -40,44 +40,17 @@ impl fmt::Display for Origin {
 }
 
 /// An error in a configuration. Each message is one sentence with the location.
+#[allow(missing_docs, reason = "each variant's message describes it")]
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
     #[error("cannot read the configuration {}: {reason}", path.display())]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The I/O error.
-        reason: String,
-    },
-    /// The file is not a YAML mapping.
+    Unreadable { path: PathBuf, reason: String },
     #[error("the configuration {} is no YAML mapping: {reason}", path.display())]
-    Malformed {
-        /// The file.
-        path: PathBuf,
-        /// The parser's message.
-        reason: String,
-    },
-    /// A key that does not exist.
+    Malformed { path: PathBuf, reason: String },
     #[error("unknown key `{key}` in {origin}{}", suggest(.suggestion.as_deref()))]
-    UnknownKey {
-        /// The key, from the root.
-        key: String,
-        /// The layer that contains it.
-        origin: String,
-        /// The most similar existing key, or the command-line flag that replaces it.
-        suggestion: Option<String>,
-    },
-    /// An invalid value.
+    UnknownKey { key: String, origin: String, suggestion: Option<String> },
     #[error("`{key}` in {origin}: {reason}")]
-    BadValue {
-        /// The key, from the root.
-        key: String,
-        /// The layer that contains it.
-        origin: String,
-        /// Why it is invalid.
-        reason: String,
-    },
+    BadValue { key: String, origin: String, reason: String },
 }
 
 fn suggest(suggestion: Option<&str>) -> String {

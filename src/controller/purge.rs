@@ -22,41 +22,23 @@ const POLL: Duration = Duration::from_secs(1);
 const NODE_DOWN: Duration = Duration::from_secs(15);
 
 /// Why something is left.
+#[allow(missing_docs, reason = "each variant's message describes it")]
 #[derive(Debug, thiserror::Error)]
 pub enum PurgeError {
-    /// A request to the API server failed.
     #[error("{0}; nothing is lost, run it again")]
     Cluster(ClusterError),
-    /// The DaemonSet is another project's.
     #[error(
         "the DaemonSet {namespace}/{name} runs no agents of numacast, so nothing was deleted: name theirs by --daemon-set, \
          or, if there is none, --set controller.daemonSet="
     )]
-    NotOurs {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-    },
-    /// Agents are still running.
+    NotOurs { namespace: String, name: String },
     #[error(
         "{removed} objects were removed, but after {AGENTS_TIMEOUT:?} agents still run on {nodes}: they make their objects again; \
          delete their pods and run it again"
     )]
-    Agents {
-        /// Number of objects removed.
-        removed: usize,
-        /// The Nodes they run on.
-        nodes: String,
-    },
-    /// Time ran out.
+    Agents { removed: usize, nodes: String },
     #[error("{removed} objects were removed in {TIMEOUT:?}, and some are left{}; run it again", reason(.left))]
-    Time {
-        /// Number of objects removed.
-        removed: usize,
-        /// What is left.
-        left: Remaining,
-    },
+    Time { removed: usize, left: Remaining },
 }
 
 /// Not `#[from]`, which would print the message twice.

@@ -5,7 +5,6 @@ use tokio::time::{Instant, sleep};
 use tracing::debug;
 
 use super::Workers;
-use crate::cluster::ClusterError;
 use crate::controller::events::Reason;
 use crate::controller::fleet::{Fleet, NEWER, NO_SCHEDULER};
 use crate::controller::names::first_names;
@@ -28,10 +27,11 @@ impl Workers<'_> {
         loop {
             let started = Instant::now();
             let scheduler_started = self.scheduler_started(&mut scheduler).await;
-            let fleet = self.read_fleet(scheduler_started).await;
+            let mut fleet = Fleet::new(scheduler_started);
+            let read = self.cluster.topology_summaries().for_each(|summary| fleet.add(summary)).await;
             let next = self.settings.fleet_interval.max(started.elapsed() * MIN_INTERVAL_PER_PASS);
-            match fleet {
-                Ok(fleet) => {
+            match read {
+                Ok(()) => {
                     debug!("{} objects were summed up in {:?}", fleet.names.len(), started.elapsed());
                     requests.recovered("the objects can be summed up again");
                     match &fleet.invalid {
@@ -71,12 +71,6 @@ impl Workers<'_> {
             }
         }
         None
-    }
-
-    async fn read_fleet(&self, scheduler_started: Option<Timestamp>) -> Result<Fleet, ClusterError> {
-        let mut fleet = Fleet::new(scheduler_started);
-        self.cluster.topology_summaries().for_each(|summary| fleet.add(summary)).await?;
-        Ok(fleet)
     }
 
     async fn report_fleet(&self, fleet: &Fleet) {
