@@ -18,7 +18,7 @@ mod snapshot;
 mod tests;
 
 use std::future::Future;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -75,16 +75,16 @@ pub fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         // A closed pipe (`numacast crd | head`) is not an error.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error)
+            if error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) =>
+        {
+            ExitCode::SUCCESS
+        }
         Err(error) => {
             complain(format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 /// Runs a future to completion on this thread, which is enough for one node's agent.

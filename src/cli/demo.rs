@@ -247,8 +247,10 @@ impl Demo {
         let name = pod.name.clone();
         let outcome = self.node.start_pod(pod.clone()).await;
         let at = self.node.kubelet.changed_at();
+        let is_shared =
+            |one: &Allocation| one.cpus.is_empty() && one.memory.is_empty() && one.devices.is_empty();
         let (is_visible, text) = match outcome {
-            Ok(allocated) if has_exclusive(&allocated) => {
+            Ok(allocated) if !allocated.iter().all(is_shared) => {
                 let zones = self.node.kubelet.with_model(|model| model.zones_of(&allocated));
                 (true, format!("{name} took {} on node-{zones}", view::request(&pod)))
             }
@@ -316,9 +318,4 @@ fn config(node: &SimNode) -> Config {
     config.kubelet.dir = Some(node.kubelet.root().to_owned());
     config.kubeconfig = Some(node.kubeconfig());
     config
-}
-
-fn has_exclusive(allocated: &[Allocation]) -> bool {
-    let is_empty = |one: &Allocation| one.cpus.is_empty() && one.memory.is_empty() && one.devices.is_empty();
-    !allocated.iter().all(is_empty)
 }

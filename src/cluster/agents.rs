@@ -221,13 +221,8 @@ impl Cluster {
         self.list_watch(params, Instant::now()).flat_map(|event| iter(watch_events(event)))
     }
 
-    /// Lists the pods with these labels; without labels all of the namespace.
-    pub fn agent_pages(&self, namespace: &str, labels: &str) -> Pages<AgentPod> {
-        self.labelled_pods(namespace, labels)
-    }
-
-    /// Lists the pods with these labels, decoded as `T`.
-    pub(super) fn labelled_pods<T: DeserializeOwned>(&self, namespace: &str, labels: &str) -> Pages<T> {
+    /// Lists the pods with these labels, decoded as `T`; without labels all of the namespace.
+    pub fn labelled_pods<T: DeserializeOwned>(&self, namespace: &str, labels: &str) -> Pages<T> {
         let listing = Listing {
             what: format!("list pods in {namespace}"),
             path: pods_path(namespace),

@@ -1,7 +1,6 @@
 //! Nodes, decoding only what is needed: all Nodes for the controller, and the agent's own.
 
 use std::collections::BTreeMap;
-use std::future::Future;
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeDaemonEndpoints, NodeSystemInfo, Taint};
@@ -12,11 +11,12 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Resource};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::metadata::OnlyMetadata;
 use super::pages::{Listing, Pages};
 use super::timed_backoff::TimedBackoff;
-use super::{Cluster, ClusterError, Failure, chain};
+use super::{Built, Cluster, ClusterError, Failure, chain};
 use crate::watch_event::WatchEvent;
 
 /// Page size. A Node has some 15 KiB, mostly names of images, and a page is briefly held as text.
@@ -207,32 +207,28 @@ impl Cluster {
     /// See [`ClusterError`]; only calls for a Node return [`ClusterError::NoSuchNode`].
     pub async fn node_uid(&self, name: &str) -> Result<String, ClusterError> {
         let request = nodes().get_metadata(name, &GetParams::default());
-        let node = self.get_node(name, self.read::<OnlyMetadata>(request)).await?;
+        let node: OnlyMetadata = self.get_node(name, request).await?;
         Ok(node.metadata.uid.unwrap_or_default())
     }
 
     /// Returns the version that a node's kubelet reported, such as `v1.36.3`; empty if it has not yet.
     pub async fn kubelet_version(&self, name: &str) -> Result<String, ClusterError> {
-        Ok(self.get_node(name, self.kubelet_node(name)).await?.version())
+        Ok(self.kubelet_node(name).await?.version())
     }
 
     /// Returns the address of a kubelet's HTTPS port, as it reported it.
     pub async fn kubelet_endpoint(&self, name: &str) -> Result<KubeletEndpoint, ClusterError> {
-        Ok(self.get_node(name, self.kubelet_node(name)).await?.endpoint())
+        Ok(self.kubelet_node(name).await?.endpoint())
     }
 
-    async fn kubelet_node(&self, name: &str) -> Result<KubeletNode, kube::Error> {
-        self.read(nodes().get(name, &GetParams::default())).await
+    async fn kubelet_node(&self, name: &str) -> Result<KubeletNode, ClusterError> {
+        self.get_node(name, nodes().get(name, &GetParams::default())).await
     }
 
     /// Runs a request for a Node, or for a part of it.
-    async fn get_node<T>(
-        &self,
-        name: &str,
-        call: impl Future<Output = Result<T, kube::Error>>,
-    ) -> Result<T, ClusterError> {
+    async fn get_node<T: DeserializeOwned>(&self, name: &str, request: Built) -> Result<T, ClusterError> {
         let what = format!("get node {name}");
-        self.in_time(&what, call).await.map_err(|failure| match failure {
+        self.in_time(&what, self.read(request)).await.map_err(|failure| match failure {
             Failure::Status(status) if status.code == 404 => ClusterError::NoSuchNode(name.to_owned()),
             failure => failure.explain(&what),
         })

@@ -113,7 +113,7 @@ async fn read_agents(
                 *agent = (pod.name, true);
             }
         };
-        cluster.agent_pages(namespace, &labels).for_each(add).await?;
+        cluster.labelled_pods(namespace, &labels).for_each(add).await?;
     }
     Ok(Coverage::of(&daemon_set))
 }

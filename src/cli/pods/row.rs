@@ -145,7 +145,9 @@ fn state(spec: &PodSpec, status: &PodStatus, is_deleted: bool) -> (String, Strin
         };
         break;
     }
-    if !is_initializing || is_initialized(status) {
+    // The first condition of this type counts.
+    let initialized = status.conditions.iter().find(|one| one.kind == "Initialized");
+    if !is_initializing || initialized.is_some_and(|one| one.status == "True") {
         restarts = of_sidecars;
         let (mut runs, mut failure) = (false, None);
         for container in status.container_statuses.iter().rev() {
@@ -195,12 +197,6 @@ fn parts(container: &ContainerStatus) -> (Cow<'_, str>, Option<&Terminated>) {
     };
     let waiting = waiting.as_ref().map_or(Cow::Borrowed(""), |waiting| text(&waiting.reason));
     (waiting, terminated.as_ref())
-}
-
-/// Returns true if the first condition of type Initialized is true.
-fn is_initialized(status: &PodStatus) -> bool {
-    let first = status.conditions.iter().find(|one| one.kind == "Initialized");
-    first.is_some_and(|one| one.status == "True")
 }
 
 fn end(terminated: &Terminated) -> String {
