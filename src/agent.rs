@@ -81,12 +81,10 @@ pub enum OnceError {
 pub struct Agent {
     reader: NodeReader,
     triggers: Triggers,
-    /// Limits the rate of requests to the kubelet.
     lists: TokenBucket,
     executor: Executor,
     /// The live object before this agent's first write.
     live_object: watch::Receiver<LiveObject>,
-    /// The rules for computing topologies; they may be replaced while the agent runs.
     rules: watch::Sender<Rules>,
     new_rules: watch::Receiver<Rules>,
     metrics: Arc<Metrics>,
@@ -256,7 +254,6 @@ impl Agent {
         depth
     }
 
-    /// Waits for the end of a burst of triggers.
     async fn triggered(&mut self, reasons: Trigger) -> Depth {
         self.executor.reconciler.schedule.poll.record_change(Instant::now());
         let reasons = self.executor.run_beside(self.triggers.burst(reasons)).await;
@@ -271,7 +268,6 @@ impl Agent {
     }
 }
 
-/// Returns the directories in which changes are triggers.
 fn directories(settings: Settings) -> Directories {
     Directories {
         root: settings.kubelet_dir,

@@ -28,7 +28,6 @@ const FIRST_LIST: Duration = Duration::from_secs(2);
 /// at the same time.
 const API_SERVER_CHECKS: Duration = Duration::from_secs(5);
 
-/// Why a scan is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScanRequest {
     /// A pod released resources, or may have.
@@ -39,7 +38,6 @@ pub(super) enum ScanRequest {
 
 /// Why a wait ended.
 enum Wake {
-    /// The pods changed.
     Pods,
     /// The reconciler is due for another step.
     Recheck,
@@ -47,7 +45,6 @@ enum Wake {
     Scan,
 }
 
-/// Publishes and reports what the reconciler plans.
 #[derive(Debug)]
 pub(super) struct Executor {
     pub(super) reconciler: Reconciler,
@@ -67,7 +64,6 @@ pub(super) struct Executor {
 }
 
 impl Executor {
-    /// Starts publisher and reporter.
     pub(super) fn new(
         settings: &Settings,
         cluster: Cluster,
@@ -105,7 +101,6 @@ impl Executor {
         }
     }
 
-    /// Prepares a scan. Returns the terminated pods.
     pub(super) fn start_scan(&mut self) -> TerminalPods {
         self.view = self.pods.view();
         self.reconciler.start_scan(&self.view, &self.pods)
@@ -163,7 +158,6 @@ impl Executor {
         }
     }
 
-    /// Waits for `time`, and follows the pods meanwhile.
     pub(super) async fn rest(&mut self, time: Duration) {
         // Even a sleep of zero lasts until the timer's next millisecond.
         if !time.is_zero() {

@@ -16,16 +16,13 @@ const SLACK: Duration = Duration::from_secs(30);
 /// How long a new topology may be unpublished. Longer than the longest backoff between two attempts.
 const PENDING: Duration = Duration::from_secs(30);
 
-/// Writes that the API server has not accepted yet.
 #[derive(Debug, Default)]
 struct Pending {
-    /// Since when something is waiting to be written.
     since: Option<Instant>,
     /// When the newest write was requested.
     newest: Option<Instant>,
 }
 
-/// Updated by the tasks, read by the probes.
 #[derive(Debug)]
 pub(crate) struct Health {
     iteration: Recent,
@@ -33,7 +30,6 @@ pub(crate) struct Health {
     /// The API server has a topology from this process.
     publish: Recent,
     pending: Mutex<Pending>,
-    /// A file that only a new container can read.
     unreachable_file: Mutex<Option<PathBuf>>,
 }
 

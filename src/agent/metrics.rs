@@ -15,7 +15,6 @@ use crate::topology::{Finding, Topology, Zone};
 /// Name under which the agent appears in metrics that several components share.
 const COMPONENT: &str = "agent";
 
-/// The outcome of a scan; the help text of `numacast_scans_total` explains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Success,
@@ -231,7 +230,6 @@ impl Metrics {
         self.dra_devices.replace(devices.into_iter().map(|(driver, devices)| ([driver], devices)));
     }
 
-    /// Records a changed state, which is to be published.
     pub(crate) fn changed(&self, newest: &Publishable) {
         // Native resources first: excess devices are counted as `other`.
         let is_device = |(_, resource, _, _): &(&Zone, &String, _, _)| resource.contains('/');

@@ -37,11 +37,9 @@ use task::PublishTask;
 /// How long a write in flight may take at shutdown.
 const SHUTDOWN: Duration = Duration::from_secs(2);
 
-/// Handle to the publishing task.
 #[derive(Debug)]
 pub(super) struct Publisher {
     newest: Option<watch::Sender<Option<Publishable>>>,
-    /// The status of the writes.
     pub(super) published: watch::Receiver<Published>,
     /// The live object before this agent's first write. It is known soon after the API server responds.
     pub(super) live_object: watch::Receiver<LiveObject>,
@@ -49,7 +47,6 @@ pub(super) struct Publisher {
 }
 
 impl Publisher {
-    /// Starts the task, with nothing to write yet.
     pub(super) fn start(
         settings: &Settings,
         cluster: Cluster,

@@ -48,7 +48,6 @@ use restart_guard::{PodLiveness, RestartGuard};
 use schedule::Schedule;
 use startup_guard::{PodListCheck, StartupGuard};
 
-/// The state of the decisions.
 #[derive(Debug)]
 pub(super) struct Reconciler {
     pub(super) has_pod_source: bool,
@@ -64,12 +63,10 @@ pub(super) struct Reconciler {
     pub(super) requeue: Requeue,
     /// Whether the live object is known and was adopted by the guards.
     has_live_object: bool,
-    /// What was warned about in the last step.
     warnings: BTreeSet<String>,
 }
 
 impl Reconciler {
-    /// Returns a reconciler that knows nothing yet.
     pub(super) fn new(settings: &Settings, now: Instant) -> Self {
         let schedule = Schedule::new(settings.poll, now);
         let is_configured = settings.kubelet_config.is_configured();
@@ -89,7 +86,6 @@ impl Reconciler {
         }
     }
 
-    /// Returns what follows from an observation.
     pub(super) fn step(&mut self, change: Change, context: &Context<'_>, now: Instant) -> Plan {
         let mut plan = Plan::default();
         match change {
@@ -235,7 +231,6 @@ impl Reconciler {
         self.requeue = next;
     }
 
-    /// Asks the last guard what to publish.
     fn check_fingerprint(&mut self, context: &Context<'_>, scope: Scope, now: Instant, plan: &mut Plan) {
         let Context { pods, rules, .. } = *context;
         let mut events = Vec::new();

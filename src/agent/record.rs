@@ -19,10 +19,8 @@ use crate::kubelet::{Allocatable, Api, Checkpoints, Connection, KubeletConfig, U
 use crate::machine::{self, RecordedFiles, Recorder};
 use crate::topology::{Exclude, Rules};
 
-/// The format version that is written, and the newest that can be read.
 const FORMAT: u32 = 1;
 
-/// Recorded if the kubelet's configuration has no source.
 const NO_SOURCE: &str = "the kubelet's configuration has no source (`kubelet.config.source: none`)";
 
 /// All inputs of one scan.

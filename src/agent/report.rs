@@ -30,7 +30,6 @@ pub struct Status {
     pub error: Option<String>,
 }
 
-/// Reports the reconciler's plans.
 #[derive(Debug)]
 pub(super) struct Reporter {
     node: String,
@@ -39,14 +38,12 @@ pub(super) struct Reporter {
     pub(super) status: watch::Sender<Status>,
     status_file: Option<StatusFile>,
     changes: ChangeLog,
-    /// The last reservations.
     reservations: Vec<Reservation>,
     /// The pods that the last state did not account for.
     unaccounted: Vec<PodName>,
 }
 
 impl Reporter {
-    /// Returns a reporter that has reported nothing yet.
     pub(super) fn new(settings: &Settings, metrics: Arc<Metrics>, events: EventRecorder) -> Self {
         Self {
             node: settings.node.clone(),
@@ -60,7 +57,6 @@ impl Reporter {
         }
     }
 
-    /// Logs warnings, and posts Events.
     pub(super) fn warn(&self, warnings: &[String], events: Vec<(Reason, String)>) {
         for warning in warnings {
             warn!("{warning}");
@@ -73,7 +69,6 @@ impl Reporter {
         }
     }
 
-    /// Sets whether scans work, or why not.
     pub(super) fn set_status(&self, status: Result<(), String>) {
         self.status.send_modify(|current| match status {
             Ok(()) => {
@@ -111,7 +106,6 @@ impl Reporter {
         }
     }
 
-    /// Logs new reservations.
     fn set_reservations(&mut self, reservations: &[Reservation]) {
         if reservations == self.reservations {
             return;

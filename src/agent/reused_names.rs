@@ -15,7 +15,6 @@ use crate::pod::{PodName, TerminalPods};
 /// The terminated pods of the pod source, with their UIDs.
 pub(super) type TerminatedPods = BTreeMap<PodName, String>;
 
-/// Finds reused names by comparing successive Lists.
 #[derive(Debug, Default)]
 pub(super) struct ReusedNames {
     /// By name, the UID of the terminated pod, and when the List showed the new one.
@@ -76,7 +75,6 @@ impl ReusedNames {
         (self.reused.len() > known).then(|| self.exclude_from(terminated))
     }
 
-    /// Compares the next List with this one.
     pub(super) fn accept(&mut self, usage: &Arc<Usage>, terminated: &Arc<TerminatedPods>) {
         self.usage = Arc::clone(usage);
         self.terminated = Arc::clone(terminated);

@@ -78,7 +78,6 @@ impl ConfigSources {
         matches!(self.source, ConfigSource::Auto | ConfigSource::Configz)
     }
 
-    /// Requests the configuration from the kubelet.
     pub(super) async fn request(&self, cluster: &Cluster) -> Result<ReadConfig, String> {
         let https = self.port.connect(cluster).await?;
         let response = https.get("/configz", CONFIGZ_LIMIT).await?;

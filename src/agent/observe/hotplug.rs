@@ -17,7 +17,6 @@ const KERNEL: u32 = 1;
 /// The kernel's limit for one message is 2 KiB of variables behind a path.
 const BUFFER: usize = 8 << 10;
 
-/// A listener for the kernel's uevents.
 #[derive(Debug)]
 pub(super) struct Hotplug {
     socket: AsyncFd<OwnedFd>,

@@ -34,7 +34,6 @@ impl fmt::Debug for Merge {
     }
 }
 
-/// Reads the kubelet's allocations and allocatable resources.
 #[derive(Debug)]
 pub(in crate::agent) struct KubeletReader {
     pub(super) client: SharedClient,
@@ -45,7 +44,6 @@ pub(in crate::agent) struct KubeletReader {
 }
 
 impl KubeletReader {
-    /// Returns a reader of the kubelet at `socket`.
     pub(super) fn new(socket: PathBuf, timeout: Duration, metrics: Option<Arc<Metrics>>) -> Self {
         let client = SharedClient::start(socket, timeout, Arc::new(()));
         Self { client, merge: Merge::default(), metrics, requests: 0 }
@@ -100,7 +98,6 @@ impl KubeletReader {
         self.client.request(request, Caller::Agent).await.map_err(|error| error.error)
     }
 
-    /// Records a request that was made at `start`.
     fn record<T>(&self, request: &Request, start: Instant, response: &Result<T, ClientError>) {
         if let Some(metrics) = &self.metrics {
             metrics.kubelet.record(request.method(), start.elapsed(), response.as_ref().err());

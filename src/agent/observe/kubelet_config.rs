@@ -20,24 +20,20 @@ const RETRY: Duration = Duration::from_secs(1);
 /// ...and the maximum: a missing permission may be granted at any time.
 const RETRY_LIMIT: Duration = Duration::from_secs(60);
 
-/// Reads the configuration of each kubelet once.
 #[derive(Debug)]
 pub(in crate::agent) struct ConfigReader {
     sources: ConfigSources,
-    /// Has the credentials.
     cluster: Option<Cluster>,
     /// The configuration and the connection it is valid for.
     known: Option<(Connection, KubeletConfig)>,
     request: ConfigRequest,
     /// Whether a file changed after the kubelet started, so that its policies may be different.
     is_doubtful: bool,
-    /// The errors in the configuration.
     errors: Vec<String>,
     /// Why the configuration is unknown, if there is a reason.
     pub(in crate::agent) error: Option<String>,
 }
 
-/// The requests to one kubelet.
 #[derive(Debug, Default)]
 struct ConfigRequest {
     connection: Connection,

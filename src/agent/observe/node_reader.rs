@@ -30,7 +30,6 @@ pub struct NodeReader {
     /// What still has to be read. A failed scan does not reset it.
     due: Depth,
     inventory: Option<(Connection, Arc<Inventory>)>,
-    /// Device resources in the inventory.
     offered: BTreeSet<String>,
     /// Device resources in use that even a fresh inventory lacked.
     absent: BTreeSet<String>,

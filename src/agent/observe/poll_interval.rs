@@ -20,30 +20,24 @@ const AFTER_CHANGE: Duration = Duration::from_secs(10);
 /// everything else.
 const CPU_LIMIT: f64 = 0.000_5;
 
-/// The weight of the newest scan in the mean cost.
 const WEIGHT: f64 = 0.2;
 
-/// The polling interval.
 #[derive(Debug)]
 pub(in crate::agent) struct PollInterval {
     limit: Duration,
-    /// The CPU time of one scan, in seconds.
     cost: f64,
     changed_at: Option<Instant>,
 }
 
 impl PollInterval {
-    /// Returns an interval that never exceeds `limit`.
     pub(in crate::agent) fn new(limit: Duration) -> Self {
         Self { limit, cost: 0.0, changed_at: None }
     }
 
-    /// Records a change.
     pub(in crate::agent) fn record_change(&mut self, now: Instant) {
         self.changed_at = Some(now);
     }
 
-    /// Records the CPU time of a scan.
     pub(in crate::agent) fn record_cost(&mut self, cost: Duration) {
         let cost = cost.as_secs_f64();
         self.cost = if self.cost == 0.0 { cost } else { self.cost * (1.0 - WEIGHT) + cost * WEIGHT };

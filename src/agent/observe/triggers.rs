@@ -32,21 +32,16 @@ const BURST_LIMIT: Duration = Duration::from_millis(10);
 pub(in crate::agent) struct Trigger(u8);
 
 impl Trigger {
-    /// `cpu_manager_state` was written.
     pub(in crate::agent) const CPUS: Self = Self(1);
-    /// `memory_manager_state` was written.
     pub(in crate::agent) const MEMORY: Self = Self(2);
-    /// Something changed in the device plugins' directory.
     pub(in crate::agent) const DEVICES: Self = Self(4);
     /// `allocated_pods_state` was written (kubelet 1.33 and later): the last file of an admission. Alone it
     /// is no reason to scan, since it is written for every pod.
     pub(in crate::agent) const ADMITTED: Self = Self(16);
     /// The kubelet or the hardware may have changed, or events may have been missed.
     pub(in crate::agent) const EVERYTHING: Self = Self(8);
-    /// The notify file was touched.
     pub(in crate::agent) const NOTIFIED: Self = Self(32);
 
-    /// Returns the union of both sets.
     pub(in crate::agent) fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
@@ -94,7 +89,6 @@ impl Pending {
     }
 }
 
-/// The stream of triggers.
 #[derive(Debug)]
 pub(in crate::agent) struct Triggers {
     pending: Arc<Pending>,
@@ -102,7 +96,6 @@ pub(in crate::agent) struct Triggers {
 }
 
 impl Triggers {
-    /// Starts watching the kubelet's directories.
     pub(in crate::agent) fn start(directories: Directories) -> Self {
         let pending = Arc::new(Pending::default());
         let files = Task::spawn(directories::keep_watching(directories, Arc::clone(&pending)));
@@ -130,7 +123,6 @@ impl Triggers {
     }
 }
 
-/// Raises a trigger when hardware is added or removed.
 async fn keep_listening(pending: Arc<Pending>) {
     let listened = async {
         let mut hotplug = Hotplug::listen()?;

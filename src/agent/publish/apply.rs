@@ -17,7 +17,6 @@ use crate::scheduler::Publishable;
 /// How long a Node UID that was read may be used for a new object: the Node may be recreated.
 const UID_LIFETIME: Duration = Duration::from_secs(10);
 
-/// Writes the object of one node.
 #[derive(Debug)]
 pub(super) struct ObjectWriter {
     pub(super) node: String,
@@ -26,9 +25,7 @@ pub(super) struct ObjectWriter {
     sets_owner: bool,
     /// The object's metadata; `None` if there is no object, or it is unknown.
     pub(super) metadata: Option<ObjectMeta>,
-    /// The Node's UID, and when it was read.
     uid: Option<(String, Instant)>,
-    /// Whether it was logged that we may not read the object.
     has_warned: bool,
 }
 
@@ -45,7 +42,6 @@ impl ObjectWriter {
         version(metadata).zip(version(known)).is_some_and(|(theirs, known)| theirs <= known)
     }
 
-    /// Watches the object from the known version on.
     pub(super) fn watch(&self) -> ObjectWatch {
         self.cluster.watch_topology(&self.node, self.version())
     }
@@ -79,7 +75,6 @@ impl ObjectWriter {
         self.take(read)
     }
 
-    /// Reads the object.
     pub(super) async fn read(&mut self) -> Result<LiveObject, ClusterError> {
         let read = self.cluster.topology(&self.node).await;
         self.take(read)
@@ -189,7 +184,6 @@ impl ObjectWriter {
         reference.kind == "Node" && reference.api_version == "v1" && reference.name == self.node
     }
 
-    /// Returns the owner reference of an object that is created now.
     async fn first_reference(&mut self) -> Result<Option<OwnerReference>, ClusterError> {
         if !self.sets_owner {
             return Ok(None);
@@ -202,7 +196,6 @@ impl ObjectWriter {
         Ok(Some(node_reference(&self.node, &uid)))
     }
 
-    /// Records that the object was deleted.
     pub(super) fn deleted(&mut self) {
         self.metadata = None;
         self.uid = None;
@@ -226,7 +219,6 @@ impl ObjectWriter {
         self.metadata.as_ref().is_some_and(|metadata| !self.own_references(metadata).is_empty())
     }
 
-    /// Returns true if no owner has this UID.
     fn has_other_owner(&self, uid: &str) -> bool {
         let is_other = |owner: &OwnerReference| owner.uid != uid;
         self.metadata.as_ref().is_some_and(|metadata| self.own_references(metadata).iter().all(is_other))

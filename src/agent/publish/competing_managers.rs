@@ -38,10 +38,8 @@ pub enum ConflictPolicy {
     Overwrite,
 }
 
-/// What to do about a change by another writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reaction {
-    /// Overwrite it.
     TakeOver,
     /// It is a competitor's: overwrite it after this delay.
     Overwrite(Duration),
@@ -59,7 +57,6 @@ struct Writer {
     conflicts: u32,
 }
 
-/// Tracks other writers of the object.
 #[derive(Debug)]
 pub(super) struct CompetingManagers {
     policy: ConflictPolicy,

@@ -125,7 +125,6 @@ impl PublishTask {
         false
     }
 
-    /// Reacts to a change of `fields` by `author`.
     fn react(&mut self, author: &FieldManager, fields: &[&str], is_fresh: bool) {
         let now = Instant::now();
         self.ownership.up_to_date = None;
@@ -152,7 +151,6 @@ impl PublishTask {
         self.report_competitors();
     }
 
-    /// Reports the competing publishers when they change.
     fn report_competitors(&mut self) {
         let active = self.ownership.competing.active(Instant::now());
         let active: Vec<String> = active.map(ToString::to_string).collect();

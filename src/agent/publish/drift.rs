@@ -54,7 +54,6 @@ impl Leftovers {
         }
     }
 
-    /// Returns true if there are any.
     pub(super) fn any(self) -> bool {
         self != Self::default()
     }
@@ -64,7 +63,6 @@ impl Leftovers {
         self.owner
     }
 
-    /// Returns the leftovers without the owner.
     pub(super) const fn without_owner(self) -> Self {
         Self { owner: false, ..self }
     }

@@ -10,16 +10,13 @@ use crate::cluster::FIELD_MANAGER;
 /// The deprecated field with the policies, which we write on request only.
 pub(super) const POLICIES: &str = "topologyPolicies";
 
-/// The author of a change that is not ours.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum FieldManager {
     /// A person with `kubectl`.
     Person(String),
-    /// Another program.
     Program(String),
     /// Another process with our field manager: an agent that just started, or a duplicate.
     SameName,
-    /// The managed fields do not show the author.
     Unknown,
 }
 

@@ -25,11 +25,9 @@ const DELETIONS_WITHIN: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 pub(super) struct OwnershipState {
     pub(super) competing: CompetingManagers,
-    /// The form in which we write the object.
     pub(super) form: Form,
     /// UID and generation of the object when it was last seen to be as we want it.
     pub(super) up_to_date: Option<(String, i64)>,
-    /// Times of recent deletions of the object.
     deletions: VecDeque<Instant>,
     /// Since when the object has been owned by a Node that is gone, and whether that was reported.
     pub(super) stale_owner: Option<(Instant, bool)>,
@@ -62,12 +60,10 @@ impl OwnershipState {
         now.duration_since(*self.rejected_since.get_or_insert(now)) >= REJECTED
     }
 
-    /// Returns true if the object with this metadata is as we want it.
     pub(super) fn is_up_to_date(&self, metadata: &ObjectMeta) -> bool {
         self.up_to_date.is_some() && self.up_to_date == identity(metadata)
     }
 
-    /// Returns what others left and we may remove.
     pub(super) fn leftovers(&self, metadata: &ObjectMeta) -> Leftovers {
         let leftovers = Leftovers::of(metadata, self.form);
         if self.is_owner_fixed { leftovers.without_owner() } else { leftovers }
@@ -98,7 +94,6 @@ impl OwnershipState {
     }
 }
 
-/// Returns UID and generation of an object.
 pub(super) fn identity(metadata: &ObjectMeta) -> Option<(String, i64)> {
     metadata.uid.clone().zip(metadata.generation)
 }

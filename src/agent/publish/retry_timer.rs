@@ -16,13 +16,11 @@ pub(super) const RETRY_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct RetryTimer {
     pub(super) failures: u32,
-    /// Whether the server requested the delay.
     is_requested: bool,
     pub(super) not_before: Option<Instant>,
 }
 
 impl RetryTimer {
-    /// Backs off after a failure.
     pub(super) fn fail(&mut self, error: &ClusterError, now: Instant) {
         // After an outage all agents of the cluster have something to write.
         let own = random_back_off(&mut self.failures, RETRY / 2, RETRY, RETRY_LIMIT);

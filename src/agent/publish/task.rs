@@ -39,9 +39,7 @@ pub struct Published {
     pub competitor: Option<String>,
 }
 
-/// Why the task stopped waiting.
 enum Wake {
-    /// There is a newer state.
     Newest,
     /// The pending attempt is due, or a refresh.
     Due,
@@ -51,11 +49,9 @@ enum Wake {
     Object(Result<ObjectEvent, ClusterError>),
 }
 
-/// The publishing task.
 pub(super) struct PublishTask {
     pub(super) writer: ObjectWriter,
     pub(super) ownership: OwnershipState,
-    /// The newest state.
     pub(super) newest: watch::Receiver<Option<Publishable>>,
     pub(super) published: watch::Sender<Published>,
     live_object: watch::Sender<LiveObject>,
@@ -69,12 +65,10 @@ pub(super) struct PublishTask {
     /// The reason for the first write of this process, until it is done.
     pub(super) first: Option<WriteReason>,
     watched: WatchedObject,
-    /// The error of the watch that was logged last.
     pub(super) watch_error: LastLogged<String>,
     fingerprint: WithheldFingerprint,
 }
 
-/// The watch on the object.
 struct WatchedObject {
     /// Whether to watch it from the first write on.
     is_enabled: bool,
@@ -92,7 +86,6 @@ struct WithheldFingerprint {
 }
 
 impl PublishTask {
-    /// Returns a task with nothing to write yet.
     pub(super) fn new(
         settings: &Settings,
         cluster: Cluster,

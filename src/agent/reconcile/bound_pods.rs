@@ -25,16 +25,12 @@ const DELAY_WITH_CHECKPOINTS: Duration = Duration::from_millis(200);
 /// Maximum delay between two such scans.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// Schedules scans for bound pods.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct BoundPods {
-    /// Pods that the zones do not account for.
     pub(in crate::agent) unaccounted: BTreeSet<PodName>,
     /// Whether the kubelet's checkpoints show what it admits.
     has_checkpoints: bool,
-    /// The number of consecutive scans for these pods.
     scans: u32,
-    /// When to scan for them.
     pub(in crate::agent) scan_at: Option<Instant>,
 }
 

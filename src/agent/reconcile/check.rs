@@ -8,35 +8,29 @@ use crate::agent::report::Reason;
 /// What a guard decides.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Check<T = ()> {
-    /// Go on.
     Pass,
     /// Go on with this instead. The text, if any, says what is still missing: it is reported, and everything
     /// is scanned again soon.
     Amend(T, Option<String>),
     /// Publish nothing: the last good object stays.
     Wait {
-        /// One sentence.
         why: String,
-        /// When to scan again.
         retry: Retry,
     },
     /// Go on: the time is up. The Event says what was waited for.
     GiveUp(Reason, String),
 }
 
-/// When to scan again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Retry {
     /// Soon, with a backoff, and everything: the kubelet is not ready. The reason is reported like an error.
     Backoff,
-    /// At this time.
     At(Instant, Depth),
     /// When something changes; at the latest with the next scan of everything.
     Later,
 }
 
 impl<T> Check<T> {
-    /// Waits for a kubelet that is not ready.
     pub(super) fn not_ready(why: String) -> Self {
         Self::Wait { why, retry: Retry::Backoff }
     }

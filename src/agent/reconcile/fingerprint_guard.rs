@@ -27,10 +27,8 @@ const FIRST_LIST_TO_RESERVE: Duration = Duration::from_secs(12);
 /// A warning is logged if no source has listed the node's pods after this time.
 const WARN_AFTER: Duration = Duration::from_secs(60);
 
-/// What to publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::agent) enum Scope {
-    /// Everything.
     All,
     /// Only a withheld fingerprint, and reservations: everything else can wait for the scan that is due.
     Urgent,
@@ -39,9 +37,7 @@ pub(in crate::agent) enum Scope {
 /// The newest state that may be published.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::agent) struct Newest {
-    /// What the object says.
     pub(in crate::agent) publishable: Publishable,
-    /// The gate's verdict on it.
     pub(in crate::agent) verdict: Verdict,
     /// Whether it differs from the one before.
     pub(in crate::agent) is_new: bool,
@@ -57,7 +53,6 @@ pub(in crate::agent) struct FingerprintGuard {
     gate: FingerprintGate,
     /// The gate's times count from here.
     started: Instant,
-    /// The newest account.
     pub(in crate::agent) account: Option<Account>,
     /// The number of accounts so far.
     accounts: u64,
@@ -65,18 +60,14 @@ pub(in crate::agent) struct FingerprintGuard {
     pub(super) is_responding: bool,
     pub(in crate::agent) bound_pods: BoundPods,
     delay: WriteDelay,
-    /// The last state that was published.
     last: Option<Publishable>,
     /// The last input, and whether the whole verdict on it was published or is delayed.
     evaluated: Option<(InputVersion, bool)>,
-    /// When to evaluate again if nothing happens.
     pub(in crate::agent) recheck_at: Option<Instant>,
-    /// Whether it was reported that the pods are unknown.
     is_reported: bool,
 }
 
 impl FingerprintGuard {
-    /// Returns a guard without an account.
     pub(super) fn new(settings: GateSettings, started: Instant) -> Self {
         Self {
             gate: FingerprintGate::new(settings),
@@ -93,7 +84,6 @@ impl FingerprintGuard {
         }
     }
 
-    /// Takes a new account.
     pub(super) fn accept(&mut self, account: Account) {
         self.is_responding = true;
         self.accounts += 1;

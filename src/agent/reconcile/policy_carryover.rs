@@ -21,7 +21,6 @@ pub(super) struct PolicyCarryover {
     limit: Duration,
     /// ...and since when it has been waiting.
     waiting_since: Option<Instant>,
-    /// When to report that policies are carried over.
     report_at: Instant,
     is_reported: bool,
     /// Whether the configuration was read once (the reader keeps it), or has no source.
@@ -41,7 +40,6 @@ impl PolicyCarryover {
         }
     }
 
-    /// Takes the policies of the live object.
     pub(super) fn adopt(&mut self, live_object: &LiveObject) {
         self.policies = live_object.policies();
     }

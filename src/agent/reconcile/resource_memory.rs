@@ -18,7 +18,6 @@ const MEMORY: Duration = Duration::from_secs(600);
 /// Maximum number of absent resources: more than any node has plugins.
 const MAX_ABSENT: usize = 128;
 
-/// Remembers device resources.
 #[derive(Debug, Default)]
 pub(super) struct ResourceMemory {
     /// By resource, since when it has been neither offered nor allocated.

@@ -29,17 +29,13 @@ pub(super) const EMPTY_FACTOR: u32 = 10;
 #[derive(Debug)]
 pub(in crate::agent) struct RestartGuard {
     limit: Duration,
-    /// The name suffix of every static pod.
     static_suffix: String,
-    /// The state before the connection broke.
     before: Option<Accepted>,
-    /// The connection whose responses are accepted.
     accepted: Option<Connection>,
     /// When the connection being evaluated was first seen.
     since: Option<(Connection, Instant)>,
 }
 
-/// What was allocated and allocatable in an accepted scan.
 #[derive(Debug, Default, Clone)]
 struct Accepted {
     usage: Arc<Usage>,
@@ -49,7 +45,6 @@ struct Accepted {
 /// What the pod source knows of the pods of the API server. It does not cover static pods.
 #[derive(Clone, Copy)]
 pub(super) struct PodLiveness<'a> {
-    /// Whether this pod is running or will run.
     pub(super) is_live: &'a dyn Fn(&PodName) -> bool,
     /// Whether this pod was recently deleted or terminated.
     pub(super) is_gone: &'a dyn Fn(&PodName) -> bool,
@@ -58,7 +53,6 @@ pub(super) struct PodLiveness<'a> {
     pub(super) is_missing_since: &'a dyn Fn(&PodName, Instant) -> bool,
 }
 
-/// What is still missing, and how long to wait for it.
 struct Missing {
     what: String,
     limit: Duration,

@@ -24,17 +24,14 @@ const NOT_READY_LIMIT: Duration = Duration::from_secs(1);
 /// How long the node may be unreadable before an Event is posted.
 const UNREADABLE: Duration = Duration::from_secs(60);
 
-/// When to scan, and how deep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::agent) struct Requeue {
     pub(in crate::agent) at: Instant,
     pub(in crate::agent) depth: Depth,
 }
 
-/// Schedules scans.
 #[derive(Debug)]
 pub(in crate::agent) struct Schedule {
-    /// The interval between scans of everything.
     interval: Duration,
     /// When everything has to be scanned again, whatever happens in between.
     full_scan_at: Instant,
@@ -64,12 +61,10 @@ impl Schedule {
         self.full_scan_at = start + jittered(self.interval);
     }
 
-    /// Returns true if everything has to be scanned.
     pub(super) fn is_full_scan_due(&self, now: Instant) -> bool {
         now >= self.full_scan_at
     }
 
-    /// Returns the next scan of everything.
     pub(super) fn full_scan(&self) -> Requeue {
         Requeue { at: self.full_scan_at, depth: Depth::Everything }
     }

@@ -17,7 +17,6 @@ use crate::topology::{Amounts, Topology};
 /// longer to return our object, it was unavailable.
 const FIRST_RESPONSE: Duration = Duration::from_secs(2);
 
-/// Guards the time after the agent's start.
 #[derive(Debug)]
 pub(super) struct StartupGuard {
     started: Instant,
@@ -33,7 +32,6 @@ pub(super) struct StartupGuard {
 
 /// What the pod source knows of the pods that the List should contain.
 pub(super) enum PodListCheck {
-    /// The List contains all of them.
     Complete,
     /// The List lacks some, or the source has not synced yet. The text is the reason.
     Incomplete(String),
@@ -42,7 +40,6 @@ pub(super) enum PodListCheck {
 }
 
 impl StartupGuard {
-    /// Returns a guard that compares nothing yet.
     pub(super) fn new(started: Instant, limit: Duration) -> Self {
         Self { started, limit, amounts: BTreeMap::new(), since: None }
     }

@@ -14,7 +14,6 @@ use crate::scheduler::Publishable;
 /// Maximum delay of a change, whatever else changes meanwhile.
 const DELAY: Duration = Duration::from_millis(50);
 
-/// Whether a change is delayed, and until when.
 #[derive(Debug, Default)]
 pub(super) struct WriteDelay {
     /// Set by the first change that was not published yet.

@@ -8,7 +8,6 @@ use crate::pod::PodName;
 use crate::scheduler::Publishable;
 use crate::topology::{Amounts, Zone};
 
-/// Maximum number of pods named in one line.
 const MAX_NAMES: usize = 3;
 
 /// The last published state, with which the next one is compared.
@@ -21,9 +20,7 @@ struct Footprints(BTreeMap<PodName, Footprint>);
 
 #[derive(Debug, PartialEq, Eq)]
 struct Footprint {
-    /// Hash of everything that the pod is allocated.
     hash: u64,
-    /// The NUMA nodes that it is on.
     nodes: IdSet,
 }
 
@@ -44,7 +41,6 @@ impl ChangeLog {
 }
 
 impl Footprints {
-    /// Returns the footprints of all pods with allocations.
     fn of(usage: &Usage, machine: &Machine) -> Self {
         let pods = usage.pods.iter().filter(|pod| pod.has_allocations());
         let footprint =

@@ -137,7 +137,6 @@ impl Reason {
     }
 }
 
-/// Handle for posting Events.
 #[derive(Clone, Debug)]
 pub(in crate::agent) struct EventRecorder(Option<mpsc::Sender<(Reason, String)>>);
 
@@ -188,7 +187,6 @@ async fn post(node: &str, cluster: &Cluster, reason: Reason, note: &str) -> Resu
     cluster.create_event(event).await
 }
 
-/// Decides which Events are posted.
 struct Limiter {
     last: BTreeMap<Reason, (String, Instant)>,
     bucket: TokenBucket,

@@ -77,7 +77,6 @@ fn names(pods: &[PodName]) -> Vec<Name<'_>> {
     pods.iter().map(|(namespace, name)| Name { namespace, name }).collect()
 }
 
-/// Replaces the file atomically.
 async fn replace(path: &Path, text: &str) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");

@@ -29,12 +29,10 @@ const WINDOW: Duration = Duration::from_millis(100);
 /// overflow.
 const BATCH_DELAY: Duration = Duration::from_millis(10);
 
-/// The watched directories.
 #[derive(Clone, Debug)]
 pub(in crate::agent) struct Directories {
     /// The kubelet's root, with the checkpoints; often not visible in a pod.
     pub(in crate::agent) root: PathBuf,
-    /// Where device plugins register.
     pub(in crate::agent) device_plugins: PathBuf,
     /// The directory of the podresources socket.
     pub(in crate::agent) socket: PathBuf,
@@ -146,11 +144,9 @@ impl Wakeups {
 /// Which directory each watch is on. Several kinds may share one.
 struct WatchedDirectories {
     directories: Vec<(Kind, PathBuf)>,
-    /// The notify file's name in its directory.
     notify: Option<OsString>,
     watches: Watches,
     kinds: BTreeMap<Kind, WatchDescriptor>,
-    /// The directories about which a warning was logged.
     warned: BTreeSet<Kind>,
 }
 
