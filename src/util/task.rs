@@ -7,12 +7,12 @@ use tokio::task::{JoinError, JoinHandle};
 
 /// The handle of a task, which is aborted when the handle is dropped. As a future, it waits for the task.
 #[derive(Debug)]
-pub struct Task<T = ()>(JoinHandle<T>);
+pub struct Task(JoinHandle<()>);
 
-impl<T: Send + 'static> Task<T> {
+impl Task {
     /// Spawns a task on the current Tokio runtime.
     #[must_use]
-    pub fn spawn(task: impl Future<Output = T> + Send + 'static) -> Self {
+    pub fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Self {
         Self(tokio::spawn(task))
     }
 
@@ -28,16 +28,16 @@ impl<T: Send + 'static> Task<T> {
     }
 }
 
-impl<T> Future for Task<T> {
-    type Output = Result<T, JoinError>;
+impl Future for Task {
+    type Output = Result<(), JoinError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.0).poll(cx)
     }
 }
 
-impl<T> Drop for Task<T> {
+impl Drop for Task {
     fn drop(&mut self) {
-        self.0.abort();
+        self.abort();
     }
 }
