@@ -2,14 +2,9 @@
 //! response is shared by all the clients it is sent to, however large it is, and no client can starve the
 //! others of memory, connections or CPU time.
 //!
-//! It is built on h2 directly, not on hyper's server, which also uses h2. In a measured prototype hyper (1.12)
-//! took less for a bare call (10 µs instead of 14, 1.7 KiB instead of 2.3) and would save some 100 lines of
-//! `call`, but none of the limits. And hyper does not poll a body that waits for its client to read, so a slow
-//! watcher could only lose its whole connection; it cannot close a connection in a way that reports which
-//! calls were not begun (`abrupt_shutdown`); and it spawns calls without a bound.
-//!
-//! `socket` is the socket file, `connection` and `call` serve the requests, `input_filter` makes Go clients
-//! acceptable to h2, and `clients`, `fair_queue` and `responses` enforce the limits.
+//! It is built on h2 directly: hyper's server (1.12) does not poll a body that waits for its client to read, so
+//! a slow watcher could only lose its whole connection; it cannot close a connection in a way that reports
+//! which calls were not begun (`abrupt_shutdown`); and it spawns calls without a bound.
 
 mod call;
 mod clients;
