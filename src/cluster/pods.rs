@@ -15,10 +15,8 @@ mod list_decoder;
 mod list_reader;
 mod watcher;
 
-use futures::Stream;
-
 use super::{Cluster, ClusterError};
-use crate::pod::{Pod, PodEvent, PodName, Wanted};
+use crate::pod::{Pod, PodName, Wanted};
 
 pub use frame::PodFrame;
 pub use list_decoder::PodListDecoder;
@@ -26,16 +24,6 @@ pub use list_decoder::PodListDecoder;
 use list_reader::{ListItem, ListReader};
 
 impl Cluster {
-    /// Watches the pods of `node`, decoding what is `wanted` of each. An error is one sentence; the watch
-    /// continues after a backoff.
-    pub fn watch_pods(
-        &self,
-        node: &str,
-        wanted: Wanted,
-    ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static {
-        watcher::watch(self.clone(), node.to_owned(), wanted)
-    }
-
     /// Returns the pod of this name on `node`, as it is now, with what is `wanted` of it; `None` if there is
     /// none. It is listed rather than read: watching needs permission to list pods, but not to get one.
     ///

@@ -159,8 +159,7 @@ impl PodCache {
     /// pod.
     #[must_use]
     pub fn lacks_since(&self, name: &PodName, moment: Instant) -> bool {
-        let pods = self.pods();
-        pods.listed_at.is_some_and(|at| at > moment) && !pods.all().contains_key(name)
+        self.listed_since(moment) && !self.contains(name)
     }
 
     /// Returns true if the pods are those of a complete list that was requested after `moment`, and of the

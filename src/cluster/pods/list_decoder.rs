@@ -41,12 +41,8 @@ enum Position {
     End,
 }
 
-/// The result of one step.
-enum Step {
-    /// A pod: the last this many consumed bytes.
-    Pod(usize),
-    Nothing,
-}
+/// What one step consumed: a pod, which is the last this many consumed bytes, or something else.
+type Step = Option<usize>;
 
 impl PodListDecoder {
     /// Appends a chunk. Take all complete pods first: the rest is buffered.
@@ -60,13 +56,12 @@ impl PodListDecoder {
     /// It is not a list of pods, or a pod in it is larger than any of the API server; the list is then
     /// unusable.
     pub fn take(&mut self) -> Result<Option<&[u8]>, DecodeError> {
-        loop {
-            match self.step()? {
-                Some(Step::Pod(length)) => return Ok(Some(self.buffer.last(length))),
-                Some(Step::Nothing) => {}
-                None => return Ok(None),
+        while let Some(step) = self.step()? {
+            if let Some(length) = step {
+                return Ok(Some(self.buffer.last(length)));
             }
         }
+        Ok(None)
     }
 
     /// Returns the version of the list. Call it after the last chunk, when all pods are taken.
@@ -96,7 +91,7 @@ impl PodListDecoder {
             Position::Magic => self.magic(),
             Position::List(0) => {
                 self.position = Position::End;
-                Ok(Some(Step::Nothing))
+                Ok(Some(None))
             }
             Position::List(rest) => self.list(rest),
             Position::Envelope(_) | Position::End => self.envelope(),
@@ -108,7 +103,7 @@ impl PodListDecoder {
         let bytes = usize::try_from(self.skip).unwrap_or(usize::MAX).min(available);
         self.advance(bytes);
         self.skip -= bytes as u64;
-        (bytes > 0).then_some(Step::Nothing)
+        (bytes > 0).then_some(None)
     }
 
     fn magic(&mut self) -> Result<Option<Step>, DecodeError> {
@@ -122,7 +117,7 @@ impl PodListDecoder {
         }
         self.advance(available);
         self.position = Position::Envelope(false);
-        Ok(Some(Step::Nothing))
+        Ok(Some(None))
     }
 
     /// Consumes a record of the envelope: 1 is the type, 2 the list, 3 its encoding and 4 its content type.
@@ -150,7 +145,7 @@ impl PodListDecoder {
             (2, _) => return Err(self.invalid("a second list")),
             _ => self.skip_record(&head),
         }
-        Ok(Some(Step::Nothing))
+        Ok(Some(None))
     }
 
     /// Consumes a record of the list: 1 is its metadata, 2 a pod.
@@ -160,7 +155,7 @@ impl PodListDecoder {
         let Some(left) = rest.checked_sub(record) else {
             return Err(self.invalid("a field that exceeds its message"));
         };
-        let mut step = Step::Nothing;
+        let mut step = None;
         match head.number {
             1 => {
                 let Some(metadata) = self.content(&head, MAX_METADATA_BYTES)? else { return Ok(None) };
@@ -169,7 +164,7 @@ impl PodListDecoder {
                 (self.version, self.is_partial) = (version, !token.is_empty());
             }
             2 => match self.content(&head, MAX_OBJECT_BYTES)? {
-                Some(pod) => step = Step::Pod(pod.len()),
+                Some(pod) => step = Some(pod.len()),
                 None => return Ok(None),
             },
             _ => self.skip_record(&head),

@@ -30,20 +30,23 @@ const CONTENT: &str = "application/vnd.kubernetes.protobuf;stream=watch";
 /// and an older list has to be accepted.
 const RESTORED_AFTER: Duration = Duration::from_secs(120);
 
-/// Watches the pods of `node`, starting with a list.
-pub(super) fn watch(
-    cluster: Cluster,
-    node: String,
-    wanted: Wanted,
-) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static {
-    let target = PodsOfNode { path: format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{node}"), wanted };
-    let watcher = PodWatcher {
-        watch: Watch::new(cluster, target, String::new()),
-        phase: Phase::Unsynced,
-        unreadable: LastLogged::default(),
-        version_too_large_since: None,
-    };
-    unfold(watcher, |mut watcher| async { Some((watcher.next().await, watcher)) })
+impl Cluster {
+    /// Watches the pods of `node`, starting with a list, and decodes what is `wanted` of each. An error is
+    /// one sentence; the watch continues after a backoff.
+    pub fn watch_pods(
+        &self,
+        node: &str,
+        wanted: Wanted,
+    ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static {
+        let path = format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{node}");
+        let watcher = PodWatcher {
+            watch: Watch::new(self.clone(), PodsOfNode { path, wanted }, String::new()),
+            phase: Phase::Unsynced,
+            unreadable: LastLogged::default(),
+            version_too_large_since: None,
+        };
+        unfold(watcher, |mut watcher| async { Some((watcher.next().await, watcher)) })
+    }
 }
 
 /// The pods of a node.
@@ -122,13 +125,10 @@ impl PodWatcher {
             }
             Phase::Requesting => {
                 let path = self.list_path();
-                match ListReader::start(&self.watch.cluster, path, LIST, RESPONSE_TIMEOUT).await {
-                    Ok(list) => {
-                        self.phase = Phase::Listing(Box::new(list));
-                        Ok(None)
-                    }
-                    Err(error) => Err(self.fail_list(&error)),
-                }
+                let list = ListReader::start(&self.watch.cluster, path, LIST, RESPONSE_TIMEOUT).await;
+                let list = list.map_err(|error| self.fail_list(&error))?;
+                self.phase = Phase::Listing(Box::new(list));
+                Ok(None)
             }
             Phase::Listing(list) => match list.next(&self.watch.cluster, &self.watch.target.wanted).await {
                 Ok(ListItem::Pod(Ok(pod))) => Ok(Some(PodEvent::InitApply(pod))),
