@@ -99,8 +99,8 @@ pub(super) enum Interruption {
 pub(super) struct Watch<T> {
     pub(super) cluster: Cluster,
     pub(super) target: T,
-    /// The version to resume from.
-    version: String,
+    /// The version to resume from: that of the last event or of the list; empty if there is none.
+    pub(super) version: String,
     open: Option<OpenWatch>,
     /// It failed and has received nothing since.
     is_broken: bool,
@@ -130,11 +130,6 @@ impl<T: WatchTarget> Watch<T> {
     /// Waits until the next request may be sent.
     pub(super) async fn wait(&self) {
         sleep_until(self.not_before).await;
-    }
-
-    /// Returns the version to resume from: that of the last event or of the list; empty if there is none.
-    pub(super) fn version(&self) -> &str {
-        &self.version
     }
 
     /// Sets the version to resume from, after a successful list.

@@ -60,7 +60,7 @@ impl PodCache {
             return Self::none();
         }
         let selector = SourceSelector::new(sources, node.clone(), Some(cluster.clone()));
-        let refresh = selector.refresh();
+        let refresh = Arc::clone(&selector.refresh);
         let (sender, view) = watch::channel(PodView::default());
         let pods = Arc::<Mutex<CachedPods>>::default();
         let (lists_terminated, error) = (None, LastLogged::default());

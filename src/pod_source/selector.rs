@@ -67,8 +67,8 @@ pub struct SourceSelector {
     errors: Vec<String>,
     failures: u32,
     not_before: Instant,
-    /// Notified to read `/pods` ahead of its time.
-    refresh: Arc<Notify>,
+    /// Notified to read `/pods` ahead of its time. It has no effect on the other sources.
+    pub(super) refresh: Arc<Notify>,
     /// The trial of a source that is preferred to the selected one and may work by now.
     trial: Trial,
     /// Events that the current source sent before it was switched to.
@@ -81,7 +81,7 @@ impl SourceSelector {
     #[must_use]
     pub fn new(sources: PodSources, node: String, cluster: Option<Cluster>) -> Self {
         let now = Instant::now();
-        let refresh = sources.informer.as_ref().map_or_else(Arc::default, SharedInformer::refresh);
+        let refresh = sources.informer.as_ref().map_or_else(Arc::default, |shared| Arc::clone(&shared.refresh));
         let mut selector = Self {
             sources,
             node,
@@ -100,11 +100,6 @@ impl SourceSelector {
         };
         selector.try_source(0);
         selector
-    }
-
-    /// Returns what to notify to read `/pods` ahead of its time. It has no effect on the other sources.
-    pub(super) fn refresh(&self) -> Arc<Notify> {
-        Arc::clone(&self.refresh)
     }
 
     /// Returns the current source.

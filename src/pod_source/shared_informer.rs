@@ -13,7 +13,7 @@ use tokio::task::yield_now;
 use super::kind::PodSourceKind;
 use crate::pod::{PodEvent, Wanted};
 use crate::util::task::Task;
-use queue::{Item, has_raw};
+use queue::{Item, Queue, has_raw};
 use state::State;
 
 /// The events of a source.
@@ -24,7 +24,8 @@ pub(super) type Events = BoxStream<'static, Result<PodEvent, String>>;
 pub struct SharedInformer {
     /// What any subscriber will want of a pod, except the serialized pod.
     wanted: Wanted,
-    refresh: Arc<Notify>,
+    /// Notified to read `/pods` ahead of its time.
+    pub(super) refresh: Arc<Notify>,
     sources: Arc<Mutex<Vec<(PodSourceKind, Weak<SharedSource>)>>>,
 }
 
@@ -68,11 +69,6 @@ impl SharedInformer {
     #[must_use]
     pub fn caching(wanted: Wanted) -> Self {
         Self { wanted, ..Self::default() }
-    }
-
-    /// Returns what to notify to read `/pods` ahead of its time.
-    pub(super) fn refresh(&self) -> Arc<Notify> {
-        Arc::clone(&self.refresh)
     }
 
     /// Subscribes to a source. Yields a snapshot of its pods, then its events. The source is opened if it has
@@ -130,7 +126,7 @@ impl Subscription {
         loop {
             let mut item = None;
             self.source.state.send_if_modified(|state| {
-                item = state.next_for(self.id);
+                item = state.subscribers.get_mut(&self.id).and_then(Queue::pop);
                 false
             });
             if let Some(item) = item {

@@ -168,7 +168,7 @@ impl PodWatcher {
     /// it lacks. Later lists must not be older than the last event; an API server that has just started waits
     /// until its cache has caught up.
     fn list_path(&self) -> String {
-        let version = self.watch.version();
+        let version = &self.watch.version;
         let is_restored =
             self.version_too_large_since.is_some_and(|since| since.elapsed() > RESTORED_AFTER);
         let age = match version.is_empty() || is_restored {

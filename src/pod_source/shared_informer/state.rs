@@ -58,11 +58,6 @@ impl State {
         self.subscribers.insert(id, queue);
         id
     }
-
-    /// Returns the next event for this subscriber.
-    pub(super) fn next_for(&mut self, id: u64) -> Option<Item> {
-        self.subscribers.get_mut(&id)?.pop()
-    }
 }
 
 /// Returns the initial snapshot for a new subscriber.
