@@ -72,7 +72,7 @@ impl Controller {
 
     /// Returns the controller's health, to be served.
     pub fn health(&self) -> Arc<dyn Probes> {
-        self.metrics.health().clone()
+        self.metrics.health.clone()
     }
 
     /// Runs until `shutdown` completes, then releases the Lease.
@@ -115,7 +115,7 @@ async fn heartbeat(metrics: &Metrics) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        metrics.health().loop_ran();
+        metrics.health.iteration.confirm();
     }
 }
 

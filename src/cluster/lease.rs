@@ -15,18 +15,13 @@ struct RawLease {
     spec: Option<LeaseSpec>,
 }
 
-impl From<RawLease> for Lease {
-    fn from(RawLease { metadata, spec }: RawLease) -> Self {
-        Self { metadata, spec }
-    }
-}
-
 impl Cluster {
     /// Returns a Lease; `None` if it does not exist.
     pub async fn lease(&self, namespace: &str, name: &str) -> Result<Option<Lease>, ClusterError> {
         let what = format!("get lease {namespace}/{name}");
         let request = leases(namespace).get(name, &GetParams::default());
-        Ok(self.read_opt::<RawLease>(&what, request).await?.map(Lease::from))
+        let lease = self.read_opt::<RawLease>(&what, request).await?;
+        Ok(lease.map(|RawLease { metadata, spec }| Lease { metadata, spec }))
     }
 
     /// Creates a Lease.
@@ -57,7 +52,8 @@ impl Cluster {
 
     async fn write_lease(&self, what: &str, request: Built) -> Result<Lease, ClusterError> {
         let written = self.in_time(what, self.read::<RawLease>(request)).await;
-        written.map(Lease::from).map_err(|failure| failure.explain(what))
+        let RawLease { metadata, spec } = written.map_err(|failure| failure.explain(what))?;
+        Ok(Lease { metadata, spec })
     }
 }
 

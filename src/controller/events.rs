@@ -92,8 +92,7 @@ mod tests {
         /// All reasons.
         const ALL: [Self; 3] = [Self::AgentSilent, Self::ObjectMissing, Self::GarbageHeldBack];
 
-        /// Returns what the Event is about, when it is posted, and what to do; `docs/events.md` is generated from
-        /// these.
+        /// Returns what the Event is about, when it is posted, and what to do.
         const fn documentation(self) -> (&'static str, &'static str, &'static str) {
             match self {
                 Self::AgentSilent => (

@@ -35,9 +35,9 @@ struct Passes {
 #[derive(Debug)]
 pub(crate) struct Health {
     limits: Limits,
-    iteration: Recent,
+    pub(super) iteration: Recent,
     /// The Lease was read or written.
-    lease: Recent,
+    pub(super) lease: Recent,
     /// While this replica leads.
     passes: Mutex<Option<Passes>>,
 }
@@ -51,14 +51,6 @@ impl Health {
 
     fn passes(&self) -> MutexGuard<'_, Option<Passes>> {
         self.passes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn loop_ran(&self) {
-        self.iteration.confirm();
-    }
-
-    pub(crate) fn lease_seen(&self) {
-        self.lease.confirm();
     }
 
     pub(crate) fn leads(&self, leads: bool) {
@@ -127,7 +119,7 @@ mod tests {
     async fn a_replica_that_sees_the_lease_is_ready() {
         let health = health(true);
         assert_eq!([health.started(), health.ready()], [["the Lease was not seen yet"]; 2]);
-        health.lease_seen();
+        health.lease.confirm();
         assert_eq!([health.started(), health.ready(), health.live()], [OK; 3]);
         advance(seconds(61)).await;
         assert_eq!(health.ready(), ["the Lease was not seen for 61 s, more than 60 s; see the log"]);
@@ -164,7 +156,7 @@ mod tests {
         assert_eq!(health.live(), OK);
         advance(seconds(1)).await;
         assert_eq!(health.live(), ["the main loop has not run for 61 s, more than 60 s; see the log"]);
-        health.loop_ran();
+        health.iteration.confirm();
         assert_eq!(health.live(), OK);
     }
 }

@@ -183,7 +183,7 @@ impl LeaderElection {
     }
 
     fn succeeded(&mut self, metrics: &Metrics) {
-        metrics.health().lease_seen();
+        metrics.health.lease.confirm();
         self.log.recovered("the Lease can be used again");
     }
 

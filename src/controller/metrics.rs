@@ -11,7 +11,7 @@ use crate::telemetry::registry::{
 /// The controller's metrics. Updates also go to its health.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    health: Arc<Health>,
+    pub(super) health: Arc<Health>,
     leader: Gauge,
     pub(super) errors: Family<2, Counter>,
     pub(super) events: Family<1, Counter>,
@@ -134,10 +134,6 @@ impl Metrics {
                  missing without `controller.scheduler`, and while none of its pods runs",
             ),
         }
-    }
-
-    pub(crate) const fn health(&self) -> &Arc<Health> {
-        &self.health
     }
 
     /// Sets whether this replica leads, and removes what only a leader knows.

@@ -156,7 +156,9 @@ async fn delete_agents(
     loop {
         let only_ready = Instant::now() >= check_nodes_at;
         match nodes_of_pods(cluster, cluster.labelled_pods(namespace, &labels), &is_ours, only_ready).await {
-            Ok(nodes) if nodes.is_empty() || started.elapsed() >= AGENTS_TIMEOUT => return Ok((deleted, nodes)),
+            Ok(nodes) if nodes.is_empty() || started.elapsed() >= AGENTS_TIMEOUT => {
+                return Ok((deleted, nodes));
+            }
             Ok(_) => {}
             Err(error) if error.is_permanent() || started.elapsed() >= AGENTS_TIMEOUT => {
                 return Err(error.into());

@@ -10,10 +10,6 @@ use crate::kubelet::PodsClient;
 use crate::pod::{Pod, PodEvent};
 use crate::watch_event::{Reflector, WatchEvent};
 
-const ADDED: &str = "ADDED";
-const MODIFIED: &str = "MODIFIED";
-const DELETED: &str = "DELETED";
-
 pub(super) async fn watch(client: PodsClient, output: OutputArgs) -> anyhow::Result<ExitCode> {
     let mut events = client.watch(wanted());
     let table = Table::new(&output, &["EVENT"]);
@@ -82,7 +78,7 @@ impl Printer {
         let now = self.rows.objects();
         let mut text = String::new();
         for (key, row) in before.iter().filter(|(key, _)| !now.contains_key(*key)) {
-            text += &print_changes(&mut self.table, &self.output, vec![(DELETED, key, row.as_ref())]);
+            text += &print_changes(&mut self.table, &self.output, vec![("DELETED", key, row.as_ref())]);
         }
         if is_deletion {
             return text;
@@ -91,8 +87,8 @@ impl Printer {
         let changes = now.iter().filter(|(key, _)| may_differ(key));
         let changes = changes.filter_map(|(key, row)| match before.get(key) {
             Some(before) if before == row => None,
-            Some(_) => Some((MODIFIED, key, row.as_ref())),
-            None => Some((ADDED, key, row.as_ref())),
+            Some(_) => Some(("MODIFIED", key, row.as_ref())),
+            None => Some(("ADDED", key, row.as_ref())),
         });
         text + &print_changes(&mut self.table, &self.output, changes.collect())
     }
