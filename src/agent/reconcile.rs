@@ -31,7 +31,7 @@ use crate::agent::settings::Settings;
 use crate::kubelet::{PodUsage, Usage};
 use crate::pod::{PodName, TerminalPods};
 use crate::pod_source::{PodCache, PodView};
-use crate::topology::{Exclude, Finding};
+use crate::topology::Finding;
 
 pub use account::Account;
 pub(super) use fingerprint_guard::Scope;

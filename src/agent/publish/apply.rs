@@ -38,8 +38,8 @@ impl ObjectWriter {
     /// grow.
     pub(super) fn is_known(&self, metadata: &ObjectMeta) -> bool {
         let version = |metadata: &ObjectMeta| metadata.resource_version.as_deref()?.parse::<u64>().ok();
-        let Some(known) = self.metadata.as_ref().filter(|known| known.uid == metadata.uid) else { return false };
-        version(metadata).zip(version(known)).is_some_and(|(theirs, known)| theirs <= known)
+        let known = self.metadata.as_ref().filter(|known| known.uid == metadata.uid);
+        known.and_then(version).zip(version(metadata)).is_some_and(|(known, theirs)| theirs <= known)
     }
 
     pub(super) fn watch(&self) -> ObjectWatch {

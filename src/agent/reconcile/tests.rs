@@ -115,7 +115,8 @@ fn nothing_is_published_before_the_live_object_is_known() {
     bench.live_object = LiveObject::Unknown;
     let plan = bench.scanned(scan(&[]), 0);
     assert!(plan.publish.is_none() && plan.status.is_none());
-    assert_eq!((plan.outcome, bench.reconciler.requeue.depth), (Some(Outcome::ObjectUnknown), Depth::Everything));
+    assert_eq!(plan.outcome, Some(Outcome::ObjectUnknown));
+    assert_eq!(bench.reconciler.requeue.depth, Depth::Everything);
     bench.live_object = LiveObject::Missing;
     assert_eq!(available(&bench.scanned(scan(&[]), 1)), 4);
 }
@@ -225,7 +226,8 @@ fn pods_that_change_between_scans_are_published_without_one() {
     bench.pods = PodCache::fixed(vec![pod]);
     let plan = bench.step(Change::Pods(Scope::All), bench.after(1));
     assert!(plan.publish.is_none(), "it may be admitted in time");
-    assert_eq!((bench.reconciler.fingerprint.bound_pods.unaccounted.len(), bench.reconciler.requeue), (1, requeue));
+    assert_eq!(bench.reconciler.fingerprint.bound_pods.unaccounted.len(), 1);
+    assert_eq!(bench.reconciler.requeue, requeue);
     let due = bench.reconciler.fingerprint.recheck_at.expect("there is nothing to wait for");
     let plan = bench.step(Change::Pods(Scope::Urgent), due);
     assert!(plan.publish.is_some_and(|newest| newest.is_new && newest.publishable.is_withheld()));

@@ -15,8 +15,7 @@ const MAX_NAMES: usize = 3;
 pub(super) struct ChangeLog(Option<(Publishable, Footprints)>);
 
 /// What each pod was allocated, as far as a log line needs it: a few dozen bytes per pod with allocations.
-#[derive(Debug, Default)]
-struct Footprints(BTreeMap<PodName, Footprint>);
+type Footprints = BTreeMap<PodName, Footprint>;
 
 #[derive(Debug, PartialEq, Eq)]
 struct Footprint {
@@ -28,11 +27,9 @@ impl ChangeLog {
     /// Returns one line per zone that differs from the last state, such as
     /// `node-1: cpu 6 -> 4 free (pod ns/a)`; one summary line for the first state.
     pub(super) fn record(&mut self, now: &Publishable, usage: &Usage, machine: &Machine) -> Vec<String> {
-        let footprints = Footprints::of(usage, machine);
+        let footprints = footprints(usage, machine);
         let lines = match &self.0 {
-            Some((before, before_footprints)) => {
-                lines(before, now, &footprints.changed_since(before_footprints))
-            }
+            Some((before, old)) => lines(before, now, &changed_pods(old, &footprints)),
             None => vec![format!("first account: {} zones", now.zones().len())],
         };
         self.0 = Some((now.clone(), footprints));
@@ -40,28 +37,27 @@ impl ChangeLog {
     }
 }
 
-impl Footprints {
-    fn of(usage: &Usage, machine: &Machine) -> Self {
-        let pods = usage.pods.iter().filter(|pod| pod.has_allocations());
-        let footprint =
-            |pod: &PodUsage| Footprint { hash: pod.allocations_hash(), nodes: nodes_of(pod, machine) };
-        Self(pods.map(|pod| (pod.full_name(), footprint(pod))).collect())
-    }
+/// Returns the footprints of all pods with allocations.
+fn footprints(usage: &Usage, machine: &Machine) -> Footprints {
+    let pods = usage.pods.iter().filter(|pod| pod.has_allocations());
+    let footprint =
+        |pod: &PodUsage| Footprint { hash: pod.allocations_hash(), nodes: nodes_of(pod, machine) };
+    pods.map(|pod| (pod.full_name(), footprint(pod))).collect()
+}
 
-    /// Returns the pods whose allocations differ from `before`, each with the affected NUMA nodes.
-    fn changed_since<'a>(&'a self, before: &'a Self) -> Vec<(&'a PodName, IdSet)> {
-        let names = self.0.keys().chain(before.0.keys().filter(|name| !self.0.contains_key(*name)));
-        let mut changed: Vec<(&PodName, IdSet)> = names
-            .filter_map(|name| {
-                let (now, then) = (self.0.get(name), before.0.get(name));
-                let mut nodes = IdSet::new();
-                now.into_iter().chain(then).for_each(|footprint| nodes.union_with(&footprint.nodes));
-                (now != then).then_some((name, nodes))
-            })
-            .collect();
-        changed.sort_by_key(|(name, _)| *name);
-        changed
-    }
+/// Returns the pods whose allocations differ, each with the affected NUMA nodes.
+fn changed_pods<'a>(before: &'a Footprints, now: &'a Footprints) -> Vec<(&'a PodName, IdSet)> {
+    let names = now.keys().chain(before.keys().filter(|name| !now.contains_key(*name)));
+    let mut changed: Vec<(&PodName, IdSet)> = names
+        .filter_map(|name| {
+            let (now, then) = (now.get(name), before.get(name));
+            let mut nodes = IdSet::new();
+            now.into_iter().chain(then).for_each(|footprint| nodes.union_with(&footprint.nodes));
+            (now != then).then_some((name, nodes))
+        })
+        .collect();
+    changed.sort_by_key(|(name, _)| *name);
+    changed
 }
 
 /// Returns the NUMA nodes of everything that a pod is allocated.
