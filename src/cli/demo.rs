@@ -161,7 +161,6 @@ impl Demo {
         })
     }
 
-    /// Starts and stops pods until the user quits.
     async fn play(&mut self, step: Duration) -> anyhow::Result<()> {
         let mut screen = Screen::open(colour())?;
         let mut term = signal(SignalKind::terminate())?;
@@ -186,7 +185,6 @@ impl Demo {
         }
     }
 
-    /// Executes a few steps, waiting for the object after each.
     async fn place_a_few(&mut self, steps: u16) -> anyhow::Result<()> {
         self.wait("the first object").await?;
         for _ in 0..steps {
@@ -197,7 +195,6 @@ impl Demo {
         Ok(())
     }
 
-    /// Waits until the object shows all changes.
     async fn wait(&mut self, what: &str) -> anyhow::Result<()> {
         let deadline = tokio::time::Instant::now() + TIMEOUT_ONCE;
         while self.topology.is_none() || !self.pending.is_empty() {

@@ -51,7 +51,6 @@ struct Node {
     ready: bool,
 }
 
-/// What was read of the fleet.
 #[derive(Default)]
 struct State {
     nodes: BTreeMap<String, Node>,
@@ -68,7 +67,6 @@ struct State {
     missing_daemon_set: Option<String>,
     /// Namespace and labels of the scheduler's pods, if none is running.
     missing_scheduler: Option<String>,
-    /// Whether no DaemonSet is configured.
     no_daemon_set: bool,
 }
 

@@ -20,11 +20,8 @@ const RATE: f64 = 1.0 / 60.0;
 /// The reason of an Event, by the variant's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reason {
-    /// A Node's agent is not working.
     AgentSilent,
-    /// A Node has no object.
     ObjectMissing,
-    /// Objects of apparently removed Nodes are not deleted.
     GarbageHeldBack,
 }
 
@@ -35,7 +32,6 @@ pub(super) struct EventRecorder {
     instance: String,
     metrics: Arc<Metrics>,
     is_enabled: bool,
-    /// Limits Events about Nodes.
     nodes: Mutex<TokenBucket>,
     /// Limits Events about garbage collection, separately, so that many silent agents do not suppress them.
     garbage: Mutex<TokenBucket>,

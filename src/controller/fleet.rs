@@ -25,12 +25,10 @@ pub(super) const NEWER: &str =
 /// The problem if no pod matches `controller.scheduler`.
 pub(super) const NO_SCHEDULER: &str = "no pod of the scheduler runs:";
 
-/// Totals over the whole cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fleet {
     /// Number of objects by policy and scope.
     pub(super) nodes: BTreeMap<(&'static str, &'static str), u64>,
-    /// Totals by resource.
     pub(super) resources: BTreeMap<String, ResourceTotals>,
     /// Number of objects whose zones another field manager wrote.
     pub(super) foreign: u64,

@@ -98,7 +98,6 @@ fn wall_clock() -> MicroTime {
     MicroTime(jiff::Timestamp::now())
 }
 
-/// This replica's part in the election.
 #[derive(Debug)]
 pub(super) struct LeaderElection {
     cluster: Cluster,
@@ -108,7 +107,6 @@ pub(super) struct LeaderElection {
     claim: Option<Claim>,
     /// The Lease as we last wrote it, while we lead.
     written: Option<Lease>,
-    /// When the Lease last existed.
     last_seen: Option<Instant>,
     log: LogOnce,
 }

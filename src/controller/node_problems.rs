@@ -12,11 +12,8 @@ const REPEAT: Duration = Duration::from_secs(3600);
 /// The problem of a Node that should have an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Problem {
-    /// It has no agent pod.
     NoAgent,
-    /// Its agent is not Ready: this is its pod.
     AgentNotReady(Box<str>),
-    /// It has no object, although its agent is Ready.
     NoObject,
 }
 

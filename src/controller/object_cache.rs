@@ -24,14 +24,11 @@ impl<T> Default for ObjectCache<T> {
     }
 }
 
-/// The effect of an event on the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     /// Nothing was added or deleted.
     None,
-    /// This object was added or changed.
     Applied(Box<str>),
-    /// These objects were deleted.
     Deleted(Vec<Box<str>>),
 }
 

@@ -59,11 +59,9 @@ fn reason(Remaining { finalizing, error, .. }: &Remaining) -> String {
 /// What is left after a pass over all objects.
 #[derive(Debug, Default)]
 pub struct Remaining {
-    /// Whether there were objects of ours.
     found: bool,
     /// Objects that were deleted but have finalizers.
     finalizing: BTreeSet<String>,
-    /// The last error, if any.
     error: Option<ClusterError>,
 }
 
@@ -72,7 +70,6 @@ pub struct Remaining {
 pub struct Purged {
     daemon_set: bool,
     objects: usize,
-    /// Whether the CRD is missing.
     no_crd: bool,
     is_dry_run: bool,
 }

@@ -40,7 +40,6 @@ struct CachedAgent {
 
 #[derive(Clone, Debug, Default, PartialEq)]
 enum DaemonSet {
-    /// Not read yet.
     #[default]
     Unknown,
     /// There is none, or none is configured.

@@ -24,7 +24,6 @@ pub(super) enum Input {
     Quit,
     /// The window was resized, or a key without a function was pressed.
     Redraw,
-    /// The terminal is gone.
     Lost(String),
 }
 

@@ -25,7 +25,6 @@ pub(super) enum Update {
     Object { object: Box<NodeResourceTopology>, at: Instant },
     /// A pod and the zones in which it is allocated resources; `None` if it was deleted or has none.
     Pod { name: String, zones: Option<String> },
-    /// The agent's current error, if any.
     Error(Option<String>),
 }
 

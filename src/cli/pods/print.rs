@@ -9,7 +9,6 @@ const COLUMNS: [&str; 8] = ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", 
 /// The additional columns of a wide table.
 const MORE: [&str; 3] = ["IP", "QOS", "CONDITIONS"];
 
-/// Formats a pod as `namespace/name`.
 pub(super) fn name(namespace: &str, name: &str) -> String {
     format!("{}/{}\n", printable(namespace), printable(name))
 }

@@ -41,7 +41,6 @@ struct Nudging<'a> {
 }
 
 impl Workers<'_> {
-    /// Nudges as planned, if there is a plan.
     pub(super) async fn nudge(&self) {
         let Some(plan) = self.settings.nudge else { return };
         let now = Instant::now();
@@ -190,7 +189,6 @@ async fn next<T>(watch: &mut Option<ListWatchStream<T>>) -> Option<Result<ListWa
     }
 }
 
-/// Returns a new value for the annotation.
 #[allow(clippy::disallowed_methods, reason = "the annotation carries the wall clock's time")]
 fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
