@@ -6,6 +6,7 @@ mod cache;
 mod kind;
 mod kubelet_port;
 mod metrics;
+mod queue;
 mod selector;
 mod shared_informer;
 

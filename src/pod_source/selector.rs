@@ -2,7 +2,6 @@
 
 mod trial;
 
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +14,7 @@ use tracing::{debug, info, warn};
 
 use super::kind::PodSourceKind;
 use super::kubelet_port::KubeletPort;
+use super::queue::{Item, Queue};
 use super::shared_informer::{Events, SharedInformer};
 use crate::cluster::Cluster;
 use crate::kubelet;
@@ -72,7 +72,7 @@ pub struct SourceSelector {
     /// The trial of a source that is preferred to the selected one and may work by now.
     trial: Trial,
     /// Events that the current source sent before it was switched to.
-    backlog: VecDeque<PodEvent>,
+    backlog: Queue,
 }
 
 impl SourceSelector {
@@ -81,7 +81,7 @@ impl SourceSelector {
     #[must_use]
     pub fn new(sources: PodSources, node: String, cluster: Option<Cluster>) -> Self {
         let now = Instant::now();
-        let refresh = sources.informer.as_ref().map_or_else(Arc::default, |shared| Arc::clone(&shared.refresh));
+        let refresh = sources.informer.as_ref().map(|shared| Arc::clone(&shared.refresh)).unwrap_or_default();
         let mut selector = Self {
             sources,
             node,
@@ -96,7 +96,7 @@ impl SourceSelector {
             not_before: now,
             refresh,
             trial: Trial::later(),
-            backlog: VecDeque::new(),
+            backlog: Queue::new([], None, false),
         };
         selector.try_source(0);
         selector
@@ -114,8 +114,8 @@ impl SourceSelector {
     /// One sentence; it continues after a backoff.
     pub async fn next(&mut self) -> Result<PodEvent, String> {
         loop {
-            if let Some(event) = self.backlog.pop_front() {
-                return Ok(event);
+            if let Some(item) = self.backlog.pop() {
+                return item;
             }
             sleep_until(self.not_before).await;
             if self.is_selected || self.is_only_one() {
@@ -157,16 +157,16 @@ impl SourceSelector {
     }
 
     /// Processes an event of the trial. Once that source has listed all pods, it is switched to.
-    fn continue_trial(&mut self, item: Option<Result<PodEvent, String>>) {
+    fn continue_trial(&mut self, item: Option<Item>) {
         match item {
             None => self.trial = Trial::of(0, self.open(self.sources.order[0])),
             Some(Ok(event)) => {
                 let is_complete = event == PodEvent::InitDone;
                 self.trial.keep(event);
-                if is_complete && let Some(events) = self.trial.events.take() {
-                    (self.index, self.events) = (self.trial.index, events);
-                    self.backlog = std::mem::take(&mut self.trial.kept);
-                    self.trial = Trial::later();
+                if is_complete {
+                    let trial = std::mem::replace(&mut self.trial, Trial::later());
+                    (self.index, self.backlog) = (trial.index, trial.kept);
+                    self.events = trial.events.unwrap_or_else(|| pending().boxed());
                     self.select();
                 }
             }
@@ -194,7 +194,7 @@ impl SourceSelector {
     }
 
     /// Deselects a source that has been failing for long.
-    fn check_health(&mut self, item: &Result<PodEvent, String>) {
+    fn check_health(&mut self, item: &Item) {
         match item {
             Ok(event) if event.confirms_health() => self.failing_since = None,
             Ok(_) => {}

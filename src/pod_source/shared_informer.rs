@@ -1,6 +1,5 @@
 //! Shares one watch of a pod source among all its subscribers in this process.
 
-mod queue;
 mod state;
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -11,13 +10,13 @@ use tokio::sync::{Notify, watch};
 use tokio::task::yield_now;
 
 use super::kind::PodSourceKind;
-use crate::pod::{PodEvent, Wanted};
+use super::queue::{Item, Queue, has_raw};
+use crate::pod::Wanted;
 use crate::util::task::Task;
-use queue::{Item, Queue, has_raw};
 use state::State;
 
 /// The events of a source.
-pub(super) type Events = BoxStream<'static, Result<PodEvent, String>>;
+pub(super) type Events = BoxStream<'static, Item>;
 
 /// The shared sources. Clones share their state.
 #[derive(Clone, Debug, Default)]

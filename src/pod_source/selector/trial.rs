@@ -1,13 +1,12 @@
 //! The trial of a source that is preferred to the selected one.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use futures::StreamExt;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use crate::pod::annotation::{MAX_ANNOTATION_BYTES, drop_longest_annotations};
-use crate::pod::{Pod, PodEvent};
+use crate::pod::PodEvent;
+use crate::pod_source::queue::{Item, Queue};
 use crate::pod_source::shared_informer::Events;
 use crate::util::backoff::jittered;
 
@@ -22,9 +21,8 @@ pub(super) struct Trial {
     pub(super) index: usize,
     /// `None` while no source is tried.
     pub(super) events: Option<Events>,
-    /// Its events since its last list began, and how many bytes of annotations they have.
-    pub(super) kept: VecDeque<PodEvent>,
-    annotation_bytes: usize,
+    /// Its events since its last list began.
+    pub(super) kept: Queue,
     /// When to try the first source; or the deadline of the one that is tried for listing all pods.
     until: Instant,
 }
@@ -33,32 +31,26 @@ impl Trial {
     /// Waits before the first source is tried.
     pub(super) fn later() -> Self {
         let until = Instant::now() + jittered(INTERVAL);
-        Self { index: 0, events: None, kept: VecDeque::new(), annotation_bytes: 0, until }
+        Self { index: 0, events: None, kept: Queue::new([], None, false), until }
     }
 
     /// Tries the source with this index.
     pub(super) fn of(index: usize, events: Events) -> Self {
         let until = Instant::now() + TRIAL_TIMEOUT;
-        Self { index, events: Some(events), kept: VecDeque::new(), annotation_bytes: 0, until }
+        Self { index, events: Some(events), kept: Queue::new([], None, false), until }
     }
 
-    /// Keeps an event, and no more annotations than fit.
+    /// Keeps an event.
     pub(super) fn keep(&mut self, event: PodEvent) {
         if event == PodEvent::Init {
-            self.kept.clear();
-            self.annotation_bytes = 0;
+            self.kept = Queue::new([], None, false);
         }
-        self.annotation_bytes += event.object().map_or(0, Pod::annotation_bytes);
-        self.kept.push_back(event);
-        if self.annotation_bytes > MAX_ANNOTATION_BYTES {
-            let pods = self.kept.iter_mut().filter_map(PodEvent::object_mut);
-            self.annotation_bytes = drop_longest_annotations(pods);
-        }
+        self.kept.push(Ok(event));
     }
 
     /// Returns the next event of the source that is tried; `None` if none is and it is time to. A timeout is
     /// an error.
-    pub(super) async fn next(&mut self) -> Option<Result<PodEvent, String>> {
+    pub(super) async fn next(&mut self) -> Option<Item> {
         let Some(events) = &mut self.events else {
             sleep_until(self.until).await;
             return None;
@@ -71,8 +63,10 @@ impl Trial {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pod::Annotation;
+    use crate::pod::annotation::MAX_ANNOTATION_BYTES;
     use crate::pod::annotation::tests::annotated;
+    use crate::pod::{Annotation, Pod};
+    use crate::pod_source::queue::pod_of;
 
     #[tokio::test]
     async fn a_trial_keeps_bounded_annotations_of_its_last_list() {
@@ -82,10 +76,10 @@ mod tests {
             trial.keep(PodEvent::InitApply(annotated("small", 1000)));
             (0..500).for_each(|_| trial.keep(PodEvent::InitApply(annotated("large", Annotation::MAX_BYTES))));
             let sizes: Vec<_> =
-                trial.kept.iter().filter_map(|event| Some(event.object()?.annotation_bytes())).collect();
+                trial.kept.items.iter().filter_map(pod_of).map(Pod::annotation_bytes).collect();
             let bytes: usize = sizes.iter().sum();
             assert!((MAX_ANNOTATION_BYTES / 2..=MAX_ANNOTATION_BYTES).contains(&bytes), "{bytes}");
-            assert_eq!(trial.annotation_bytes, bytes);
+            assert_eq!(trial.kept.annotation_bytes, bytes);
             assert_eq!((sizes.len(), sizes[0]), (501, 1000), "the longest are dropped, and no pod");
         }
     }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::queue::{Item, Key, Queue, WaitsFor, has_raw, key, without_raw};
 use crate::pod::annotation::PodMap;
 use crate::pod::{Liveness, Pod, PodEvent};
+use crate::pod_source::queue::{Item, Key, Queue, WaitsFor, has_raw, key, without_raw};
 use crate::watch_event::Reflector;
 
 /// The pods as reported by the source, and its subscribers. Serialized pods are not cached: subscribers that

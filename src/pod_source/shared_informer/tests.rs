@@ -3,12 +3,12 @@ use std::cell::RefCell;
 use futures::FutureExt;
 use tokio::sync::mpsc;
 
-use super::queue::{MAX_EVENTS, pod_of, raw_bytes};
 use super::*;
 use crate::core_v1::MAX_RAW_BYTES;
 use crate::pod::annotation::MAX_ANNOTATION_BYTES;
 use crate::pod::annotation::tests::annotated;
-use crate::pod::{Annotation, Pod, RawPod};
+use crate::pod::{Annotation, Pod, PodEvent, RawPod};
+use crate::pod_source::queue::{MAX_EVENTS, pod_of, raw_bytes};
 
 /// A source that reports what the test sends.
 #[derive(Default)]
