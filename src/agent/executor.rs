@@ -36,12 +36,9 @@ pub(super) enum ScanRequest {
     Bound,
 }
 
-/// Why a wait ended.
 enum Wake {
     Pods,
-    /// The reconciler is due for another step.
     Recheck,
-    /// It is time to scan for a bound pod.
     Scan,
 }
 
@@ -49,7 +46,6 @@ enum Wake {
 pub(super) struct Executor {
     pub(super) reconciler: Reconciler,
     pub(super) pods: PodCache,
-    /// The pods as of the last scan.
     view: PodView,
     live_object: watch::Receiver<LiveObject>,
     rules: watch::Receiver<Rules>,
@@ -130,7 +126,6 @@ impl Executor {
         }
     }
 
-    /// Follows the pods until a scan is needed.
     pub(super) async fn follow(&mut self) -> ScanRequest {
         loop {
             // The change is published with the result of the scan, unless the fingerprint has to be withheld.
@@ -149,7 +144,6 @@ impl Executor {
         }
     }
 
-    /// Follows the pods while `work` runs.
     pub(super) async fn run_beside<T>(&mut self, work: impl Future<Output = T>) -> T {
         tokio::select! {
             biased;
@@ -190,7 +184,6 @@ impl Executor {
         }
     }
 
-    /// Reconciles a change and carries out the plan.
     fn step(&mut self, change: Change) {
         let plan = {
             let (live_object, rules) = (self.live_object.borrow(), self.rules.borrow());

@@ -19,7 +19,6 @@ const PENDING: Duration = Duration::from_secs(30);
 #[derive(Debug, Default)]
 struct Pending {
     since: Option<Instant>,
-    /// When the newest write was requested.
     newest: Option<Instant>,
 }
 
@@ -27,7 +26,6 @@ struct Pending {
 pub(crate) struct Health {
     iteration: Recent,
     scan: Recent,
-    /// The API server has a topology from this process.
     publish: Recent,
     pending: Mutex<Pending>,
     unreachable_file: Mutex<Option<PathBuf>>,
@@ -101,7 +99,6 @@ impl Probes for Health {
         [self.scan.reason(), self.publish.reason(), pending].into_iter().flatten().collect()
     }
 
-    /// Succeeds once the object has been published.
     fn started(&self) -> Vec<String> {
         self.publish.reason().filter(|_| self.publish.age().is_none()).into_iter().collect()
     }

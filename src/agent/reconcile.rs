@@ -61,7 +61,6 @@ pub(super) struct Reconciler {
     pub(super) schedule: Schedule,
     /// The next scan, if nothing happens before.
     pub(super) requeue: Requeue,
-    /// Whether the live object is known and was adopted by the guards.
     has_live_object: bool,
     warnings: BTreeSet<String>,
 }
@@ -283,7 +282,6 @@ fn check_list(usage: &Usage, pods: &PodCache, view: &PodView, expects_source: bo
     }
 }
 
-/// Describes NUMA nodes that are in no zone.
 fn unpublished_nodes(finding: &Finding) -> Option<(Reason, String)> {
     let Finding::UnpublishedNodes(ids) = finding else { return None };
     let note = format!("NUMA nodes {ids} are in no zone: the scheduler plugin takes ids up to 63 only");

@@ -73,7 +73,6 @@ impl ConfigSources {
         matches!(self.source, ConfigSource::Auto | ConfigSource::File).then_some(&self.files)
     }
 
-    /// Returns true if the kubelet itself may be the source.
     pub(super) const fn uses_kubelet(&self) -> bool {
         matches!(self.source, ConfigSource::Auto | ConfigSource::Configz)
     }

@@ -37,7 +37,6 @@ pub(in crate::agent) struct ConfigReader {
 #[derive(Debug, Default)]
 struct ConfigRequest {
     connection: Connection,
-    /// Set while a request is in flight.
     response: Option<oneshot::Receiver<Result<ReadConfig, String>>>,
     /// The number of consecutive failures, the last one, and when to try again.
     failures: u32,
@@ -153,7 +152,6 @@ impl ConfigReader {
         self.request.response = Some(receiver);
     }
 
-    /// Returns true while a request to the kubelet is in flight.
     pub(in crate::agent) fn is_requested(&self) -> bool {
         self.request.response.is_some()
     }

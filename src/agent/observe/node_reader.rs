@@ -185,7 +185,6 @@ impl NodeReader {
         Ok(connection)
     }
 
-    /// Returns the device resources in use that the inventory lacks.
     fn uncovered(&self, usage: &Usage) -> BTreeSet<String> {
         let containers = usage.pods.iter().flat_map(|pod| &pod.containers);
         let groups = containers.flat_map(|container| &container.devices);

@@ -103,7 +103,6 @@ impl Triggers {
         Self { pending, _tasks: [files, hardware] }
     }
 
-    /// Waits for the next reasons to scan; forever if nothing happens.
     pub(in crate::agent) async fn next(&mut self) -> Trigger {
         self.pending.take(Trigger::ADMITTED).await
     }

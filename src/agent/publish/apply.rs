@@ -21,7 +21,6 @@ const UID_LIFETIME: Duration = Duration::from_secs(10);
 pub(super) struct ObjectWriter {
     pub(super) node: String,
     cluster: Cluster,
-    /// Whether to make the Node the owner of an object that we create.
     sets_owner: bool,
     /// The object's metadata; `None` if there is no object, or it is unknown.
     pub(super) metadata: Option<ObjectMeta>,
@@ -58,7 +57,6 @@ impl ObjectWriter {
         Ok(())
     }
 
-    /// Returns the object's resource version; empty if unknown.
     pub(super) fn version(&self) -> &str {
         self.metadata.as_ref().and_then(|metadata| metadata.resource_version.as_deref()).unwrap_or_default()
     }

@@ -50,7 +50,6 @@ pub(super) enum Reaction {
 #[derive(Debug)]
 struct Writer {
     last: Instant,
-    /// When its changes were overwritten.
     overwritten: VecDeque<Instant>,
     competes: bool,
     /// The number of its consecutive changes that were overwritten although it competes.
@@ -101,18 +100,15 @@ impl CompetingManagers {
         }
     }
 
-    /// Returns the competitors that wrote recently.
     pub(super) fn active(&self, now: Instant) -> impl Iterator<Item = &FieldManager> {
         let is_active = move |writer: &Writer| writer.competes && now.duration_since(writer.last) < SILENCE;
         self.writers.iter().filter(move |(_, writer)| is_active(writer)).map(|(author, _)| author)
     }
 
-    /// Returns true if this is a competitor that is left alone.
     pub(super) fn is_left(&self, author: &FieldManager, now: Instant) -> bool {
         self.policy == ConflictPolicy::Report && self.active(now).any(|competitor| competitor == author)
     }
 
-    /// Forgets silent writers, and the longest silent ones above the limit.
     fn forget(&mut self, now: Instant) {
         self.writers.retain(|_, writer| now.duration_since(writer.last) < SILENCE);
         while self.writers.len() >= MAX_WRITERS {

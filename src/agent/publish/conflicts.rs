@@ -259,7 +259,6 @@ impl PublishTask {
         }
     }
 
-    /// Logs once why the object cannot be watched.
     pub(super) fn watch_failed(&mut self, error: &ClusterError) {
         if self.watch_error.is_new(error.to_string()) {
             warn!("{error}; changes of the object by others are found at the next refresh");

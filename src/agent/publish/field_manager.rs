@@ -12,7 +12,6 @@ pub(super) const POLICIES: &str = "topologyPolicies";
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum FieldManager {
-    /// A person with `kubectl`.
     Person(String),
     Program(String),
     /// Another process with our field manager: an agent that just started, or a duplicate.

@@ -46,7 +46,6 @@ pub(super) fn node_reference(name: &str, uid: &str) -> OwnerReference {
     }
 }
 
-/// Returns the node's attributes, then those of placement and fingerprint.
 fn attributes(state: &Publishable) -> Vec<AttributeInfo> {
     let attributes = state.attributes().iter().map(|(name, value)| attribute(name, value));
     let placement = state.placement().map(|placement| {

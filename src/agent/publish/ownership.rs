@@ -21,7 +21,6 @@ const DELETIONS: usize = 3;
 /// ...within this time.
 const DELETIONS_WITHIN: Duration = Duration::from_secs(600);
 
-/// What is known of other writers, and of the object's owner.
 #[derive(Debug)]
 pub(super) struct OwnershipState {
     pub(super) competing: CompetingManagers,
@@ -88,7 +87,6 @@ impl OwnershipState {
         Ok(!is_reported)
     }
 
-    /// Returns when to report that the owner is stale, if it is.
     pub(super) fn stale_owner_due(&self, refresh: Duration) -> Option<Instant> {
         self.stale_owner.map(|(since, _)| since + GARBAGE_COLLECTION.min(refresh))
     }

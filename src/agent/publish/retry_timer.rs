@@ -7,12 +7,9 @@ use tokio::time::Instant;
 use crate::cluster::ClusterError;
 use crate::util::backoff::random_back_off;
 
-/// Initial backoff after a failed write.
 pub(super) const RETRY: Duration = Duration::from_millis(200);
-/// Maximum backoff after a failed write.
 pub(super) const RETRY_LIMIT: Duration = Duration::from_secs(10);
 
-/// The earliest time of the next attempt.
 #[derive(Debug, Default)]
 pub(super) struct RetryTimer {
     pub(super) failures: u32,

@@ -202,7 +202,6 @@ impl PublishTask {
         }
     }
 
-    /// Waits for something to do; `None` when the agent ends.
     async fn wait(&mut self) -> Option<Wake> {
         let is_idle = self.newest.borrow().is_none();
         let due = match self.pending {

@@ -20,7 +20,6 @@ pub(super) struct AdmissionGuard {
 }
 
 impl AdmissionGuard {
-    /// Waits if a pod is half admitted that was not waited for yet.
     pub(super) fn check(&mut self, scan: &Scan, now: Instant) -> Check {
         let has_memory_manager = !scan.inventory.allocatable.memory.is_empty();
         let half_admitted = scan.usage.pods.iter().filter(|pod| has_memory_manager && is_half_admitted(pod));

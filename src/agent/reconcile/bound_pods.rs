@@ -35,7 +35,6 @@ pub(in crate::agent) struct BoundPods {
 }
 
 impl BoundPods {
-    /// Records a scan, which covers the one that was scheduled.
     pub(super) fn scanned(&mut self, has_checkpoints: bool) {
         self.has_checkpoints = has_checkpoints;
         self.scan_at = None;

@@ -5,7 +5,6 @@ use tokio::time::Instant;
 use crate::agent::observe::Depth;
 use crate::agent::report::Reason;
 
-/// What a guard decides.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Check<T = ()> {
     Pass,

@@ -34,12 +34,10 @@ pub(in crate::agent) enum Scope {
     Urgent,
 }
 
-/// The newest state that may be published.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::agent) struct Newest {
     pub(in crate::agent) publishable: Publishable,
     pub(in crate::agent) verdict: Verdict,
-    /// Whether it differs from the one before.
     pub(in crate::agent) is_new: bool,
 }
 
@@ -47,14 +45,12 @@ pub(in crate::agent) struct Newest {
 /// responds. The same input has the same verdict until the gate is due to be evaluated again.
 type InputVersion = (u64, u64, bool);
 
-/// Decides what is published of the newest account.
 #[derive(Debug)]
 pub(in crate::agent) struct FingerprintGuard {
     gate: FingerprintGate,
     /// The gate's times count from here.
     started: Instant,
     pub(in crate::agent) account: Option<Account>,
-    /// The number of accounts so far.
     accounts: u64,
     /// Whether the last scan was accepted.
     pub(super) is_responding: bool,
@@ -183,7 +179,6 @@ impl FingerprintGuard {
         false
     }
 
-    /// Schedules the next evaluation and the next scan for bound pods.
     fn schedule(&mut self, verdict: &Verdict, now: Instant) {
         let recheck_at = verdict.recheck_at.map(|at| self.started + at);
         self.recheck_at = earliest([self.recheck_at, recheck_at, self.delay.due(now)]);
@@ -248,7 +243,6 @@ fn earliest(times: [Option<Instant>; 3]) -> Option<Instant> {
     times.into_iter().flatten().min()
 }
 
-/// Waits for the pods or the time to change.
 fn later(why: &str) -> Check<Newest> {
     Check::Wait { why: why.to_owned(), retry: Retry::Later }
 }

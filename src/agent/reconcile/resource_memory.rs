@@ -73,7 +73,6 @@ impl ResourceMemory {
     }
 }
 
-/// Returns the resources that are offered or allocated on some NUMA node.
 fn present(scan: &Scan) -> BTreeSet<&str> {
     let containers = scan.usage.pods.iter().flat_map(|pod| &pod.containers);
     let allocated = containers.flat_map(|container| &container.devices);

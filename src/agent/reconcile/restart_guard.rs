@@ -25,14 +25,12 @@ use crate::pod::PodName;
 /// finished its start: the node may only look free.
 pub(super) const EMPTY_FACTOR: u32 = 10;
 
-/// Distinguishes a restarted kubelet from a node whose resources were released.
 #[derive(Debug)]
 pub(in crate::agent) struct RestartGuard {
     limit: Duration,
     static_suffix: String,
     before: Option<Accepted>,
     accepted: Option<Connection>,
-    /// When the connection being evaluated was first seen.
     since: Option<(Connection, Instant)>,
 }
 
@@ -46,7 +44,6 @@ struct Accepted {
 #[derive(Clone, Copy)]
 pub(super) struct PodLiveness<'a> {
     pub(super) is_live: &'a dyn Fn(&PodName) -> bool,
-    /// Whether this pod was recently deleted or terminated.
     pub(super) is_gone: &'a dyn Fn(&PodName) -> bool,
     /// Whether this pod is missing from the last complete list, which was requested after this time. It may
     /// have come and gone while the source was failing.

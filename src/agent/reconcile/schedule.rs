@@ -16,7 +16,6 @@ const GONE_RETRY_LIMIT: Duration = Duration::from_secs(1);
 
 /// Delay of the next scan after a failed one, or if the kubelet was not ready.
 const RETRY: Duration = Duration::from_millis(100);
-/// Maximum delay between two failed scans.
 const RETRY_LIMIT: Duration = Duration::from_secs(5);
 /// Maximum delay between two scans of a kubelet that is not ready.
 const NOT_READY_LIMIT: Duration = Duration::from_secs(1);
@@ -74,7 +73,6 @@ impl Schedule {
         Requeue { at: now + RETRY, depth: Depth::Everything }
     }
 
-    /// Returns the next scan after one that was accepted.
     pub(super) fn after(&mut self, scan: &Scan, view: &PodView, now: Instant) -> Requeue {
         let wait = if lists_gone_pods(&scan.usage, view, now) {
             back_off(&mut self.gone_listed, GONE_RETRY, GONE_RETRY_LIMIT)

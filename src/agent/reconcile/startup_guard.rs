@@ -59,12 +59,10 @@ impl StartupGuard {
         self.since = Some(now.checked_sub(age).unwrap_or(now));
     }
 
-    /// Returns true while the kubelet is compared with the object.
     pub(super) const fn is_active(&self) -> bool {
         self.since.is_some()
     }
 
-    /// Returns true while the first responses may still come.
     pub(super) fn is_first_moment(&self, now: Instant) -> bool {
         now.duration_since(self.started) < FIRST_RESPONSE
     }

@@ -16,7 +16,6 @@ const DELAY: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
 pub(super) struct WriteDelay {
-    /// Set by the first change that was not published yet.
     until: Option<Instant>,
 }
 

@@ -37,7 +37,6 @@ impl ChangeLog {
     }
 }
 
-/// Returns the footprints of all pods with allocations.
 fn footprints(usage: &Usage, machine: &Machine) -> Footprints {
     let pods = usage.pods.iter().filter(|pod| pod.has_allocations());
     let footprint =
@@ -60,7 +59,6 @@ fn changed_pods<'a>(before: &'a Footprints, now: &'a Footprints) -> Vec<(&'a Pod
     changed
 }
 
-/// Returns the NUMA nodes of everything that a pod is allocated.
 fn nodes_of(pod: &PodUsage, machine: &Machine) -> IdSet {
     let mut nodes = IdSet::new();
     let mut cpus = pod.cpus.clone();

@@ -16,7 +16,6 @@ use crate::agent::settings::Settings;
 use crate::cluster::{Cluster, ClusterError, NewEvent, Regarding};
 use crate::util::token_bucket::TokenBucket;
 
-/// The reporting component, as a qualified name.
 const REPORTER: &str = "numacast/agent";
 /// How long the same note is not posted again.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);

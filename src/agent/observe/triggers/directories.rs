@@ -121,7 +121,6 @@ async fn watch(directories: &Directories, pending: &Pending) -> io::Result<()> {
     }
 }
 
-/// Detects a storm of events by the number of wakeups.
 struct Wakeups {
     at: Instant,
     count: f64,
@@ -218,7 +217,6 @@ impl WatchedDirectories {
     }
 }
 
-/// Returns the trigger of an event in a directory of this kind.
 fn trigger_of(kind: Kind, mask: EventMask, name: Option<&OsStr>) -> Option<Trigger> {
     let name = name?.to_str()?;
     // Temporary files: their rename follows.
