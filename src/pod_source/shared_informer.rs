@@ -29,24 +29,18 @@ pub struct SharedInformer {
 }
 
 /// A source that is open as long as it has subscribers.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct SharedSource {
     state: Arc<watch::Sender<State>>,
-    task: Mutex<Task>,
+    task: Mutex<Option<Task>>,
 }
 
 impl SharedSource {
-    fn new(events: Events) -> Self {
-        let state = Arc::new(watch::Sender::new(State::default()));
-        let task = Mutex::new(Task::spawn(receive(events, Arc::clone(&state))));
-        Self { state, task }
-    }
-
-    /// Replaces the event stream by one that starts with a new list.
-    fn reopen(&self, events: Events) {
+    /// Sets the event stream, which starts with a list; aborts the one before.
+    fn open(&self, events: Events) {
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
-        task.abort();
-        *task = Task::spawn(receive(events, Arc::clone(&self.state)));
+        *task = None;
+        *task = Some(Task::spawn(receive(events, Arc::clone(&self.state))));
     }
 }
 
@@ -99,15 +93,15 @@ impl SharedInformer {
         let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
         sources.retain(|(_, source)| source.strong_count() > 0);
         let known = sources.iter().find(|(known, _)| *known == kind).and_then(|(_, source)| source.upgrade());
-        let wanted = || if wants_raw { self.wanted.clone().with_raw() } else { self.wanted.clone() };
-        if let Some(source) = known {
-            if wants_raw {
-                source.reopen(open(wanted()));
-            }
-            return source;
+        let is_new = known.is_none();
+        let source = known.unwrap_or_default();
+        if is_new {
+            sources.push((kind, Arc::downgrade(&source)));
         }
-        let source = Arc::new(SharedSource::new(open(wanted())));
-        sources.push((kind, Arc::downgrade(&source)));
+        if is_new || wants_raw {
+            let wanted = self.wanted.clone();
+            source.open(open(if wants_raw { wanted.with_raw() } else { wanted }));
+        }
         source
     }
 }
