@@ -193,19 +193,16 @@ impl<T: PartialObject> ListWatch<T> {
     }
 
     fn apply(&mut self, event: WatchEvent<T>) -> Option<ListWatchEvent<T>> {
-        let event = match event {
+        let (version, event) = match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                self.version = Some(object.version().to_owned());
-                Some(ListWatchEvent::Applied(object))
+                (object.version().to_owned(), Some(ListWatchEvent::Applied(object)))
             }
             WatchEvent::Deleted(object) => {
-                self.version = Some(object.version().to_owned());
-                Some(ListWatchEvent::Deleted(object))
+                (object.version().to_owned(), Some(ListWatchEvent::Deleted(object)))
             }
             WatchEvent::Bookmark(bookmark) => {
-                self.version = Some(bookmark.metadata.resource_version);
                 self.sends_bookmarks = true;
-                None
+                (bookmark.metadata.resource_version, None)
             }
             // Mostly 410: the version is too old to resume from.
             WatchEvent::Error(_) => {
@@ -213,7 +210,7 @@ impl<T: PartialObject> ListWatch<T> {
                 return None;
             }
         };
-        self.failures = 0;
+        (self.version, self.failures) = (Some(version), 0);
         event
     }
 
