@@ -7,7 +7,6 @@
 //! the server.
 
 pub mod annotations;
-pub(crate) mod health;
 pub mod merge;
 pub(crate) mod metrics;
 
@@ -15,7 +14,6 @@ mod allocations;
 mod annotation_state;
 mod device_poller;
 mod service;
-mod service_log;
 #[cfg(test)]
 mod tests;
 
@@ -34,18 +32,16 @@ use crate::grpc::{Limits, ServeError, Server, Socket};
 use crate::kubelet::{Caller, Request, SharedClient};
 use crate::pod::Wanted;
 use crate::pod_source::{PodCache, PodSourceMetrics, PodSources};
-use crate::telemetry::health::Probes;
+use crate::telemetry::health::{Probes, Recent};
 use crate::telemetry::registry::Registry;
 use crate::util::backoff::back_off;
 
 pub use allocations::Allocations;
-use annotation_state::{AnnotationState, PodLookup, SourceFreshness, Timeouts};
+use annotation_state::{AnnotationState, PodLookup, SourceFreshness};
 use annotations::Rules;
-use health::Health;
 use merge::{Merged, Version, WireError};
 use metrics::Metrics;
-use service::Service;
-use service_log::ServiceLog;
+use service::{Service, ServiceLog};
 
 /// Interval of the health checks.
 const CHECK: Duration = Duration::from_secs(5);
@@ -112,8 +108,7 @@ impl Proxy {
         cluster: Option<Cluster>,
         registry: &mut Registry,
     ) -> Self {
-        let health = Arc::new(Health::new(settings.rules.is_some()));
-        let metrics = Metrics::register(registry, health);
+        let metrics = Metrics::register(registry, settings.rules.is_some());
         let observer = Arc::new(metrics.clone());
         let client = SharedClient::start(settings.kubelet.clone(), settings.timeout, observer);
         let devices = device_poller::start(&settings, cluster.clone(), &metrics);
@@ -122,10 +117,8 @@ impl Proxy {
             node: settings.node.clone(),
             wanted: settings.wanted(),
         });
-        let timeouts = Timeouts { unknown_pod: settings.wait, last_known: settings.last_known };
         let annotations = settings.rules.clone().map(|rules| {
-            let metrics = metrics.clone();
-            Arc::new(AnnotationState::new(rules, pods, lookup, devices, timeouts, metrics))
+            Arc::new(AnnotationState::new(rules, &settings, pods, lookup, devices, metrics.clone()))
         });
         Self { settings, client, annotations, metrics }
     }
@@ -238,7 +231,7 @@ impl Proxy {
     }
 
     fn check(&self, is_serving: bool) {
-        let is_synced = self.annotations.as_ref().is_some_and(|annotations| annotations.is_synced());
+        let is_synced = self.annotations.as_ref().is_none_or(|annotations| annotations.is_synced());
         self.metrics.health().checked(is_serving, is_synced);
         if let Some(annotations) = &self.annotations {
             self.metrics.passing_through(annotations.freshness() != SourceFreshness::Fresh);
@@ -252,7 +245,8 @@ impl Proxy {
         loop {
             interval.tick().await;
             self.check(server.is_some_and(Server::is_serving));
-            if self.metrics.health().kubelet_age().is_none_or(|age| age > MAX_RESPONSE_AGE) {
+            let age = self.metrics.health().response.as_ref().and_then(Recent::age);
+            if age.is_none_or(|age| age > MAX_RESPONSE_AGE) {
                 // The observer of the calls records the result.
                 let _ = self.client.request(Request::List, Caller::Proxy).await;
             }

@@ -3,20 +3,19 @@
 mod error_log;
 mod lookups;
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::future::join_all;
-use prost::bytes::Bytes;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, warn};
 
+use super::Settings;
 use super::allocations::Allocations;
 use super::annotations::{NodeDevices, Rules};
 use super::device_poller::DevicePoller;
-use super::merge::{Merged, Version, WireError};
+use super::merge::{Merged, WireError};
 use super::metrics::Metrics;
 use crate::pod::{Pod, PodName};
 use crate::pod_source::PodCache;
@@ -44,14 +43,6 @@ pub(super) enum SourceFreshness {
     Stale,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Timeouts {
-    /// How long a response waits for a pod that is not known yet.
-    pub(super) unknown_pod: Duration,
-    /// How long the last known pods are used while no pod source is synced.
-    pub(super) last_known: Duration,
-}
-
 pub(super) struct AnnotationState {
     rules: Rules,
     /// The rules for the agent's zones, in which parts of a device have the device's own id.
@@ -59,7 +50,9 @@ pub(super) struct AnnotationState {
     pods: PodCache,
     lookup: Option<PodLookup>,
     devices: Option<DevicePoller>,
-    timeouts: Timeouts,
+    /// [`Settings::wait`] and [`Settings::last_known`].
+    wait: Duration,
+    last_known: Duration,
     state: Mutex<State>,
     /// Serializes the lookups of unknown pods: the next caller finds the results of the first.
     lookup_lock: tokio::sync::Mutex<()>,
@@ -90,10 +83,10 @@ struct Cached {
 impl AnnotationState {
     pub(super) fn new(
         rules: Rules,
+        settings: &Settings,
         pods: PodCache,
         lookup: Option<PodLookup>,
         (node, devices): (watch::Receiver<NodeDevices>, Option<DevicePoller>),
-        timeouts: Timeouts,
         metrics: Metrics,
     ) -> Self {
         let state = State {
@@ -111,7 +104,8 @@ impl AnnotationState {
             pods,
             lookup,
             devices,
-            timeouts,
+            wait: settings.wait,
+            last_known: settings.last_known,
             state: Mutex::new(state),
             lookup_lock: tokio::sync::Mutex::default(),
             lookup_error: LastLogged::default(),
@@ -131,13 +125,13 @@ impl AnnotationState {
         let has_devices = self.devices.as_ref().is_none_or(DevicePoller::has_response);
         match self.pods.failing_for() {
             _ if !self.pods.is_synced() || !has_devices => SourceFreshness::Unsynced,
-            Some(silent) if silent > self.timeouts.last_known => SourceFreshness::Stale,
+            Some(silent) if silent > self.last_known => SourceFreshness::Stale,
             _ => SourceFreshness::Fresh,
         }
     }
 
     pub(super) fn deadline(&self) -> Instant {
-        Instant::now() + self.timeouts.unknown_pod
+        Instant::now() + self.wait
     }
 
     /// Waits for the first list of pods and for the first read of the node's devices, until `deadline`.
@@ -204,11 +198,7 @@ impl AnnotationState {
     }
 
     fn report(&self, state: &mut State, allocations: &Allocations) {
-        let mut kinds: BTreeMap<&'static str, usize> = BTreeMap::new();
-        for error in allocations.errors() {
-            *kinds.entry(error.kind.name()).or_default() += 1;
-        }
-        self.metrics.annotation_errors(&kinds);
+        self.metrics.annotation_errors(allocations.errors().iter().map(|error| error.kind.name()));
         let now = Instant::now();
         let earlier = Arc::clone(&state.for_clients.allocations);
         if allocations.new_errors(&earlier).any(|error| error.kind.concerns_devices()) {
@@ -220,26 +210,9 @@ impl AnnotationState {
         }
     }
 
-    /// Merges the allocations into a `List`. Unknown pods in it are looked up until `deadline`; also returns
+    /// Merges the allocations into a response. Unknown pods in it are looked up until `deadline`; also returns
     /// how many are still unknown.
-    pub(super) async fn merge_list(
-        &self,
-        bytes: &Bytes,
-        version: Version,
-        deadline: Instant,
-    ) -> Result<(Merged, usize), WireError> {
-        self.merge(deadline, |allocations| allocations.merge_list(bytes, version)).await
-    }
-
-    pub(super) async fn merge_get(
-        &self,
-        bytes: &Bytes,
-        deadline: Instant,
-    ) -> Result<(Merged, usize), WireError> {
-        self.merge(deadline, |allocations| allocations.merge_get(bytes)).await
-    }
-
-    async fn merge(
+    pub(super) async fn merge(
         &self,
         deadline: Instant,
         merge: impl Fn(&Allocations) -> Result<Merged, WireError>,

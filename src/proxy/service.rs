@@ -9,14 +9,16 @@ use prost::bytes::Bytes;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use tonic::Status;
+use tracing::{info, warn};
 
+use super::allocations::Allocations;
 use super::annotation_state::{AnnotationState, SourceFreshness};
-use super::merge::{Merged, Version, WireError};
-use super::metrics::{ListStats, Metrics};
-use super::service_log::ServiceLog;
+use super::merge::{Merged, Omitted, Version, WireError};
+use super::metrics::Metrics;
 use crate::grpc::{self, Call, Reply};
 use crate::kubelet::proto::v1::GetPodResourcesRequest;
 use crate::kubelet::{Caller, Request, SharedClient, SharedResponse};
+use crate::util::log_throttle::LastLogged;
 
 /// The name of the v1 service.
 pub(super) const V1: &str = "v1.PodResourcesLister";
@@ -33,6 +35,13 @@ pub(super) struct Service {
     pub(super) metrics: Metrics,
     pub(super) log: ServiceLog,
 }
+
+/// Clients with gRPC's default limit accept no more bytes.
+const CLIENT_LIMIT: usize = 4 << 20;
+/// A response above this size is logged as large, which leaves an eighth for more pods.
+const LARGE: usize = CLIENT_LIMIT / 8 * 7;
+/// Below this size it no longer counts as large; the gap keeps a fluctuating size from flooding the log.
+const NOT_LARGE: usize = CLIENT_LIMIT / 8 * 6;
 
 #[derive(Default)]
 struct Shared {
@@ -101,11 +110,16 @@ impl Service {
             return Ok(self.pass_through(request, bytes));
         }
         let merged = match request {
-            Request::List => annotations.merge_list(bytes, Version::V1, deadline).await,
-            Request::ListV1alpha1 => annotations.merge_list(bytes, Version::V1alpha1, deadline).await,
-            Request::Get { .. } => annotations.merge_get(bytes, deadline).await,
             Request::Allocatable => {
                 annotations.allocations().merge_allocatable(bytes).map(|merged| (merged, 0))
+            }
+            _ => {
+                let merge = |allocations: &Allocations| match request {
+                    Request::Get { .. } => allocations.merge_get(bytes),
+                    Request::ListV1alpha1 => allocations.merge_list(bytes, Version::V1alpha1),
+                    _ => allocations.merge_list(bytes, Version::V1),
+                };
+                annotations.merge(deadline, merge).await
             }
         };
         self.finish(request, bytes, merged)
@@ -143,9 +157,7 @@ impl Service {
             }
         };
         if *request == Request::List {
-            let omitted = merged.omitted.reasons().into_iter().filter(|(_, count)| *count > 0);
-            let (bytes, omitted) = (merged.bytes.len(), omitted.collect());
-            self.record_list(&ListStats { bytes, merged: merged.devices, omitted, unknown });
+            self.record_list(merged.bytes.len(), merged.devices, merged.omitted, unknown);
         }
         if unknown > 0 && self.fail_closed {
             return Err(rejection(&format!("the kubelet lists {unknown} unknown pods")));
@@ -155,19 +167,66 @@ impl Service {
 
     fn pass_through(&self, request: &Request, bytes: &Bytes) -> Bytes {
         if *request == Request::List {
-            self.record_list(&ListStats { bytes: bytes.len(), ..ListStats::default() });
+            self.record_list(bytes.len(), 0, Omitted::default(), 0);
         }
         bytes.clone()
     }
 
-    fn record_list(&self, stats: &ListStats) {
-        self.metrics.listed(stats);
-        self.log.size(stats.bytes);
+    fn record_list(&self, bytes: usize, merged: usize, omitted: Omitted, unknown: usize) {
+        self.metrics.listed(bytes, merged, omitted, unknown);
+        self.log.size(bytes);
     }
 }
 
 fn rejection(why: &str) -> Status {
     Status::unavailable(format!("numacast: {why}, and the response may lack devices (proxy.failClosed)"))
+}
+
+/// What was logged and still applies: each message is logged until what it is about changes.
+#[derive(Debug, Default)]
+pub(super) struct ServiceLog {
+    large: LastLogged,
+    freshness: LastLogged<SourceFreshness>,
+    malformed: LastLogged,
+}
+
+impl ServiceLog {
+    pub(super) fn size(&self, bytes: usize) {
+        if self.is_newly_large(bytes) {
+            warn!(
+                "the List has {bytes} bytes; clients that accept at most {CLIENT_LIMIT} (gRPC's default, as in \
+                 dcgm-exporter) fail when it grows above that"
+            );
+        }
+    }
+
+    fn is_newly_large(&self, bytes: usize) -> bool {
+        if bytes < NOT_LARGE {
+            self.large.reset();
+        }
+        bytes > LARGE && self.large.is_new(())
+    }
+
+    pub(super) fn freshness(&self, freshness: SourceFreshness, fail_closed: bool) {
+        if !self.freshness.is_new(freshness) {
+            return;
+        }
+        let consequence = match fail_closed {
+            true => "requests are rejected meanwhile (proxy.failClosed)",
+            false => "responses lack the devices from annotations meanwhile",
+        };
+        match freshness {
+            SourceFreshness::Fresh => info!("devices from annotations are merged into responses"),
+            SourceFreshness::Unsynced => warn!("pods and devices are not known yet: {consequence}"),
+            SourceFreshness::Stale => warn!("no pod source has been synced for too long: {consequence}"),
+        }
+    }
+
+    pub(super) fn malformed(&self, method: &str, error: &WireError) {
+        if self.malformed.is_new(()) {
+            warn!("cannot decode the kubelet's response to {method}, which is passed on as it is: {error}");
+        }
+    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! monotonic clock.
 
 use std::fmt::Debug;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -77,6 +78,48 @@ impl Recent {
             Some(age) => late(self.failure, age, self.limit),
             None => Some(format!("{} yet", self.failure)),
         }
+    }
+}
+
+/// The health of a server on a unix socket. The start counts as a check of the socket.
+#[derive(Debug)]
+pub(crate) struct ServerHealth {
+    /// The socket, and what is missing before the first list of pods, for messages.
+    pub(crate) socket: &'static str,
+    pub(crate) unsynced: &'static str,
+    pub(crate) check: Recent,
+    /// The last response of the kubelet, if the server depends on it.
+    pub(crate) response: Option<Recent>,
+    pub(crate) is_serving: AtomicBool,
+    /// Whether the pods are synced or not needed.
+    pub(crate) is_synced: AtomicBool,
+}
+
+impl ServerHealth {
+    /// Records a check: whether the socket is served, and whether the pods are synced.
+    pub(crate) fn checked(&self, is_serving: bool, is_synced: bool) {
+        self.check.confirm();
+        self.is_serving.store(is_serving, Ordering::Relaxed);
+        self.is_synced.store(is_synced, Ordering::Relaxed);
+    }
+}
+
+impl Probes for ServerHealth {
+    fn live(&self) -> Vec<String> {
+        self.check.reason().into_iter().collect()
+    }
+
+    fn ready(&self) -> Vec<String> {
+        let is_serving = self.is_serving.load(Ordering::Relaxed);
+        let served = unless(is_serving, &format!("{} is not served; see the log", self.socket));
+        let response = self.response.as_ref().and_then(Recent::reason);
+        let synced = unless(self.is_synced.load(Ordering::Relaxed), self.unsynced);
+        [served, response, synced].into_iter().flatten().collect()
+    }
+
+    fn started(&self) -> Vec<String> {
+        let is_serving = self.is_serving.load(Ordering::Relaxed);
+        unless(is_serving, &format!("{} is not served yet", self.socket)).into_iter().collect()
     }
 }
 

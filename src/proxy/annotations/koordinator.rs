@@ -11,7 +11,7 @@ use super::resource_names::{self, GPU};
 use crate::machine::IdSet;
 
 use json::JsonDevice;
-pub(super) use json::unprefixed;
+pub(super) use json::{cpus_and_memory, unprefixed};
 
 /// The annotation with the devices.
 pub(super) const DEVICES: &str = "scheduling.koordinator.sh/device-allocated";
@@ -32,10 +32,6 @@ pub(super) fn read_devices(reader: &mut PodReader<'_>, text: &str) {
         let text = || format!("it has devices of more than {MAX_TYPES} types");
         reader.errors.add(ErrorKind::TooMany, more, text);
     }
-}
-
-pub(super) fn read_cpus_and_memory(reader: &mut PodReader<'_>, text: &str) {
-    reader.cpus_and_memory = json::cpus_and_memory(text, &mut reader.errors);
 }
 
 fn read_type(reader: &mut PodReader<'_>, kind: &str, devices: Vec<JsonDevice>) {

@@ -12,25 +12,9 @@ use super::config::AnnotationMapping;
 use super::pod_reader::{DeviceGroup, PodReader, Share};
 use crate::util::json_path::JsonPath;
 
-#[derive(Clone, Debug)]
-pub(super) struct Mapping {
-    pub(super) annotation: String,
-    path: Option<JsonPath>,
-    resource: Arc<str>,
-    id: Option<JsonPath>,
-    container: Option<JsonPath>,
-}
-
 type MappedDevice<'a> = (Box<str>, Option<Cow<'a, str>>);
 
-impl Mapping {
-    pub(super) fn new(mapping: &AnnotationMapping) -> Self {
-        let AnnotationMapping { annotation, path, resource, id, container } = mapping.clone();
-        Self { annotation, path, resource: resource.into(), id, container }
-    }
-}
-
-pub(super) fn read(reader: &mut PodReader<'_>, mapping: &Mapping, text: &str) {
+pub(super) fn read(reader: &mut PodReader<'_>, mapping: &AnnotationMapping, text: &str) {
     let Some(path) = &mapping.path else {
         let ids = text.split(',').map(str::trim).filter(|id| !id.is_empty()).take(MAX_IDS + 1);
         let devices = ids.filter_map(|id| Some((reader.checked_id(id)?, None))).collect();
@@ -54,7 +38,7 @@ pub(super) fn read(reader: &mut PodReader<'_>, mapping: &Mapping, text: &str) {
 /// Reads a device that the path selected. `key` is what the path's first wildcard matched.
 fn read_device<'a>(
     reader: &mut PodReader<'_>,
-    mapping: &Mapping,
+    mapping: &AnnotationMapping,
     device: &'a Value,
     key: Option<&'a str>,
 ) -> Option<MappedDevice<'a>> {
@@ -79,7 +63,8 @@ fn as_text(value: &Value) -> Option<Cow<'_, str>> {
     }
 }
 
-fn allocate(reader: &mut PodReader<'_>, mapping: &Mapping, devices: Vec<MappedDevice<'_>>) {
+fn allocate(reader: &mut PodReader<'_>, mapping: &AnnotationMapping, devices: Vec<MappedDevice<'_>>) {
+    let resource: Arc<str> = mapping.resource.as_str().into();
     let mut unnamed = Vec::new();
     let mut counts: BTreeMap<Cow<'_, str>, usize> = BTreeMap::new();
     let mut distinct = BTreeSet::new();
@@ -90,10 +75,10 @@ fn allocate(reader: &mut PodReader<'_>, mapping: &Mapping, devices: Vec<MappedDe
             None => unnamed.push(group),
             Some(name) => {
                 let before = counts.entry(name.clone()).or_default();
-                reader.allocate_to(&name, &mapping.resource, group, *before);
+                reader.allocate_to(&name, &resource, group, *before);
                 *before += 1;
             }
         }
     }
-    reader.allocate(None, &mapping.resource, unnamed);
+    reader.allocate(None, &resource, unnamed);
 }

@@ -80,7 +80,7 @@ impl<'a> PodReader<'a> {
         if rules.cpus
             && let Some(text) = self.annotation(koordinator::STATUS)
         {
-            koordinator::read_cpus_and_memory(self, text);
+            self.cpus_and_memory = koordinator::cpus_and_memory(text, &mut self.errors);
         }
     }
 

@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use twox_hash::XxHash64;
 
-use super::config::{Annotations, Koordinator};
+use super::config::{AnnotationMapping, Annotations, Koordinator};
 use super::error::ErrorKind;
 use super::koordinator::{DEVICES, STATUS};
-use super::mapping::Mapping;
 use super::node_devices::NodeDevices;
 use super::pod_reader::{PodReader, Share, is_id};
 use super::{MAX_ADDED_BYTES, budget, resource_names};
@@ -25,7 +24,7 @@ pub struct Rules {
     pub(super) cpus: bool,
     pub(super) shared_ids: bool,
     pub(super) allocatable: bool,
-    pub(super) mappings: Vec<Mapping>,
+    pub(super) mappings: Vec<AnnotationMapping>,
 }
 
 impl Rules {
@@ -39,7 +38,7 @@ impl Rules {
             cpus: annotations.has(Koordinator::Cpus),
             shared_ids: annotations.has(Koordinator::SharedIds),
             allocatable: zones || annotations.has(Koordinator::Allocatable),
-            mappings: annotations.mappings.iter().map(Mapping::new).collect(),
+            mappings: annotations.mappings.clone(),
         }
     }
 

@@ -4,7 +4,6 @@ use std::sync::Mutex;
 
 use super::*;
 use crate::cluster::Device;
-use crate::proxy::health::Health;
 use crate::telemetry::registry::Registry;
 
 /// A fake API server, and when it was called.
@@ -33,7 +32,7 @@ impl FakeServer {
 fn poller(result: ReadResult) -> (Arc<FakeServer>, watch::Receiver<NodeDevices>, DevicePoller) {
     let server = FakeServer { result: Mutex::new(result), delay: Mutex::default(), calls: Mutex::default() };
     let server = Arc::new(server);
-    let metrics = Metrics::register(&mut Registry::default(), Arc::new(Health::new(true)));
+    let metrics = Metrics::register(&mut Registry::default(), true);
     let poll = Poll::new(Arc::default(), metrics);
     let node = poll.node.subscribe();
     let (start, called) = (Instant::now(), Arc::clone(&server));

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_vectors() {
+    fn fingerprints_equal_the_upstream_vectors() {
         let of = |pods: &[(&str, &str)]| {
             let hashes = pods.iter().map(|(namespace, name)| pod_hash(namespace, name));
             format!("{:016x}", sum(hashes))

@@ -3,20 +3,20 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::chance::Time;
 use super::cluster::{Kind, Phase, PodId, Request};
+use super::time::Time;
 
 /// The stage of a pod in the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// In the List without CPUs.
-    Known,
+    Pending,
     /// Its CPUs are allocated.
     Admitted,
     /// Its containers run.
     Running,
     /// Its containers are terminating.
-    Ending,
+    Terminating,
 }
 
 /// A pod that the kubelet knows and has not rejected.
@@ -48,8 +48,8 @@ pub(crate) struct Kubelet {
     pub(crate) pods: BTreeMap<PodId, KnownPod>,
     /// Terminated pods, with the phase that is still to be reported.
     pub(crate) unreported: BTreeMap<PodId, Phase>,
-    /// Pods that it is done with; old events about them are ignored.
-    pub(crate) done: BTreeSet<PodId>,
+    /// Pods that it has released; old events about them are ignored.
+    pub(crate) released: BTreeSet<PodId>,
     /// Pods waiting for admission, which is one pod at a time.
     pub(crate) waiting: VecDeque<PodId>,
     /// Whether a pod is being admitted.
@@ -62,8 +62,8 @@ pub(crate) struct Kubelet {
     pub(crate) loaded: Vec<PodId>,
     /// The runtime is relisted at this offset in each second.
     pub(crate) relist: Time,
-    /// Number of starts, to drop the duties of earlier processes.
-    pub(crate) life: u32,
+    /// Number of starts, to drop the tasks of earlier processes.
+    pub(crate) starts: u32,
 }
 
 impl Kubelet {
@@ -79,14 +79,14 @@ impl Kubelet {
             zones: sizes.iter().map(zone).collect(),
             pods: BTreeMap::new(),
             unreported: BTreeMap::new(),
-            done: BTreeSet::new(),
+            released: BTreeSet::new(),
             waiting: VecDeque::new(),
             busy: false,
             down: false,
             loading: false,
             loaded: Vec::new(),
             relist,
-            life: 0,
+            starts: 0,
         }
     }
 
@@ -135,7 +135,7 @@ impl Kubelet {
 
     /// The time of the next relist of the runtime.
     pub(crate) fn next_relist(&self, now: Time) -> Time {
-        let second = super::chance::S;
+        let second = super::time::S;
         let since = (now + second - self.relist % second) % second;
         now + second - since
     }
@@ -156,9 +156,8 @@ mod tests {
         let mut kubelet = Kubelet::new(&[3, 4], 0);
         let mut admit = |pod, cpus| {
             let chosen = kubelet.choose(Request::whole(cpus))?;
-            kubelet
-                .pods
-                .insert(pod, KnownPod { stage: Stage::Admitted, cpus: chosen, kind: Kind::Ordinary, ends: 0 });
+            let entry = KnownPod { stage: Stage::Admitted, cpus: chosen, kind: Kind::Ordinary, ends: 0 };
+            kubelet.pods.insert(pod, entry);
             Some(chosen)
         };
         assert_eq!(admit(1, 2), Some(0b11));
@@ -171,9 +170,9 @@ mod tests {
     }
 
     #[test]
-    fn the_runtime_is_looked_at_once_a_second() {
+    fn the_runtime_is_relisted_once_a_second() {
         let kubelet = Kubelet::new(&[1], 300);
-        let second = super::super::chance::S;
+        let second = super::super::time::S;
         assert_eq!(kubelet.next_relist(0), 300);
         assert_eq!(kubelet.next_relist(299), 300);
         assert_eq!(kubelet.next_relist(300), second + 300);

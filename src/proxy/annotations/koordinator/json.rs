@@ -121,7 +121,7 @@ fn quantity(amount: &Value) -> Option<Quantity> {
     }
 }
 
-pub(super) fn cpus_and_memory(text: &str, errors: &mut PodErrors) -> CpusAndMemory {
+pub(in super::super) fn cpus_and_memory(text: &str, errors: &mut PodErrors) -> CpusAndMemory {
     let Some(fields) = parse(text, STATUS, errors) else { return CpusAndMemory::default() };
     let field = |name: &str| fields.get(name).unwrap_or(&Value::Null);
     let cpus = cpus(field("cpuset")).unwrap_or_else(|reason| {

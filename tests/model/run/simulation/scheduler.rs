@@ -5,40 +5,40 @@ use super::*;
 /// Additional duration of a cycle per node.
 const PER_NODE: Time = 40;
 
-impl World {
-    pub(super) fn scheduler_sees(&mut self, id: PodId, seen: Option<Seen>) {
+impl Simulation {
+    pub(super) fn scheduler_receives(&mut self, id: PodId, state: Option<PodState>) {
         if self.settings.informer == Informer::Shared {
-            self.plugin_sees(id, seen);
+            self.plugin_receives(id, state);
         }
         let node = self.node_of(id);
-        match seen.filter(|seen| !seen.phase.is_terminal()) {
-            Some(seen) if seen.bound => {
+        match state.filter(|state| !state.phase.is_terminal()) {
+            Some(state) if state.bound => {
                 if !self.nodes[node].on_node.contains(&id) {
                     self.nodes[node].on_node.push(id);
                 }
             }
             Some(_) => {
-                let fresh = !self.queue.waiting().any(|waiting| waiting == id);
-                if fresh && self.pods[id].reserved.is_none() && self.pods[id].ours {
+                let is_new = !self.queue.pods().any(|queued| queued == id);
+                if is_new && self.pods[id].reserved.is_none() && self.pods[id].own_scheduler {
                     self.queue.add(id, self.now);
                 }
             }
             None => {
-                let was_here = self.nodes[node].on_node.contains(&id);
+                let was_on_node = self.nodes[node].on_node.contains(&id);
                 self.nodes[node].on_node.retain(|other| *other != id);
                 self.queue.remove(id);
-                if was_here {
-                    self.queue.happens(Move::PodGone, self.now);
+                if was_on_node {
+                    self.queue.handle(QueueEvent::PodDeleted, self.now);
                 }
             }
         }
         self.schedule();
     }
 
-    pub(super) fn plugin_sees(&mut self, id: PodId, seen: Option<Seen>) {
+    pub(super) fn plugin_receives(&mut self, id: PodId, state: Option<PodState>) {
         if let Some(node) = self.pods[id].node {
-            self.nodes[node].plugin.see(id, &self.pods[id], seen);
-            self.look_at_agreement(node);
+            self.nodes[node].plugin.handle_pod(id, &self.pods[id], state);
+            self.record_agreement(node);
         }
     }
 
@@ -54,14 +54,14 @@ impl World {
         }
         let Some(id) = self.queue.pop() else { return };
         self.scheduling = true;
-        self.figures.cycles += 1;
+        self.measurements.cycles += 1;
         if self.reads_directly() {
             let reads = self.nodes.len() as u32;
             let wait = self.wait_for_client(reads);
-            let at = self.now + wait + self.dice.within(self.settings.delays.read);
+            let at = self.now + wait + self.rng.within(self.settings.delays.read);
             self.at(at, Event::CycleReads(id));
         } else {
-            self.look_for_node(id);
+            self.choose_node(id);
         }
     }
 
@@ -72,7 +72,7 @@ impl World {
 
     /// How long the plugin's client waits until it may send this many requests.
     fn wait_for_client(&mut self, requests: u32) -> Time {
-        self.figures.reads += u64::from(requests);
+        self.measurements.reads += u64::from(requests);
         let Some((rate, burst)) = self.settings.client else { return 0 };
         let (tokens, since) = self.tokens;
         let earned = (self.now - since) * u64::from(rate);
@@ -84,38 +84,38 @@ impl World {
     }
 
     /// Chooses the node with the best score among those that the pod fits.
-    pub(super) fn look_for_node(&mut self, id: PodId) {
+    pub(super) fn choose_node(&mut self, id: PodId) {
         let (mut by_plugin, mut fit) = (false, 0);
         let mut best: Option<((u32, u64), NodeId)> = None;
         for node in 0..self.nodes.len() {
             let Some(score) = self.score(id, node, &mut by_plugin) else { continue };
             fit += 1;
             // Break ties at random.
-            let score = (score, self.dice.seed());
+            let score = (score, self.rng.seed());
             if best.is_none_or(|(before, _)| before < score) {
                 best = Some((score, node));
             }
         }
-        let found = match best {
+        let result = match best {
             Some((_, node)) => {
                 self.note_unknown(id, node);
-                Found::Node(node)
+                CycleResult::Node(node)
             }
-            None => Found::None { by_plugin },
+            None => CycleResult::None { by_plugin },
         };
         // A single fitting node is not scored.
         let scored = if fit > 1 && self.reads_directly() { fit } else { 0 };
         let Span(first, last) = self.settings.delays.cycle;
         let longer = self.nodes.len() as Time * PER_NODE + self.wait_for_client(scored);
-        self.after(Span(first + longer, last + longer), Event::CycleEnds { pod: id, found });
+        self.after(Span(first + longer, last + longer), Event::CycleEnds { pod: id, result });
     }
 
     /// The node's score for the pod; `None` if the pod does not fit.
     fn score(&mut self, id: PodId, node: NodeId, by_plugin: &mut bool) -> Option<u32> {
         let request = self.pods[id].request;
         let total = self.settings.zones.iter().sum::<u32>() * 1000;
-        let there = &mut self.nodes[node];
-        let used: u32 = there.on_node.iter().map(|pod| self.pods[*pod].request.milli).sum();
+        let state = &mut self.nodes[node];
+        let used: u32 = state.on_node.iter().map(|pod| self.pods[*pod].request.milli).sum();
         if used + request.milli > total {
             return None;
         }
@@ -123,11 +123,11 @@ impl World {
         if !self.settings.plugin {
             return Some(least_allocated);
         }
-        if there.plugin.filter(request, &self.pods, there.object.as_ref()) != Filter::Pass {
+        if state.plugin.filter(request, &self.pods, state.object.as_ref()) != Filter::Pass {
             *by_plugin = true;
             return None;
         }
-        Some(least_allocated + there.plugin.score(request, &self.pods, there.object.as_ref()))
+        Some(least_allocated + state.plugin.score(request, &self.pods, state.object.as_ref()))
     }
 
     /// Records which pods of the node the plugin did not know when it let this one pass.
@@ -136,7 +136,7 @@ impl World {
         if self.reads_directly() {
             unknown.iter().for_each(|unknown| self.forget(*unknown, self.now));
         }
-        self.pods[id].blind = unknown.into_iter().map(|pod| (pod, self.pods[pod].forgotten)).collect();
+        self.pods[id].unknown_pods = unknown.into_iter().map(|pod| (pod, self.pods[pod].forgotten)).collect();
         self.pods[id].passed = Some(self.now);
     }
 
@@ -148,19 +148,19 @@ impl World {
         unknown
     }
 
-    /// Like [`World::unknown_to_plugin`], including deleted pods without CPUs: the kubelet may still admit a
-    /// pod whose deletion it has not received yet.
+    /// Like [`Simulation::unknown_to_plugin`], including deleted pods without CPUs: the kubelet may still
+    /// admit a pod whose deletion it has not received yet.
     fn absent_from_plugin(&self, node: NodeId) -> Vec<PodId> {
-        let there = &self.nodes[node];
+        let state = &self.nodes[node];
         let direct = self.settings.cache != Cache::OverReserve;
-        let object = if direct { there.object.as_ref() } else { there.plugin.cached.as_ref() };
+        let object = if direct { state.object.as_ref() } else { state.plugin.cached.as_ref() };
         let accounts = object.map_or(&[][..], |object| &object.accounts);
         let absent = |id: &&PodId| {
             self.pods[**id].request.exclusive() > 0
-                && !there.plugin.assumed.contains(id)
+                && !state.plugin.assumed.contains(id)
                 && accounts.binary_search(id).is_err()
         };
-        there.placed.iter().filter(absent).copied().collect()
+        state.placed.iter().filter(absent).copied().collect()
     }
 
     /// Returns true if the pod has CPUs or is expected to be allocated some.
@@ -168,33 +168,33 @@ impl World {
         let pod = &self.pods[id];
         // A pod deleted before its admission is rarely allocated CPUs, and a pod deleted by force
         // loses them before the kubelet receives the next pod.
-        let comes = pod.object.is_some_and(|seen| !seen.deleted) || pod.kind == Kind::Static;
+        let will_have_cpus = pod.object.is_some_and(|state| !state.deleted) || pod.kind == Kind::Static;
         let has_cpus = self.nodes[node].kubelet.pods.get(&id).is_some_and(|entry| entry.cpus != 0);
-        comes || has_cpus && pod.object.is_some()
+        will_have_cpus || has_cpus && pod.object.is_some()
     }
 
     /// Records that the plugin no longer knows the pod, since it read the object at `read`.
     fn forget(&mut self, id: PodId, read: Time) {
         let grace = self.settings.grace;
         let pod = &mut self.pods[id];
-        let reading = pod.node.is_some_and(|node| read < self.nodes[node].reading_until);
-        let excused = reading || pod.heard.is_none_or(|heard| read <= heard + grace);
+        let is_reading = pod.node.is_some_and(|node| read < self.nodes[node].reading_until);
+        let unavoidable = is_reading || pod.received_at.is_none_or(|received| read <= received + grace);
         let unbound = pod.bound.is_none_or(|bound| read <= bound);
-        pod.forgotten = Some(Forgotten { excused, unbound });
+        pod.forgotten = Some(Forgotten { unavoidable, unbound });
         let counts = pod.node.is_some_and(|node| self.takes_cpus(node, id));
-        self.figures.forgotten += u64::from(counts);
-        self.figures.forgotten_late += u64::from(counts && !excused);
+        self.measurements.forgotten += u64::from(counts);
+        self.measurements.forgotten_avoidably += u64::from(counts && !unavoidable);
     }
 
-    pub(super) fn cycle_ends(&mut self, id: PodId, found: Found) {
+    pub(super) fn end_cycle(&mut self, id: PodId, result: CycleResult) {
         self.scheduling = false;
-        match found {
+        match result {
             _ if self.pods[id].object.is_none() => self.queue.dropped(),
-            Found::None { by_plugin } => {
+            CycleResult::None { by_plugin } => {
                 self.queue.rejected(by_plugin, self.now);
                 self.write_condition(id, by_plugin);
             }
-            Found::Node(node) => self.reserve(id, node),
+            CycleResult::Node(node) => self.reserve(id, node),
         }
         self.schedule();
     }
@@ -203,33 +203,33 @@ impl World {
         self.queue.placed();
         self.pods[id].node = Some(node);
         self.pods[id].reserved = Some(self.now);
-        let there = &mut self.nodes[node];
-        there.plugin.reserve(id, &self.pods);
-        there.on_node.push(id);
-        there.placed.insert(id);
-        if there.object.as_ref().is_some_and(|object| object.withheld) {
-            self.pods[id].covered = Some(self.now);
-            self.figures.windows.push(0);
+        let state = &mut self.nodes[node];
+        state.plugin.reserve(id, &self.pods);
+        state.on_node.push(id);
+        state.placed.insert(id);
+        if state.object.as_ref().is_some_and(|object| object.withheld) {
+            self.pods[id].accounted_at = Some(self.now);
+            self.measurements.windows.push(0);
         }
         let late = if self.pods[id].binds_late { self.settings.delays.late_bind } else { Span(0, 0) };
-        let at = self.now + self.dice.within(late) + self.dice.within(self.settings.delays.bind[0]);
+        let at = self.now + self.rng.within(late) + self.rng.within(self.settings.delays.bind[0]);
         self.at(at, Event::Bind(id));
     }
 
     pub(super) fn bind(&mut self, id: PodId) {
         if self.pods[id].object.is_none() {
             // The pod was deleted meanwhile.
-            let there = &mut self.nodes[self.pods[id].node.unwrap_or_default()];
-            there.plugin.unreserve(id);
-            there.on_node.retain(|other| *other != id);
-            there.placed.remove(&id);
-            self.queue.happens(Move::PodGone, self.now);
+            let state = &mut self.nodes[self.pods[id].node.unwrap_or_default()];
+            state.plugin.unreserve(id);
+            state.on_node.retain(|other| *other != id);
+            state.placed.remove(&id);
+            self.queue.handle(QueueEvent::PodDeleted, self.now);
             self.schedule();
             return;
         }
         self.pods[id].bound = Some(self.now);
-        self.change(id, |seen| seen.bound = true);
-        self.notify_controller(Heard::WaitsNoMore(id));
+        self.change(id, |state| state.bound = true);
+        self.notify_controller(ControllerInput::NotPending(id));
         self.after(self.settings.delays.bind[1], Event::PostBind(id));
     }
 
@@ -240,30 +240,30 @@ impl World {
             self.at(self.now + self.settings.resync, Event::Tick);
             return;
         }
-        self.figures.dirty_ticks += 1;
+        self.measurements.dirty_ticks += 1;
         let expected = |node: NodeId| (node, self.nodes[node].plugin.expected(&self.pods));
-        self.ticking.dirty = dirty.into_iter().map(expected).collect();
+        self.tick_state.dirty = dirty.into_iter().map(expected).collect();
         self.after(self.settings.delays.read, Event::TickRead);
     }
 
     /// Reads the nodes one after another.
     pub(super) fn tick_read(&mut self) {
-        let Some((node, expected)) = self.ticking.dirty.pop_front() else { return };
-        self.figures.reads += 1;
-        let there = &self.nodes[node];
-        let object = there.object.clone().filter(|object| there.plugin.accepts(expected, object));
-        self.ticking.accepted.extend(object.map(|object| (node, object, self.now)));
-        if self.ticking.dirty.is_empty() {
+        let Some((node, expected)) = self.tick_state.dirty.pop_front() else { return };
+        self.measurements.reads += 1;
+        let state = &self.nodes[node];
+        let object = state.object.clone().filter(|object| state.plugin.accepts(expected, object));
+        self.tick_state.accepted.extend(object.map(|object| (node, object, self.now)));
+        if self.tick_state.dirty.is_empty() {
             self.after(self.settings.delays.flush, Event::TickFlush);
         } else {
             self.after(self.settings.delays.read, Event::TickRead);
         }
     }
 
-    /// Flushes all nodes whose object was accepted, at once.
+    /// Flushes all nodes whose object was accepted, together.
     pub(super) fn tick_flush(&mut self) {
         self.at(self.now + self.settings.resync, Event::Tick);
-        let accepted = std::mem::take(&mut self.ticking.accepted);
+        let accepted = std::mem::take(&mut self.tick_state.accepted);
         if self.settings.oracle && !accepted.is_empty() {
             self.at(self.now + MS, Event::ObjectChanged);
         }

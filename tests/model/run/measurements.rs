@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::chance::Time;
 use super::cluster::{Pod, PodId};
+use super::time::Time;
 
 /// Why the kubelet had to reject a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub(crate) enum Cause {
     /// The plugin had forgotten a pod that was reserved but not bound yet, which no exporter can know.
     Unbound,
     /// The plugin had forgotten a pod, and the exporter could have prevented it.
-    Late,
+    Avoidable,
     /// Another scheduler placed a pod at the same time.
     Foreign,
     /// There is no plugin.
@@ -24,7 +24,7 @@ pub(crate) enum Cause {
 
 /// The measurements of one run.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Figures {
+pub(crate) struct Measurements {
     pub(crate) events: u64,
     pub(crate) created: u64,
     pub(crate) cycles: u64,
@@ -34,10 +34,10 @@ pub(crate) struct Figures {
     pub(crate) nudges: u64,
     pub(crate) withheld_writes: u64,
     pub(crate) restarts: u64,
-    /// Pods that a flush made the plugin forget although they have or will get CPUs; `forgotten_late`: those
-    /// without an excuse.
+    /// Pods that a flush made the plugin forget although they have or will be allocated CPUs;
+    /// `forgotten_avoidably`: those that the exporter could have prevented.
     pub(crate) forgotten: u64,
-    pub(crate) forgotten_late: u64,
+    pub(crate) forgotten_avoidably: u64,
     /// Rejected pods and why.
     pub(crate) rejected: Vec<(PodId, Cause)>,
     /// Times from the reservation to an object that accounts for the pod or withholds its fingerprint.
@@ -47,12 +47,12 @@ pub(crate) struct Figures {
     /// The plugin's GETs of objects.
     pub(crate) reads: u64,
     started: BTreeMap<PodId, (u32, Time)>,
-    /// Durations of disagreements between object and plugin.
+    /// How long object and plugin had different fingerprints.
     pub(crate) disagreements: Vec<Time>,
     last_release: Time,
 }
 
-impl Figures {
+impl Measurements {
     pub(crate) fn start(&mut self, id: PodId, cpus: u32, now: Time) {
         self.started.insert(id, (cpus, now));
     }
@@ -74,9 +74,10 @@ impl Figures {
         running.into_iter().for_each(|id| self.stop(id, now));
     }
 
-    /// Records whether a node's object and the plugin agree; `since` is when they began to disagree.
-    pub(crate) fn agreement(&mut self, agrees: bool, since: &mut Option<Time>, now: Time) {
-        match (agrees, *since) {
+    /// Records whether a node's object and the plugin have the same fingerprint; `since` is when they began
+    /// to differ.
+    pub(crate) fn agreement(&mut self, matches: bool, since: &mut Option<Time>, now: Time) {
+        match (matches, *since) {
             (false, None) => *since = Some(now),
             (true, Some(before)) => {
                 self.disagreements.push(now - before);
@@ -90,21 +91,21 @@ impl Figures {
     pub(crate) fn reject(&mut self, id: PodId, pods: &[Pod], placed: &BTreeSet<PodId>) {
         let pod = &pods[id];
         // It took the CPUs of a pod that the plugin had forgotten, or it was forgotten and lost its own.
-        let blind = pod.blind.iter().filter_map(|(_, forgotten)| *forgotten);
-        let forgotten: Vec<_> = blind.chain(pod.forgotten).collect();
-        let foreign = |other: &PodId| {
+        let unknown = pod.unknown_pods.iter().filter_map(|(_, forgotten)| *forgotten);
+        let forgotten: Vec<_> = unknown.chain(pod.forgotten).collect();
+        let is_foreign = |other: &PodId| {
             let other = &pods[*other];
-            !other.ours && other.request.exclusive() > 0 && other.bound >= pod.passed
+            !other.own_scheduler && other.request.exclusive() > 0 && other.bound >= pod.passed
         };
-        let cause = if forgotten.iter().any(|forgotten| !forgotten.excused) {
-            Cause::Late
+        let cause = if forgotten.iter().any(|forgotten| !forgotten.unavoidable) {
+            Cause::Avoidable
         } else if forgotten.iter().any(|forgotten| forgotten.unbound) {
             Cause::Unbound
         } else if !forgotten.is_empty() {
             Cause::Window
-        } else if !pod.ours
-            || pod.blind.iter().any(|(blind, _)| !pods[*blind].ours)
-            || placed.iter().any(foreign)
+        } else if !pod.own_scheduler
+            || pod.unknown_pods.iter().any(|(other, _)| !pods[*other].own_scheduler)
+            || placed.iter().any(is_foreign)
         {
             Cause::Foreign
         } else {
@@ -114,7 +115,7 @@ impl Figures {
     }
 
     pub(crate) fn rejected_for(&self, cause: Cause) -> usize {
-        self.rejected.iter().filter(|(_, why)| *why == cause).count()
+        self.rejected.iter().filter(|(_, of)| *of == cause).count()
     }
 }
 
