@@ -61,7 +61,8 @@ fn main() -> Result<ExitCode> {
     ensure!(!options.write || only.is_empty(), "only all tables together can be written");
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     writeln!(out, "NUMACAST_SEED={seed}")?;
-    let parameters = Parameters { seed, steps: options.steps, length: options.length, jobs: options.jobs.max(1) };
+    let Options { steps, length, jobs, .. } = options;
+    let parameters = Parameters { seed, steps, length, jobs: jobs.max(1) };
     let mut text = format!("`NUMACAST_SEED={seed}`, {} steps of the walk:\n", options.steps);
     let mut failures = Vec::new();
     for table in selected {

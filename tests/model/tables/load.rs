@@ -96,7 +96,7 @@ impl Cell {
             late_per_mille: self.late_per_mille,
             time: self.time * S,
         };
-        load::run(settings, &load, self.exporter.exporters(self.informer, self.nodes), seed)
+        load::run(settings, &load, self.exporter.create(self.informer, self.nodes), seed)
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use numacast::controller::NudgePlan;
 
-use super::load::{Cell, Mean, QUEUES, avoidable_rejections, means};
 use super::{Output, Parameters, Setup, WITHOUT_NUDGES, default_numacast, name};
+use super::load::{Cell, Mean, QUEUES, avoidable_rejections, means};
 use crate::run::controller::Nudges;
 use crate::run::exporter::{ExporterKind, WITHHOLD_AFTER, WRITE_DELAY};
 use crate::run::measurements::percentile;
@@ -340,7 +340,8 @@ pub(super) fn withhold_after(parameters: &Parameters) -> Output {
         .collect();
     let found = means(parameters, &cells);
     let mut lines = "| containers start in | `withholdAfter` | rejected (all in the window) | busy \
-                     | withheld per pod | writes per pod | window, ms: p50 / p99 / max |\n|---|---|---|---|---|---|---|\n"
+                     | withheld per pod | writes per pod | window, ms: p50 / p99 / max |\n\
+                     |---|---|---|---|---|---|---|\n"
         .to_owned();
     for (((start, _), ms), mean) in rows.iter().zip(&found) {
         let window = |percent| seconds(percentile(&mean.windows, percent)) * 1e3;

@@ -16,8 +16,9 @@ const WALK_STEPS: u64 = 2_000;
 
 pub(super) fn walks(parameters: &Parameters) -> Output {
     let direct = ExporterKind::Direct { reserves: true };
-    let row =
-        |setup: Setup, part: u64| (setup, Cache::OverReserve, 1, Informer::Dedicated, parameters.steps / part);
+    let row = |setup: Setup, part: u64| {
+        (setup, Cache::OverReserve, 1, Informer::Dedicated, parameters.steps / part)
+    };
     let with_bug = |bug| row((ExporterKind::WithBug(bug), Nudges::default_plan()), 10);
     let rows = [
         (default_numacast(), Cache::OverReserve, 1, Informer::Dedicated, parameters.steps * 3 / 10),
@@ -86,8 +87,7 @@ fn failure(report: &Report) -> Option<String> {
     let failed = avoidable + unknown > 0 || report.frozen;
     let command = "make model ARGS='--only walk --steps 5000'";
     failed.then(|| {
-        let frozen = report.frozen;
-        let seed = report.seed;
+        let (frozen, seed) = (report.frozen, report.seed);
         format!("{avoidable} avoidable, {unknown} unknown, frozen: {frozen}: NUMACAST_SEED={seed} {command}")
     })
 }
