@@ -1,5 +1,4 @@
-//! The long form of the random walks, run by hand: cells of machine x kubelet version x policies, and a table
-//! of results.
+//! The long form of the random walks: cells of machine x kubelet version x policies, and a table of results.
 //!
 //! `make matrix` runs everything; `cargo test --test matrix -- --help` lists the options. In each cell a
 //! seeded walk covers everything that changes the node's available resources. After each step the published

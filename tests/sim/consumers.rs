@@ -114,7 +114,7 @@ async fn pods_without_exclusive_resources_cause_no_lists() {
     for consumer in CONSUMERS {
         let env = start_idle(consumer).await;
         let before = env.node.kubelet.calls().list;
-        env.put_pod(&PodSpec::new("modest"), "Pending");
+        env.put_pod(&PodSpec::new("best-effort"), "Pending");
         assert_eq!(idle(&env).await, before, "{consumer:?}");
         env.stop().await;
     }
@@ -129,8 +129,8 @@ async fn only_the_overreserving_cache_gets_a_fingerprint() {
         assert_eq!(object.contains("nodeTopologyPodsFingerprint"), overreserving, "{consumer:?}: {object}");
         let mut changes = env.server.changes();
         let before = env.server.writes().changes;
-        env.put_pod(&PodSpec::new("modest"), "Pending");
-        env.put_pod(&PodSpec::new("modest"), "Running");
+        env.put_pod(&PodSpec::new("best-effort"), "Pending");
+        env.put_pod(&PodSpec::new("best-effort"), "Running");
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert_eq!(env.server.writes().changes, before + u64::from(overreserving), "{consumer:?}");
         // No fingerprint is withheld.
@@ -344,20 +344,20 @@ async fn wait_for_no_writes(env: &Environment) {
 async fn a_pod_causes_few_writes() {
     use FingerprintMethod::{All, WithExclusiveResources};
     let [overreserving, direct, kai, none] = CONSUMERS;
-    let modest = PodSpec::new("modest");
+    let best_effort = PodSpec::new("best-effort");
     for (consumer, method, pod, max) in [
         // The allocation, the phase Running, and the release.
         (overreserving, All, db("a"), 3),
-        (overreserving, All, modest.clone(), 2),
+        (overreserving, All, best_effort.clone(), 2),
         (overreserving, WithExclusiveResources, db("a"), 3),
-        (overreserving, WithExclusiveResources, modest.clone(), 0),
+        (overreserving, WithExclusiveResources, best_effort.clone(), 0),
         // The binding, the allocation and the release.
         (direct, All, db("a"), 3),
-        (direct, All, modest.clone(), 0),
+        (direct, All, best_effort.clone(), 0),
         (kai, All, db("a"), 3),
-        (kai, All, modest.clone(), 0),
+        (kai, All, best_effort.clone(), 0),
         (none, All, db("a"), 2),
-        (none, All, modest.clone(), 0),
+        (none, All, best_effort.clone(), 0),
     ] {
         let writes = writes_per_pod(consumer, method, &pod).await;
         assert_eq!(writes, max, "{consumer:?}, {method:?}: {}", pod.name);
@@ -369,7 +369,7 @@ async fn changes_of_the_fingerprint_alone_are_written_together() {
     let env = start_idle(Consumer::SchedulerPlugins).await;
     let before = env.server.writes().changes;
     for number in 0..20 {
-        env.put_pod(&PodSpec::new(&format!("modest-{number}")), "Running");
+        env.put_pod(&PodSpec::new(&format!("best-effort-{number}")), "Running");
     }
     wait_for_no_writes(&env).await;
     let writes = env.server.writes().changes - before;

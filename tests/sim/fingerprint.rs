@@ -81,9 +81,9 @@ async fn the_fingerprint_is_withheld_from_the_binding_to_the_allocation() {
 async fn pods_without_exclusive_resources_do_not_withhold_the_fingerprint() {
     let env = start(|_| {}).await;
     let mut changes = env.server.changes();
-    env.put_pod(&PodSpec::new("modest"), "Pending");
-    env.put_pod(&PodSpec::new("modest"), "Running");
-    covers(&env, "modest").await;
+    env.put_pod(&PodSpec::new("best-effort"), "Pending");
+    env.put_pod(&PodSpec::new("best-effort"), "Running");
+    covers(&env, "best-effort").await;
     while let Ok(change) = changes.try_recv() {
         assert!(!change.object.to_string().contains(&Fingerprint::WITHHELD.to_string()), "{}", change.object);
     }
@@ -401,12 +401,12 @@ async fn informer_view_and_method_select_the_pods() {
     let pods = |env: &Environment| {
         env.put_pod(&db("a"), "Running");
         env.put_pod(&db("ended"), "Succeeded");
-        env.put_pod(&PodSpec::new("modest"), "Running");
+        env.put_pod(&PodSpec::new("best-effort"), "Running");
     };
     use FingerprintMethod::{All, WithExclusiveResources};
     for (selection, names) in [
-        ((FingerprintView::Scheduler, All, Informer::Dedicated), Some("a ended modest")),
-        ((FingerprintView::Scheduler, All, Informer::Shared), Some("a modest")),
+        ((FingerprintView::Scheduler, All, Informer::Dedicated), Some("a best-effort ended")),
+        ((FingerprintView::Scheduler, All, Informer::Shared), Some("a best-effort")),
         ((FingerprintView::Scheduler, WithExclusiveResources, Informer::Dedicated), Some("a ended")),
         ((FingerprintView::Kubelet, All, Informer::Dedicated), Some("a listed")),
         ((FingerprintView::Kubelet, WithExclusiveResources, Informer::Dedicated), Some("a")),

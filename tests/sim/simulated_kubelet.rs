@@ -249,7 +249,7 @@ async fn an_unhealthy_device_leaves_the_inventory_and_stays_allocated() {
     let mut node = Node::new(&spec("best-effort"), immediate());
     node.kubelet.start_pod(PodSpec::guaranteed("net", 2, 0).devices("example.com/nic", 1)).await.unwrap();
     assert!(node.kubelet.set_device_health("example.com/nic", "a", false));
-    assert!(!node.kubelet.set_device_health("example.com/nic", "nobody", false));
+    assert!(!node.kubelet.set_device_health("example.com/nic", "missing", false));
     let allocatable = node.client.allocatable().await.unwrap().0;
     assert!(allocatable.devices.iter().all(|group| group.ids != ["a"]));
     let (usage, ..) = node.client.list().await.unwrap();
@@ -464,7 +464,7 @@ async fn resizing_exclusive_resources_is_infeasible() {
     let before = node.kubelet.expected();
     resize("web", 5000).unwrap();
     assert_eq!(node.kubelet.expected(), before);
-    assert_eq!(resize("nobody", 1000).unwrap_err().reason, "Infeasible");
+    assert_eq!(resize("missing", 1000).unwrap_err().reason, "Infeasible");
 }
 
 #[tokio::test]

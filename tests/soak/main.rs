@@ -1,4 +1,4 @@
-//! The real binary under load for a long time, run by hand: `make soak`.
+//! The real binary under load for a long time: `make soak`.
 //!
 //! - `changes`: a million changes on a simulated node with a simulated API server, as fast as the agent's
 //!   budget of Lists allows; the object must stay correct, and memory, descriptors and threads must not grow.

@@ -342,7 +342,7 @@ fn check(key: &Key, api_version: &str, object: &Value) -> Result<(), Failure> {
     if violations.is_empty() { Ok(()) } else { Err(status::invalid(key.kind, &key.name, &violations)) }
 }
 
-/// Checks that nobody has written the object since the writer read it.
+/// Checks that the object was not written since the writer read it.
 fn check_version(key: &Key, live: &Value, new: &Value, required: bool) -> Result<(), Failure> {
     let wanted = new["metadata"]["resourceVersion"].as_str().unwrap_or_default();
     if wanted.is_empty() && required {

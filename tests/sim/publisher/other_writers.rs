@@ -126,7 +126,7 @@ async fn an_object_of_another_publisher_is_taken_over_once() {
 #[tokio::test]
 async fn a_competing_publisher_is_reported_and_not_overwritten() {
     let env = synced(|_| {}).await;
-    let truth = env.server.topology("worker").unwrap();
+    let object = env.server.topology("worker").unwrap();
     edit(&env.server, "rte", json!({"zones": [zone(&["cpu"])]})).await;
     env.converges().await;
     let mut changes = env.server.changes();
@@ -148,7 +148,7 @@ async fn a_competing_publisher_is_reported_and_not_overwritten() {
     assert!(env.node.kubelet.set_device_health("example.com/nic", "nic-0", false));
     env.converges().await;
     assert_eq!(writers(&mut changes), ["numacast"]);
-    edit(&env.server, "rte", json!({"zones": truth.spec.zones})).await;
+    edit(&env.server, "rte", json!({"zones": object.spec.zones})).await;
     let events = node_events(&env.server);
     assert_eq!(events.iter().filter(|(reason, _)| reason == "CompetingPublisher").count(), 1, "{events:?}");
     env.stop().await;

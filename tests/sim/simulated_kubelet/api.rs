@@ -54,7 +54,7 @@ async fn get_returns_one_pod() {
     let mut node = Node::new(&spec("best-effort"), immediate());
     node.kubelet.start_pod(PodSpec::guaranteed("db", 2, 0)).await.unwrap();
     assert_eq!(node.get("db").await.unwrap().containers[0].cpus.to_string(), "1,5");
-    assert_eq!(node.get("nobody").await.unwrap_err(), "pod nobody in namespace default not found");
+    assert_eq!(node.get("missing").await.unwrap_err(), "pod missing in namespace default not found");
 }
 
 #[tokio::test]
