@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 
 use super::Options;
-use super::child::Running;
+use super::soak_agent::Agent;
 use super::frames::{
     DATA, END_HEADERS, END_STREAM, HEADERS, PING, RST_STREAM, SETTINGS, field, frame, indexed, text,
 };
@@ -73,7 +73,7 @@ async fn under(attack: Attack, options: &Options) -> Result<String> {
     let settings =
         ["--set", "proxy.enabled=true", "--set", &at, "--set", "proxy.annotations.koordinator=[]"];
     let kubelet = Kubelet { release_lag: Duration::ZERO, ..Kubelet::default() };
-    let mut agent = Running::start(&options.binary, kubelet, &settings).await?;
+    let mut agent = Agent::start(&options.binary, kubelet, &settings).await?;
     let socket = dir.path().join("proxy/kubelet.sock");
     let mut clients = Vec::new();
     for _ in 0..CLIENTS {
@@ -90,9 +90,9 @@ async fn under(attack: Attack, options: &Options) -> Result<String> {
     while Instant::now() < end {
         let name = format!("pod-{}", published.len());
         agent.node.start_pod(PodSpec::guaranteed(&name, 2, 1 << 20)).await?;
-        published.push(agent.agrees().await?);
+        published.push(agent.wait_until_correct().await?);
         ensure!(agent.node.stop_pod("default", &name), "{name} is gone");
-        agent.agrees().await?;
+        agent.wait_until_correct().await?;
     }
     let (mut took, mut failed) = (Vec::new(), 0);
     while let Some(result) = requests.join_next().await {

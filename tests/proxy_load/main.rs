@@ -8,9 +8,9 @@
 mod support;
 
 mod attack;
-#[path = "../soak/child.rs"]
+#[path = "../soak/agent.rs"]
 #[allow(dead_code)] // `make soak` uses the rest
-mod child;
+mod soak_agent;
 #[path = "../grpc_memory/frames.rs"]
 #[allow(dead_code)] // the test of memory uses the rest
 mod frames;
