@@ -20,10 +20,10 @@ use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 
 use super::Options;
-use super::soak_agent::Agent;
 use super::frames::{
     DATA, END_HEADERS, END_STREAM, HEADERS, PING, RST_STREAM, SETTINGS, field, frame, indexed, text,
 };
+use super::soak_agent::Agent;
 
 /// What an attacker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

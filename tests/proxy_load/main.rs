@@ -8,12 +8,12 @@
 mod support;
 
 mod attack;
-#[path = "../soak/agent.rs"]
-#[allow(dead_code)] // `make soak` uses the rest
-mod soak_agent;
 #[path = "../grpc_memory/frames.rs"]
 #[allow(dead_code)] // the test of memory uses the rest
 mod frames;
+#[path = "../soak/agent.rs"]
+#[allow(dead_code)] // `make soak` uses the rest
+mod soak_agent;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
