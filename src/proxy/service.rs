@@ -273,4 +273,12 @@ mod tests {
         assert_eq!(garbage.code(), Code::Internal);
         assert!(garbage.message().starts_with("grpc: error unmarshalling request: "), "{garbage}");
     }
+
+    #[test]
+    fn a_large_response_is_logged_once_until_it_has_shrunk() {
+        let log = ServiceLog::default();
+        let sizes = [LARGE, LARGE + 1, LARGE + 1, NOT_LARGE, LARGE + 1, NOT_LARGE - 1, LARGE + 1];
+        let logged = sizes.map(|bytes| log.is_newly_large(bytes));
+        assert_eq!(logged, [false, true, false, false, false, false, true]);
+    }
 }

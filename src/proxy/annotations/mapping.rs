@@ -10,7 +10,6 @@ use serde_json::Value;
 use super::MAX_IDS;
 use super::config::AnnotationMapping;
 use super::pod_reader::{DeviceGroup, PodReader, Share};
-use crate::util::json_path::JsonPath;
 
 type MappedDevice<'a> = (Box<str>, Option<Cow<'a, str>>);
 
