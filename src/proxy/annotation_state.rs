@@ -210,8 +210,8 @@ impl AnnotationState {
         }
     }
 
-    /// Merges the allocations into a response. Unknown pods in it are looked up until `deadline`; also returns
-    /// how many are still unknown.
+    /// Merges the allocations into a response. Unknown pods in it are looked up until `deadline`; also
+    /// returns how many are still unknown.
     pub(super) async fn merge(
         &self,
         deadline: Instant,
