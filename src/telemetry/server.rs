@@ -10,7 +10,6 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,7 +24,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::{AbortHandle, JoinHandle, JoinSet, yield_now};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::rustls::server::Acceptor;
 
@@ -33,10 +32,11 @@ use super::tls::Tls;
 use crate::config::Endpoint;
 use rates::Rates;
 
-/// Maximum number of open connections. An idle one takes about 10 KiB.
-const CONNECTIONS: usize = 64;
-/// Maximum number of open connections per address. A kubelet or a scraper has one or two.
-const CONNECTIONS_PER_ADDRESS: usize = 16;
+/// Maximum number of open connections. An idle one takes about 1 KiB, one that has sent something 10 KiB.
+const CONNECTIONS: usize = 512;
+/// Maximum number of open connections per address. A kubelet or a scraper has one or two, but others may have
+/// the same address: so many of theirs have to arrive between its connection and its request to close it.
+const CONNECTIONS_PER_ADDRESS: usize = 256;
 /// The listen backlog, unless `net.core.somaxconn` is lower. If it is full, a probe retries after one second,
 /// which is too late.
 const BACKLOG: u32 = 4096;
@@ -337,8 +337,14 @@ impl Connections {
 
 /// Serves one request within the timeouts. Errors are ignored: the client left or does not speak HTTP.
 async fn serve(stream: TcpStream, address: IpAddr, shared: Arc<Shared>, requested: Arc<AtomicBool>) {
-    let mut connection = pin!(connection(stream, address, &shared, &requested));
-    if timeout(HEADER_TIMEOUT, &mut connection).await.is_err() && requested.load(Ordering::Relaxed) {
+    let start = Instant::now();
+    // An idle connection has no buffers.
+    if !matches!(timeout(HEADER_TIMEOUT, stream.readable()).await, Ok(Ok(()))) {
+        return;
+    }
+    let mut connection = Box::pin(connection(stream, address, &shared, &requested));
+    if timeout_at(start + HEADER_TIMEOUT, &mut connection).await.is_err() && requested.load(Ordering::Relaxed)
+    {
         let _ = timeout(ANSWER_TIMEOUT, connection).await;
     }
 }

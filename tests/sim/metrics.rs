@@ -144,6 +144,25 @@ async fn a_thousand_connections_that_come_before_any_is_accepted_keep_no_probe_o
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_that_comes_after_200_connections_of_its_address_is_answered() {
+    let server = server().await;
+    let answer = at_one_moment(async {
+        let mut probe = connect(Ipv4Addr::LOCALHOST, server.address(), "").await;
+        let mut open = Vec::new();
+        for _ in 0..200 {
+            open.push(connect(Ipv4Addr::LOCALHOST, server.address(), "").await);
+        }
+        // The server may have closed it already.
+        let _ = probe.write_all(b"GET /metrics HTTP/1.1\r\nHost: numacast\r\n\r\n").await;
+        let mut answer = String::new();
+        let _ = probe.read_to_string(&mut answer).await;
+        answer
+    });
+    let answer = answer.await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn connections_of_one_address_close_none_of_another() {
     let server = server().await;
     let answer = at_one_moment(async {
