@@ -227,7 +227,7 @@ impl SimKubelet {
             outcome
         };
         if outcome.is_err() {
-            // The managers before the one that rejected it have allocated already.
+            // Some managers may have allocated resources before another one rejected the pod.
             self.reconcile_later();
         }
         outcome

@@ -61,7 +61,7 @@ pub struct RecordedResponse {
     pub pods_known: bool,
     /// Whether its managers were initialized.
     pub managers_ready: bool,
-    /// The fault in the response.
+    /// The fault in the response; `None` for a limit on the pods that omitted nothing allocated.
     pub fault: Option<Fault>,
     /// The state that the response reported, without the pods that it omitted.
     pub model: Model,

@@ -20,12 +20,21 @@ impl Model {
 /// The response to `List`, with at most `max` pods.
 pub(super) fn list(model: &mut Model, max: usize, rng: &mut Rng) -> v1::ListPodResourcesResponse {
     model.collect_devices();
-    let terminated = model.version < KubeletVersion::V1_34;
-    let pods = listed(model, terminated, max);
+    let pods = listed(model, lists_terminated(model), max);
     let mut pod_resources: Vec<v1::PodResources> =
         pods.into_iter().map(|pod| self::pod(model, pod, rng)).collect();
     rng.shuffle(&mut pod_resources);
     v1::ListPodResourcesResponse { pod_resources }
+}
+
+/// Returns true if a `List` of at most `max` pods omits resources that are allocated.
+pub(super) fn omits_resources(model: &Model, max: usize) -> bool {
+    let pods = listed(model, lists_terminated(model), usize::MAX);
+    pods.iter().skip(max).any(|pod| pod.stage == Stage::Active)
+}
+
+fn lists_terminated(model: &Model) -> bool {
+    model.version < KubeletVersion::V1_34
 }
 
 /// The oldest pods, at most `max`: a kubelet that does not know all of its pods yet never lists a pod without

@@ -98,11 +98,15 @@ fn max_pods(fault: Option<&Fault>) -> usize {
 
 impl State {
     fn list(&mut self, fault: Option<&Fault>) -> Vec<v1::PodResources> {
+        let max = max_pods(fault);
         let pods = match self.pods_are_known {
-            true => responses::list(&mut self.model, max_pods(fault), &mut self.rng).pod_resources,
+            true => responses::list(&mut self.model, max, &mut self.rng).pod_resources,
             false => Vec::new(),
         };
         if self.recorded.is_some() {
+            // A response that omits nothing allocated is correct, although it was limited.
+            let is_whole = max < usize::MAX && !responses::omits_resources(&self.model, max);
+            let fault = fault.filter(|_| !is_whole);
             let listed = pods.iter().map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
             self.record(Call::List, fault, self.model.restricted_to(&listed));
         }

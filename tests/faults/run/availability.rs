@@ -8,8 +8,8 @@
 //! - For each method, the last correct and complete response that was at least [`MAX_WRITE_DELAY`] before `w`
 //!   and outside any fault of the kubelet, and every later one. The agent must not use an older one any more:
 //!   writing it that late means that writes were queued.
-//! - During a fault of the kubelet (until the object is correct again), no response supersedes the one before
-//!   it, since the agent may keep the last good object.
+//! - During a fault of the kubelet (until [`SETTLE`] after the object is correct again), no response
+//!   supersedes the one before it, since the agent may keep the last good object.
 //! - A response of a restarted kubelet that does not know its pods yet, or lists only some of them, never
 //!   counts, since the pods' resources stay allocated. An inventory that lacks CPUs or memory just after a
 //!   restart counts as complete; one that lacks device plugins counts as it is.
@@ -27,8 +27,10 @@ use std::time::{Duration, Instant};
 use numacast::cluster::FIELD_MANAGER;
 use numacast::nrt::NodeResourceTopology;
 use numacast::sim::api_server::{Change, EventType, TOPOLOGIES};
-use numacast::sim::kubelet::{Call, DeviceId, Expected, Fault, RecordedResponse, SimKubelet};
+use numacast::sim::kubelet::{Call, DeviceId, Expected, Fault, RecordedResponse, SimKubelet, Stage};
 use tokio::sync::broadcast;
+
+use super::SETTLE;
 
 /// Maximum time from a response to the write that it leads to: the timeout of a write, and more than that
 /// again for a busy machine.
@@ -82,7 +84,7 @@ impl AvailabilityCheck {
         if let [Some(list), Some(allocatable)] = oldest {
             let oldest = list.min(allocatable);
             self.responses.retain(|response| response.at >= oldest);
-            self.fault_periods.retain(|period| period.end.is_none_or(|end| end >= oldest));
+            self.fault_periods.retain(|period| period.end.is_none_or(|end| end + SETTLE >= oldest));
         }
     }
 
@@ -108,6 +110,12 @@ impl AvailabilityCheck {
             is_written && change.manager == FIELD_MANAGER
         };
         changes.iter().filter(is_of_agent).try_for_each(|change| self.check_version(change))
+    }
+
+    /// Returns true if the kubelet has listed its pods correctly since `start`.
+    pub(super) fn has_list_since(&self, start: Instant) -> bool {
+        let is_good = |response: &RecordedResponse| response.call == Call::List && response.fault.is_none();
+        self.responses.iter().any(|response| is_good(response) && response.at > start)
     }
 
     fn check_version(&mut self, change: &Change) -> Result<(), String> {
@@ -154,7 +162,9 @@ impl AvailabilityCheck {
     }
 
     fn is_undisturbed(&self, at: Instant) -> bool {
-        self.fault_periods.iter().all(|period| period.is_apart(at, at + MAX_WRITE_DELAY))
+        // After a new connection the agent waits for missing devices, even if the object was already correct.
+        let from = at.checked_sub(SETTLE).unwrap_or(at);
+        self.fault_periods.iter().all(|period| period.is_apart(from, at + MAX_WRITE_DELAY))
     }
 
     /// Returns true unless this is a partial response that is not authoritative.
@@ -188,6 +198,11 @@ impl AvailabilityCheck {
             let _ = write!(text, "managers ready: {managers_ready}, undisturbed: {undisturbed}");
             if let Some(fault) = fault {
                 let _ = write!(text, ", {fault:?}");
+            }
+            if *call == Call::List {
+                let pods = response.model.pods().values().filter(|pod| pod.stage == Stage::Active);
+                let names: Vec<&str> = pods.map(|pod| pod.spec.name.as_str()).collect();
+                let _ = write!(text, ", active: {}", names.join(" "));
             }
         }
         text

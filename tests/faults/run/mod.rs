@@ -164,7 +164,9 @@ impl Run {
             }
         }
         if faults.contains(&FaultKind::OtherManager) {
-            // The agent does not overwrite another manager, but publishes the next change, correctly.
+            // The agent does not overwrite another manager's object at once; it publishes its next change. A
+            // change that is reverted before the agent lists the pods is not published, so wait for a List.
+            self.wait_for_list().await?;
             self.env.change_expected(&mut workload).await;
         } else if workload.bool() {
             self.env.change_workload(&mut workload).await;
@@ -173,6 +175,19 @@ impl Run {
         let took = self.wait_until_correct(bound * self.factor).await?;
         self.availability.end_fault();
         Ok(took)
+    }
+
+    /// Waits until the agent has listed the pods as they are now.
+    async fn wait_for_list(&mut self) -> Result<(), String> {
+        let start = Instant::now();
+        while !self.availability.has_list_since(start) {
+            if start.elapsed() > FaultKind::OtherManager.bound() * self.factor {
+                return Err("the agent no longer lists the pods".to_owned());
+            }
+            sleep(CHECK_INTERVAL).await;
+            self.availability.check_new_versions(&self.env.node.kubelet)?;
+        }
+        Ok(())
     }
 
     /// Waits until the object is correct; returns how long that took. The bound starts when the agent watches

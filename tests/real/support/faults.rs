@@ -16,13 +16,13 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, PostParams};
 use kube::{Api, ResourceExt};
-use serde_json::{Value, json};
-use tonic::codegen::http::Request;
+use serde_json::json;
 
 use super::agent::Agent;
 use super::cluster::Cluster;
 use super::history::History;
 use super::node::{Fate, RealNode, Stop};
+use super::nrt;
 use super::oracle;
 use super::pods::{PodSpec, pod};
 use super::wait::{until, until_every};
@@ -30,7 +30,6 @@ use super::wait::{until, until_every};
 /// Maximum number of pods at a time.
 const MAX_PODS: usize = 7;
 
-const NRT_PATH: &str = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies";
 const CRD: &str = "noderesourcetopologies.topology.node.k8s.io";
 const AGENT: &str = "numacast-agent";
 
@@ -595,22 +594,25 @@ impl Faults {
         self.change(plan, When::During).await
     }
 
-    /// Replaces the object as another field manager.
+    /// Replaces the object as another field manager, with everything available.
     async fn replace(&mut self, plan: &Plan) -> Result<()> {
-        let path = format!("{NRT_PATH}/{}", self.node.name());
-        let client = self.cluster.client();
-        let text = client.request_text(Request::get(&path).body(Vec::new())?).await?;
-        let mut object: Value = serde_json::from_str(&text)?;
-        for zone in object["zones"].as_array_mut().into_iter().flatten() {
-            for resource in zone["resources"].as_array_mut().into_iter().flatten() {
-                resource["available"] = resource["capacity"].clone();
+        let api = nrt::api(&self.cluster.client());
+        let params =
+            PostParams { field_manager: Some("nfd-topology-updater".to_owned()), ..PostParams::default() };
+        let replaced = loop {
+            let mut object = api.get(self.node.name()).await?;
+            for zone in object.data["zones"].as_array_mut().into_iter().flatten() {
+                for resource in zone["resources"].as_array_mut().into_iter().flatten() {
+                    resource["available"] = resource["capacity"].clone();
+                }
             }
-        }
-        let request = Request::put(format!("{path}?fieldManager=nfd-topology-updater"))
-            .header("content-type", "application/json")
-            .body(serde_json::to_vec(&object)?)?;
-        let response: Value = serde_json::from_str(&client.request_text(request).await?)?;
-        let version = response["metadata"]["resourceVersion"].as_str().context("no version")?;
+            match api.replace(self.node.name(), &params, &object).await {
+                // The agent has written since the object was read.
+                Err(kube::Error::Api(status)) if status.is_conflict() => {}
+                replaced => break replaced?,
+            }
+        };
+        let version = replaced.resource_version().context("no version")?;
         self.foreign.insert(version.parse()?);
         self.change(plan, When::During).await
     }
