@@ -76,7 +76,7 @@ pub(crate) async fn run(binary: &Path, changes: u64, rate: u64, seed: u64) -> Re
 struct Soak {
     agent: Agent,
     rng: Rng,
-    /// Agent pods.
+    /// Running pods.
     pods: Vec<String>,
     started: u64,
     /// Number of kubelet restarts, of API server faults, and of stops of the agent.

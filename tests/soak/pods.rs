@@ -71,7 +71,7 @@ fn spec(index: usize) -> PodSpec {
 
 /// Returns the pod's object, of a realistic size.
 fn large(spec: &PodSpec, round: usize) -> Value {
-    let mut object = spec.object(NODE, "Agent");
+    let mut object = spec.object(NODE, "Running");
     object["metadata"]["annotations"] = json!({
         "kubectl.kubernetes.io/last-applied-configuration": "y".repeat(3000),
         "round": round.to_string(),

@@ -142,7 +142,7 @@ impl Model {
     /// The Memory Manager's state after releasing the memory of pods that are not active.
     fn memory_after_release(&self) -> MemoryManager {
         let mut memory = self.memory.clone();
-        for uid in memory.holders().iter().filter(|uid| !self.is_active(uid)) {
+        for uid in memory.uids().iter().filter(|uid| !self.is_active(uid)) {
             memory.remove(uid);
         }
         memory

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use numacast::controller::NudgePlan;
 
-use super::{Output, Parameters, Setup, WITHOUT_NUDGES, default_numacast, name};
 use super::load::{Cell, Mean, QUEUES, avoidable_rejections, means};
+use super::{Output, Parameters, Setup, WITHOUT_NUDGES, default_numacast, name};
 use crate::run::controller::Nudges;
 use crate::run::exporter::{ExporterKind, WITHHOLD_AFTER, WRITE_DELAY};
 use crate::run::measurements::percentile;
