@@ -5,6 +5,7 @@
 
 mod agents;
 mod device;
+mod devices;
 mod error;
 mod events;
 mod frames;

@@ -1,17 +1,6 @@
-use http_body_util::{BodyExt, LengthLimitError, Limited};
-use kube::client::Body;
-use kube::core::Request;
 use serde::Deserialize;
 
-use super::{Cluster, ClusterError, Failure};
 use crate::machine::{HIGHEST_NODE, Id};
-
-/// Path of all Devices.
-const PATH: &str = "/apis/scheduling.koordinator.sh/v1alpha1/devices";
-
-/// Maximum response size in bytes: four times that of 16 accelerators and 16 cards with 256 virtual functions
-/// each.
-const MAX_SIZE: usize = 4 << 20;
 
 /// The devices of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -123,33 +112,6 @@ impl From<RawDevice> for Device {
             node: node.filter(|node| *node <= HIGHEST_NODE),
             bus: topology.bus.unwrap_or_default(),
             functions: functions.filter(|function| !function.is_empty()).collect(),
-        }
-    }
-}
-
-impl Cluster {
-    /// Returns the devices that Koordinator reports for a node; `None` if it reports none, or is not
-    /// installed.
-    pub async fn devices_of(&self, node: &str) -> Result<Option<Devices>, ClusterError> {
-        let what = format!("get device {node}");
-        match self.in_time(&what, self.read_devices(node)).await {
-            Ok(devices) => Ok(Some(devices)),
-            Err(Failure::Status(status)) if status.code == 404 => Ok(None),
-            Err(failure) => Err(failure.explain(&what)),
-        }
-    }
-
-    async fn read_devices(&self, node: &str) -> Result<Devices, kube::Error> {
-        let request = Request::new(PATH).get(node, &kube::api::GetParams::default());
-        let request = request.map_err(kube::Error::BuildRequest)?;
-        let body = self.send(request.map(Body::from)).await?;
-        match Limited::new(body, MAX_SIZE).collect().await {
-            Ok(body) => serde_json::from_slice(&body.to_bytes()).map_err(kube::Error::SerdeError),
-            Err(error) if error.is::<LengthLimitError>() => {
-                let reason = format!("it has more than {MAX_SIZE} bytes");
-                Err(kube::Error::SerdeError(serde::de::Error::custom(reason)))
-            }
-            Err(error) => Err(kube::Error::Service(error)),
         }
     }
 }
