@@ -464,8 +464,7 @@ async fn the_status_file_lists_the_pods() {
     assert_eq!(read().unwrap()["nodeName"], "worker");
     env.put_pod(&db("b"), "Pending");
     is_withheld(&env).await;
-    env
-        .wait_for(|| (read()?["withheldFor"] == json!([{"Namespace": "default", "Name": "b"}])).then_some(()))
+    env.wait_for(|| (read()?["withheldFor"] == json!([{"Namespace": "default", "Name": "b"}])).then_some(()))
         .await;
     env.stop().await;
 }

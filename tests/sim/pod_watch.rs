@@ -259,11 +259,10 @@ async fn a_missing_permission_is_reported() {
         }
         let prefix = "cannot watch the node's pods: RBAC refuses: pods is forbidden: User ";
         let cannot = format!("cannot {verb} resource");
-        env
-            .read_until(|env| {
-                env.errors.iter().any(|error| error.starts_with(prefix) && error.contains(&cannot))
-            })
-            .await;
+        env.read_until(|env| {
+            env.errors.iter().any(|error| error.starts_with(prefix) && error.contains(&cannot))
+        })
+        .await;
         env.server.set_denied(verb, "pods", false);
         env.read_until(|env| env.trace.last().is_some_and(|last| ["+", "]"].contains(&&**last))).await;
     }

@@ -1,8 +1,8 @@
 //! The Pods API server with simulated sources and faults that real ones do not produce on demand. Time is
 //! virtual.
 
-mod pods_page;
 mod environment;
+mod pods_page;
 
 use std::time::Duration;
 

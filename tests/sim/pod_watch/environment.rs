@@ -37,7 +37,7 @@ impl Environment {
         Self { server, events, listed, pods, lists: 0, errors: Vec::new(), trace: Vec::new() }
     }
 
-    /// Returns a environment with these pods, each named by one letter, once the list is complete.
+    /// Returns an environment with these pods, each named by one letter, once the list is complete.
     pub(super) async fn with_pods(names: &str) -> Self {
         let mut env = Self::new(Wanted::default()).await;
         names.chars().for_each(|name| env.put(&name.to_string(), "Pending"));
