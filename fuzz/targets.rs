@@ -13,19 +13,17 @@ use numacast::cluster::{self, DecodeError, Devices, FrameSplitter, PodFrame, Pod
 use numacast::config::{Config, Layers};
 use numacast::core_v1::{self, decode_pod, read_pod};
 use numacast::grpc;
-use numacast::util::json_path::JsonPath;
 use numacast::kubelet::proto::{v1, v1alpha1};
 use numacast::kubelet::{
-    self, Allocatable, ContainerUsage, KubeletConfig, Checkpoints, MemoryBlock, PodUsage, Usage,
+    self, Allocatable, Checkpoints, ContainerUsage, KubeletConfig, MemoryBlock, PodUsage, Usage,
 };
 use numacast::machine::{self, HostFiles, Machine, NumaNode, RecordedFiles, Recorder};
 use numacast::pod::{Annotation, Container, ContainerKind, Liveness, Pod, RawPod, Wanted};
 use numacast::proxy::Allocations;
-use numacast::proxy::annotations::{
-    self, AnnotationMapping, Annotations, Koordinator, NodeDevices,
-};
+use numacast::proxy::annotations::{self, AnnotationMapping, Annotations, Koordinator, NodeDevices};
 use numacast::proxy::merge::{Merged, Version};
 use numacast::topology::{self, HIGHEST_ZONE, Inputs, Rules, Topology};
+use numacast::util::json_path::JsonPath;
 use numacast::util::wire::put_bytes;
 use prost::Message;
 use prost::bytes::Bytes;

@@ -74,7 +74,8 @@ pub struct FileError {
     pub message: String,
 }
 
-/// Why the hardware cannot be read at all: the NUMA directory or, without one, the list of CPUs is unreadable.
+/// Why the hardware cannot be read at all: the NUMA directory or, without one, the list of CPUs is
+/// unreadable.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the hardware: {0}")]
 pub struct MachineError(FileError);

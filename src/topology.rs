@@ -15,7 +15,7 @@ mod unlisted;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::kubelet::{Allocatable, ContainerUsage, KubeletConfig, Checkpoints, PodUsage, Usage};
+use crate::kubelet::{Allocatable, Checkpoints, ContainerUsage, KubeletConfig, PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
 
 pub use attributes::is_policy as is_policy_attribute;

@@ -58,8 +58,7 @@ fn measure(node: &Node) -> Result<Growth> {
     let message = message?;
     let (usage, convert) = grown(|| Usage::from(message));
     let (topology, account) = grown(|| account(&node.inputs(&usage)));
-    let (_object, object) =
-        grown(|| object("node", None, &Publishable::new(&topology, None, &[], None)));
+    let (_object, object) = grown(|| object("node", None, &Publishable::new(&topology, None, &[], None)));
     Ok(Growth { decode, convert, account, object })
 }
 

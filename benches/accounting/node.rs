@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use numacast::kubelet::proto::v1;
-use numacast::kubelet::{Allocatable, KubeletConfig, Checkpoints, Usage};
+use numacast::kubelet::{Allocatable, Checkpoints, KubeletConfig, Usage};
 use numacast::machine::{Id, Machine, NumaNode};
 use numacast::topology::{Inputs, Rules};
 use prost::Message;

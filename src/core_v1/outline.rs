@@ -18,7 +18,8 @@ use crate::util::wire::{self, Field, Value, WireError};
 pub(crate) const MAX_RAW_BYTES: usize = 16 << 20;
 
 /// The annotations with the source from which the kubelet got a pod (`pkg/kubelet/types/pod_update.go`).
-pub(crate) const SOURCE_ANNOTATIONS: [&str; 2] = ["kubernetes.io/config.source", "kubernetes.io/config.mirror"];
+pub(crate) const SOURCE_ANNOTATIONS: [&str; 2] =
+    ["kubernetes.io/config.source", "kubernetes.io/config.mirror"];
 
 /// Field numbers of `core/v1` and `meta/v1` (`generated.proto` of `k8s.io/api` and `k8s.io/apimachinery`).
 mod outlined {
@@ -82,9 +83,9 @@ fn is_source_annotation(bytes: &[u8], entry: Range<usize>) -> Result<bool, WireE
     Ok(false)
 }
 
-/// Reduces the largest of these pods to their outlines, and then drops the largest outlines, until all take at
-/// most `limit` bytes. Returns how many bytes they take then: more than the limit only if pods in JSON do,
-/// which are never reduced.
+/// Reduces the largest of these pods to their outlines, and then drops the largest outlines, until all take
+/// at most `limit` bytes. Returns how many bytes they take then: more than the limit only if pods in JSON
+/// do, which are never reduced.
 pub(crate) fn reduce_to<'a>(limit: usize, pods: impl Iterator<Item = &'a mut Pod>) -> usize {
     let mut pods: Vec<&mut Pod> = pods.collect();
     let mut bytes = pods.iter().map(|pod| pod.raw_bytes()).sum();

@@ -159,8 +159,7 @@ impl<F: HostFiles> Reader<'_, F> {
     fn whole_machine(&mut self) -> Result<NumaNode, MachineError> {
         let file = format!("{CPUS}/online");
         let text = self.files.read(&file).map_err(|error| unreadable(&file, &error))?;
-        let malformed =
-            |error: ParseIdSetError| MachineError(FileError { file: file.clone(), message: error.to_string() });
+        let malformed = |error: ParseIdSetError| MachineError(FileError { file, message: error.to_string() });
         let cpus: IdSet = text.parse().map_err(malformed)?;
         let (hugepages, hugepages_unread) = self.hugepages(HUGEPAGES);
         let memory = self.mem_total("proc/meminfo");
@@ -235,8 +234,8 @@ impl<F: HostFiles> Reader<'_, F> {
         }
     }
 
-    /// Returns what was read; `Some(None)` if it is missing. If it is unreadable, records an error and returns
-    /// `None`.
+    /// Returns what was read; `Some(None)` if it is missing. If it is unreadable, records an error and
+    /// returns `None`.
     fn found<T>(&mut self, file: &str, read: io::Result<T>, consequence: &str) -> Option<Option<T>> {
         match read {
             Ok(found) => Some(Some(found)),

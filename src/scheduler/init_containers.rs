@@ -9,7 +9,7 @@
 use super::Reservation;
 use super::exclusive::is_huge_pages;
 use super::requirements::{Demand, Requirements};
-use crate::kubelet::{KubeletConfig, Checkpoints, PodUsage};
+use crate::kubelet::{Checkpoints, KubeletConfig, PodUsage};
 use crate::machine::{Id, IdSet, Machine};
 use crate::pod::{ContainerKind, Pod};
 use crate::topology::Zone;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Amounts, Finding, InUse, Inputs, ZoneBuilder};
-use crate::kubelet::{KubeletConfig, INVALID_CPU};
+use crate::kubelet::{INVALID_CPU, KubeletConfig};
 use crate::machine::{IdSet, Machine};
 
 pub(super) fn account(

@@ -38,20 +38,8 @@ pub(super) fn account(
         }
         let used = used.remove(resource.as_str()).unwrap_or_default();
         subtract(&mut pools, &resource, used, inputs.checkpoints, findings);
-        builder.add(&resource, |id| {
-            pools.get(&id).map_or(Amounts::default(), |pool| Amounts {
-                capacity: pool.capacity,
-                allocatable: pool.allocatable,
-                available: pool.available,
-            })
-        });
+        builder.add(&resource, |id| pools.get(&id).copied().unwrap_or_default());
     }
-}
-
-struct Pool {
-    capacity: u64,
-    allocatable: u64,
-    available: u64,
 }
 
 /// Returns `memory` and every page size known to the kernel or the kubelet.
@@ -79,7 +67,7 @@ fn pool(
     node: &NumaNode,
     resource: &str,
     offered: &BTreeMap<(&str, Id), u64>,
-) -> (Pool, Option<u64>) {
+) -> (Amounts, Option<u64>) {
     let hardware = capacity(node, resource);
     let derived = derived(inputs, node, resource, hardware);
     let is_unmanaged = inputs.config.is_none_or(|config| config.memory_manager_policy != "Static");
@@ -91,7 +79,7 @@ fn pool(
         let is_impossible = bytes > node.memory.saturating_add(node.memory / DRIFT);
         if is_impossible { (derived, Some(bytes)) } else { (bytes, None) }
     };
-    (Pool { capacity: hardware.max(allocatable), allocatable, available: allocatable }, impossible)
+    (Amounts { capacity: hardware.max(allocatable), allocatable, available: allocatable }, impossible)
 }
 
 fn capacity(node: &NumaNode, resource: &str) -> u64 {
@@ -131,7 +119,7 @@ fn used<'a>(in_use: &InUse<'a>) -> BTreeMap<&'a str, Groups<'a>> {
 
 /// Subtracts the memory in use. Blocks of one node first, so that the split of the others sees what is left.
 fn subtract(
-    pools: &mut BTreeMap<Id, Pool>,
+    pools: &mut BTreeMap<Id, Amounts>,
     resource: &str,
     used: Groups<'_>,
     checkpoints: Option<&Checkpoints>,
@@ -176,7 +164,7 @@ fn shares(checkpoints: Option<&Checkpoints>, resource: &str) -> BTreeMap<Id, u64
 /// with more than the List still contains terminated pods; the Memory Manager releases memory on the lowest
 /// nodes first, so what remains in use is on the highest.
 fn subtract_shares(
-    pools: &mut BTreeMap<Id, Pool>,
+    pools: &mut BTreeMap<Id, Amounts>,
     nodes: &[Id],
     mut bytes: u64,
     shares: &mut BTreeMap<Id, u64>,
@@ -193,7 +181,7 @@ fn subtract_shares(
 
 /// Subtracts `bytes` from the nodes in ascending order, from each at most what is available, and returns the
 /// rest.
-fn subtract_ascending(pools: &mut BTreeMap<Id, Pool>, nodes: &[Id], mut bytes: u64) -> u64 {
+fn subtract_ascending(pools: &mut BTreeMap<Id, Amounts>, nodes: &[Id], mut bytes: u64) -> u64 {
     for node in nodes {
         let Some(pool) = pools.get_mut(node) else { continue };
         let part = bytes.min(pool.available);

@@ -61,7 +61,8 @@ impl Exclude {
 /// Returns the warning for an excluded resource. The scheduler plugin rejects native resources that no zone
 /// lists and ignores others (NodeResourceTopologyMatch, `filter.go`).
 fn resource_warning(name: &str) -> String {
-    let consequence = if is_native(name) {
+    let is_native = !name.contains('/');
+    let consequence = if is_native {
         "under the policy single-numa-node the scheduler plugin rejects the node for every pod that requests it"
     } else {
         "the scheduler plugin does not check it, and the kubelet rejects pods that it cannot align \
@@ -75,8 +76,4 @@ fn pods_warning(pods: &str) -> String {
         "{pods} are excluded: what they are allocated looks free, and the kubelet rejects pods that are sent for \
          it (TopologyAffinityError)"
     )
-}
-
-fn is_native(resource: &str) -> bool {
-    !resource.contains('/')
 }

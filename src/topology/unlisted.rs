@@ -11,7 +11,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::Inputs;
-use crate::kubelet::{ContainerUsage, Checkpoints, MemoryBlock, PodUsage};
+use crate::kubelet::{Checkpoints, ContainerUsage, MemoryBlock, PodUsage};
 use crate::machine::{Id, IdSet};
 
 #[derive(Debug, Default)]

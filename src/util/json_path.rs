@@ -90,7 +90,8 @@ impl FromStr for JsonPath {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = |reason: &str| format!("`{text}` is not a path: {reason}; write one such as `devices.*.uuid`");
+        let error =
+            |reason: &str| format!("`{text}` is not a path: {reason}; write one such as `devices.*.uuid`");
         let mut steps = Vec::new();
         let mut rest = text;
         loop {

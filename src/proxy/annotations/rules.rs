@@ -146,7 +146,7 @@ fn number_parts(readers: &mut [PodReader<'_>]) {
     }
 }
 
-pub(in crate::proxy) fn part_number(pod: &Pod) -> u64 {
+pub(crate) fn part_number(pod: &Pod) -> u64 {
     let mut hasher = XxHash64::with_seed(0);
     for text in [&pod.namespace, &pod.name, &pod.uid] {
         hasher.write(text.as_bytes());

@@ -155,7 +155,7 @@ fn an_entry_with_equal_memory_on_two_nodes_is_chosen_once() {
 
 #[test]
 fn pods_with_different_memory_never_share_an_entry() {
-    // One pod matches both state, the other only the first, which has the most unlisted memory.
+    // One pod matches both entries, the other only the first, which has the most unlisted memory.
     let both = |name| pod(name, quarters("main", 1, &["0"]));
     let mut first = both("b");
     first.containers.push(quarters("side", 1, &["1"]));
@@ -175,7 +175,7 @@ fn a_known_pod_keeps_its_uid_and_a_pod_that_left_is_ignored() {
     let mut state = state(&[("u", &entry()), ("v", &entry()), ("w", &entry())]);
     let free = |case: &Case| case.of("memory")[0].1[2] * 4 / GIB;
     let both = [replica("a"), replica("b")];
-    assert!(match_uids(both.iter(), &state).certain.is_empty(), "three state for two pods");
+    assert!(match_uids(both.iter(), &state).certain.is_empty(), "three entries for two pods");
     let name = |uid: &str, name: &str| (uid.to_owned(), ("ns".to_owned(), name.to_owned()));
     state.names = [name("u", "a"), name("w", "c")].into();
     let certain = match_uids(both.iter(), &state).certain;

@@ -41,7 +41,7 @@ fn the_resources_of_an_excluded_pod_look_free() {
         free(&case)
     };
     assert_eq!(exclude("team-?", "a"), [2, 6, 2]);
-    assert_eq!(exclude("team-a", "b"), [1, 5, 1], "both halves have to match");
+    assert_eq!(exclude("team-a", "b"), [1, 5, 1], "both parts have to match");
     assert_eq!(exclude("*", "[ab]"), [3, 7, 3]);
     assert_eq!(exclude("other", "*"), [1, 5, 1]);
 }
