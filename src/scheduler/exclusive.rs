@@ -7,45 +7,24 @@ use crate::pod::{Container, ContainerKind, Pod};
 /// Returns true if the plugin counts `pod` as having exclusive resources. `listed` reports whether some zone
 /// lists a resource.
 pub fn is_exclusive(pod: &Pod, listed: &dyn Fn(&str) -> bool, release: PluginRelease) -> bool {
-    pod.containers.iter().any(|container| is_exclusive_container(pod, container, listed, release))
+    pod.containers.iter().any(|container| is_exclusive_container(pod, container, listed, release, 0))
 }
 
-/// Like [`is_exclusive`], for one container.
-pub fn is_exclusive_container(
+/// Like [`is_exclusive`], for one container that requests at least `min_devices` of a device. The plugin also
+/// counts containers that request zero of one: 0 applies its rule, and 1 requires an allocation.
+pub(super) fn is_exclusive_container(
     pod: &Pod,
     container: &Container,
     listed: &dyn Fn(&str) -> bool,
     release: PluginRelease,
-) -> bool {
-    counts(pod, container, listed, release, 0)
-}
-
-/// Returns true if a container that the plugin counts requests a non-zero amount of an exclusive resource.
-/// The plugin also counts containers that request zero of a device.
-pub(super) fn has_exclusive(
-    pod: &Pod,
-    container: &Container,
-    listed: &dyn Fn(&str) -> bool,
-    release: PluginRelease,
-) -> bool {
-    counts(pod, container, listed, release, 1)
-}
-
-/// Applies the plugin's rule, counting a device resource if at least `devices` are requested. The plugin
-/// itself looks at resource names only.
-fn counts(
-    pod: &Pod,
-    container: &Container,
-    listed: &dyn Fn(&str) -> bool,
-    release: PluginRelease,
-    devices: u64,
+    min_devices: u64,
 ) -> bool {
     let is_old = release == PluginRelease::V0_34;
     if container.kind == ContainerKind::Init && !is_old {
         return false;
     }
     let is_device = |name: &str| !is_native(name) && (is_old || listed(name));
-    if container.others.iter().any(|(name, amount)| is_device(name) && *amount >= devices) {
+    if container.others.iter().any(|(name, amount)| is_device(name) && *amount >= min_devices) {
         return true;
     }
     let whole_cpus = container.cpu_milli > 0 && container.cpu_milli.is_multiple_of(1000);

@@ -2,8 +2,8 @@
 
 use super::{FingerprintGate, GateInput};
 use crate::machine::Id;
-use crate::pod::{ContainerKind, Pod};
-use crate::scheduler::exclusive::{has_exclusive, is_exclusive_container};
+use crate::pod::{Container, ContainerKind, Pod};
+use crate::scheduler::exclusive::is_exclusive_container;
 use crate::scheduler::list_index::ListIndex;
 use crate::scheduler::placement::{Placed, Placement, only_node};
 use crate::scheduler::{FingerprintView, lists};
@@ -22,17 +22,17 @@ impl FingerprintGate {
             return None;
         }
         let zones = &input.topology.zones;
-        let (is_listed, release) = (|name: &str| lists(zones, name), self.settings.release);
+        let is_listed = |name: &str| lists(zones, name);
+        let is_exclusive = |pod: &Pod, container: &Container, min_devices: u64| {
+            is_exclusive_container(pod, container, &is_listed, self.settings.release, min_devices)
+        };
         let index = ListIndex::new(input.usage);
         let counted: Vec<&Pod> = pods?.into_iter().filter(|pod| self.counts(pod, zones)).collect();
         let mut placed = Vec::new();
         for pod in counted {
-            let exclusive = pod.containers.iter().filter(|container| {
-                container.kind != ContainerKind::Init
-                    && is_exclusive_container(pod, container, &is_listed, release)
-            });
-            for container in exclusive {
-                let zone = if has_exclusive(pod, container, &is_listed, release) {
+            let lasting = pod.containers.iter().filter(|container| container.kind != ContainerKind::Init);
+            for container in lasting.filter(|container| is_exclusive(pod, container, 0)) {
+                let zone = if is_exclusive(pod, container, 1) {
                     // With two entries, the pod's own cannot be identified.
                     let [entry] = index.of_pod(pod)[..] else { return None };
                     let usage = entry.containers.iter().find(|usage| *usage.name == *container.name)?;
@@ -56,7 +56,7 @@ mod tests {
     use crate::kubelet::{ContainerUsage, PodUsage, Usage};
     use crate::machine::{Machine, NumaNode};
     use crate::nrt::POLICY;
-    use crate::pod::{Container, Phase};
+    use crate::pod::Phase;
     use crate::scheduler::{GateSettings, NodeContext, Requirements};
     use crate::topology::{Amounts, Exclude, Topology, Zone};
 
