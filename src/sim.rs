@@ -1,6 +1,8 @@
 //! The simulated node and cluster shared by `demo` and the tests. Not in the shipped image.
 
 pub mod api_server;
+#[cfg(test)]
+mod described;
 pub mod kubelet;
 pub mod machine;
 pub mod node;

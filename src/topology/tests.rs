@@ -2,8 +2,6 @@
 
 mod checkpoints;
 mod cpus_and_memory;
-#[cfg(feature = "sim")]
-mod described;
 mod exclusions;
 mod generators;
 mod properties;

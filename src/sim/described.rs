@@ -2,15 +2,52 @@
 //! state, which shares no code with the accounting; the rules that the scheduler depends on are checked
 //! separately.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use fastrand::Rng;
 
-use super::*;
-use crate::kubelet::parse_config;
-use crate::machine::read;
+use super::kubelet::{ContainerSpec, Expected, Model, PodLevel, PodSpec, Split};
+use super::machine::MachineSpec;
+use crate::kubelet::{Allocatable, KubeletConfig, Usage, parse_config};
+use crate::machine::{Id, Machine, read};
 use crate::nrt::{NodeResourceTopology, NodeResourceTopologyFields, ResourceInfo, zone_name};
 use crate::quantity::hugepages_name;
-use crate::sim::kubelet::{ContainerSpec, Expected, Model, PodLevel, PodSpec, Split};
-use crate::sim::machine::MachineSpec;
+use crate::topology::{Amounts, Finding, Inputs, Rules, Topology, Zone, account};
+
+const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
+
+struct Case {
+    machine: Machine,
+    allocatable: Allocatable,
+    usage: Usage,
+    config: KubeletConfig,
+}
+
+impl Case {
+    fn account(&self) -> Topology {
+        account(&Inputs {
+            machine: &self.machine,
+            allocatable: &self.allocatable,
+            usage: &self.usage,
+            terminal: &BTreeSet::new(),
+            checkpoints: None,
+            config: Some(&self.config),
+            policies: None,
+            remembered: &BTreeSet::new(),
+            rules: &Rules { fillers: true, ..Rules::default() },
+        })
+    }
+
+    /// Returns zone and capacity, allocatable and available of one resource.
+    fn of(&self, resource: &str) -> Vec<(Id, [u64; 3])> {
+        let amounts = |zone: &Zone| {
+            let Amounts { capacity, allocatable, available } = *zone.resources.get(resource)?;
+            Some((zone.id, [capacity, allocatable, available]))
+        };
+        self.account().zones.iter().filter_map(amounts).collect()
+    }
+}
 
 /// Returns the machines of `tests/machines/`, by name.
 fn described() -> Vec<(String, MachineSpec)> {
@@ -22,7 +59,7 @@ fn described() -> Vec<(String, MachineSpec)> {
 fn case(spec: &MachineSpec, model: &Model, rng: &mut Rng) -> Case {
     let (allocatable, usage) = model.responses(rng);
     let machine = read(&spec.files()).unwrap();
-    Case { machine, allocatable, usage, config: Some(config(spec)), ..Case::default() }
+    Case { machine, allocatable, usage, config: config(spec) }
 }
 
 fn config(spec: &MachineSpec) -> KubeletConfig {
@@ -175,7 +212,7 @@ fn every_described_machine_is_accounted_correctly() {
 /// The largest machine that the scheduler can handle.
 #[test]
 fn sixty_four_zones_with_a_thousand_cpus_are_accounted_correctly() {
-    let mut spec = crate::sim::scenario::machine(64);
+    let mut spec = super::scenario::machine(64);
     for node in &mut spec.nodes {
         let first = 512 + node.id * 8;
         node.cpus.union_with(&(first..first + 8).collect());
