@@ -17,7 +17,6 @@ mod report;
 mod reused_names;
 mod settings;
 
-use std::future::Future;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
@@ -257,7 +256,9 @@ impl Agent {
     async fn triggered(&mut self, reasons: Trigger) -> Depth {
         self.executor.reconciler.schedule.poll.record_change(Instant::now());
         let reasons = self.executor.run_beside(self.triggers.burst(reasons)).await;
-        reasons.names().for_each(|trigger| self.metrics.triggers.with([trigger]).inc());
+        for trigger in reasons.names() {
+            self.metrics.triggers.with([trigger]).inc();
+        }
         if reasons.has(Trigger::EVERYTHING) {
             Depth::Everything
         } else if reasons.has(Trigger::DEVICES) {

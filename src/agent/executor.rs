@@ -1,7 +1,6 @@
 //! Calls the reconciler, carries out its plans, and follows the node's pods between and during scans.
 
 use std::convert::Infallible;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 

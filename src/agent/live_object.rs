@@ -61,13 +61,13 @@ impl LiveObject {
 }
 
 #[cfg(test)]
-pub(in crate::agent) mod tests {
+pub(super) mod tests {
     use serde_json::json;
 
     use super::*;
 
     /// Returns a live object with these attributes, and one of each of these resources in `node-0`.
-    pub(in crate::agent) fn live_object(attributes: &[(&str, &str)], resources: &[&str]) -> LiveObject {
+    pub(in super::super) fn live_object(attributes: &[(&str, &str)], resources: &[&str]) -> LiveObject {
         let attributes: Vec<_> =
             attributes.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
         let one = |name: &&str| json!({"name": name, "capacity": 1, "allocatable": 1, "available": 1});

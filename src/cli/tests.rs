@@ -11,9 +11,8 @@ use crate::{agent, controller, generated, pods_api, proxy};
 const MAX_FAMILIES: usize = 60;
 
 fn register_agent(registry: &mut Registry) {
-    let limits = agent::health::Limits::new(Duration::ZERO, Duration::ZERO, Duration::ZERO);
-    let health = Arc::new(agent::health::Health::new(limits));
-    drop(agent::metrics::Metrics::register(registry, health));
+    let health = agent::health::Health::new(Duration::ZERO, Duration::ZERO, Duration::ZERO);
+    drop(agent::metrics::Metrics::register(registry, Arc::new(health)));
 }
 
 fn register_proxy(registry: &mut Registry) {

@@ -23,28 +23,28 @@ const CPU_LIMIT: f64 = 0.000_5;
 const WEIGHT: f64 = 0.2;
 
 #[derive(Debug)]
-pub(in crate::agent) struct PollInterval {
+pub(in super::super) struct PollInterval {
     limit: Duration,
     cost: f64,
     changed_at: Option<Instant>,
 }
 
 impl PollInterval {
-    pub(in crate::agent) fn new(limit: Duration) -> Self {
+    pub(in super::super) fn new(limit: Duration) -> Self {
         Self { limit, cost: 0.0, changed_at: None }
     }
 
-    pub(in crate::agent) fn record_change(&mut self, now: Instant) {
+    pub(in super::super) fn record_change(&mut self, now: Instant) {
         self.changed_at = Some(now);
     }
 
-    pub(in crate::agent) fn record_cost(&mut self, cost: Duration) {
+    pub(in super::super) fn record_cost(&mut self, cost: Duration) {
         let cost = cost.as_secs_f64();
         self.cost = if self.cost == 0.0 { cost } else { self.cost * (1.0 - WEIGHT) + cost * WEIGHT };
     }
 
     /// Returns how long to wait before the next scan, if a change could be missed.
-    pub(in crate::agent) fn get(&self, now: Instant) -> Duration {
+    pub(in super::super) fn get(&self, now: Instant) -> Duration {
         let has_changed = self.changed_at.is_some_and(|at| now.duration_since(at) < AFTER_CHANGE);
         let affordable = if has_changed {
             Duration::ZERO
@@ -57,7 +57,7 @@ impl PollInterval {
 
 /// Returns the CPU time used by this thread. Its other work between two readings counts too, which only
 /// lengthens the interval.
-pub(in crate::agent) fn cpu_time() -> Duration {
+pub(in super::super) fn cpu_time() -> Duration {
     let used = clock_gettime(ClockId::ThreadCPUTime);
     let seconds = u64::try_from(used.tv_sec).unwrap_or_default();
     Duration::new(seconds, u32::try_from(used.tv_nsec).unwrap_or_default())

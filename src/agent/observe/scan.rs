@@ -64,7 +64,7 @@ pub struct Inventory {
 
 impl Inventory {
     /// Combines what was read, with the errors of the machine and of the configuration.
-    pub(in crate::agent) fn new(
+    pub(in super::super) fn new(
         machine: Machine,
         allocatable: Allocatable,
         config: Option<KubeletConfig>,
@@ -130,7 +130,7 @@ impl Scan {
     }
 
     /// Returns the state that shows what ordinary init containers keep.
-    pub(in crate::agent) fn node_context(&self) -> NodeContext<'_> {
+    pub(in super::super) fn node_context(&self) -> NodeContext<'_> {
         NodeContext {
             machine: &self.inventory.machine,
             config: self.inventory.config.as_ref(),

@@ -199,7 +199,7 @@ mod tests {
         rename(root.path(), "cpu_manager_state");
         assert!(triggers.next().await.has(Trigger::CPUS));
         rename(root.path(), "allocated_pods_state");
-        assert_eq!(triggers.more().await, Trigger::ADMITTED);
+        assert_eq!(triggers.pending.take(Trigger::default()).await, Trigger::ADMITTED);
     }
 
     #[tokio::test]

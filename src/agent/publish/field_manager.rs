@@ -90,11 +90,11 @@ pub(super) mod tests {
 
     use super::*;
 
-    pub(in crate::agent::publish) fn metadata(value: Value) -> ObjectMeta {
+    pub(in super::super) fn metadata(value: Value) -> ObjectMeta {
         serde_json::from_value(value).unwrap()
     }
 
-    pub(in crate::agent::publish) fn entry(manager: &str, second: u32, fields: Value) -> Value {
+    pub(in super::super) fn entry(manager: &str, second: u32, fields: Value) -> Value {
         json!({"manager": manager, "operation": "Update", "apiVersion": "topology.node.k8s.io/v1alpha2",
             "time": format!("2026-01-01T00:00:{second:02}Z"), "fieldsType": "FieldsV1", "fieldsV1": fields})
     }

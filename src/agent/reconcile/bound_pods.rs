@@ -26,12 +26,12 @@ const DELAY_WITH_CHECKPOINTS: Duration = Duration::from_millis(200);
 const LIMIT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
-pub(in crate::agent) struct BoundPods {
-    pub(in crate::agent) unaccounted: BTreeSet<PodName>,
+pub(in super::super) struct BoundPods {
+    pub(in super::super) unaccounted: BTreeSet<PodName>,
     /// Whether the kubelet's checkpoints show what it admits.
     has_checkpoints: bool,
     scans: u32,
-    pub(in crate::agent) scan_at: Option<Instant>,
+    pub(in super::super) scan_at: Option<Instant>,
 }
 
 impl BoundPods {
@@ -65,7 +65,7 @@ impl BoundPods {
     }
 
     /// Counts the scan that was scheduled: it starts now.
-    pub(in crate::agent) fn count_scan(&mut self) {
+    pub(in super::super) fn count_scan(&mut self) {
         self.scans = self.scans.saturating_add(1);
     }
 }

@@ -28,17 +28,17 @@ const FIRST_LIST_TO_RESERVE: Duration = Duration::from_secs(12);
 const WARN_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::agent) enum Scope {
+pub(in super::super) enum Scope {
     All,
     /// Only a withheld fingerprint, and reservations: everything else can wait for the scan that is due.
     Urgent,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::agent) struct Newest {
-    pub(in crate::agent) publishable: Publishable,
-    pub(in crate::agent) verdict: Verdict,
-    pub(in crate::agent) is_new: bool,
+pub(in super::super) struct Newest {
+    pub(in super::super) publishable: Publishable,
+    pub(in super::super) verdict: Verdict,
+    pub(in super::super) is_new: bool,
 }
 
 /// What a verdict depends on: the version of the pods, the number of the account, and whether the kubelet
@@ -46,20 +46,20 @@ pub(in crate::agent) struct Newest {
 type InputVersion = (u64, u64, bool);
 
 #[derive(Debug)]
-pub(in crate::agent) struct FingerprintGuard {
+pub(in super::super) struct FingerprintGuard {
     gate: FingerprintGate,
     /// The gate's times count from here.
     started: Instant,
-    pub(in crate::agent) account: Option<Account>,
+    pub(in super::super) account: Option<Account>,
     accounts: u64,
     /// Whether the last scan was accepted.
     pub(super) is_responding: bool,
-    pub(in crate::agent) bound_pods: BoundPods,
+    pub(in super::super) bound_pods: BoundPods,
     delay: WriteDelay,
     last: Option<Publishable>,
     /// The last input, and whether the whole verdict on it was published or is delayed.
     evaluated: Option<(InputVersion, bool)>,
-    pub(in crate::agent) recheck_at: Option<Instant>,
+    pub(in super::super) recheck_at: Option<Instant>,
     is_reported: bool,
 }
 
@@ -88,7 +88,7 @@ impl FingerprintGuard {
     }
 
     /// Returns the pods that the published fingerprint covers.
-    pub(in crate::agent) fn covered_pods(&self, pods: &PodCache, exclude: &Exclude) -> Vec<PodName> {
+    pub(in super::super) fn covered_pods(&self, pods: &PodCache, exclude: &Exclude) -> Vec<PodName> {
         let Some(account) = &self.account else { return Vec::new() };
         let input = account.gate_input(self.accounts, self.is_responding, exclude);
         pods.with(|pods| self.gate.covered_pods(pods, &input))

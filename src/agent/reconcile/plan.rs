@@ -11,7 +11,7 @@ use crate::agent::report::Reason;
 use crate::pod_source::{PodCache, PodView};
 use crate::topology::Rules;
 
-pub(in crate::agent) enum Change {
+pub(in super::super) enum Change {
     Scanned {
         scan: Scan,
         start: Instant,
@@ -25,27 +25,27 @@ pub(in crate::agent) enum Change {
 
 /// What a step is based on besides the change.
 #[derive(Clone, Copy)]
-pub(in crate::agent) struct Context<'a> {
-    pub(in crate::agent) pods: &'a PodCache,
+pub(in super::super) struct Context<'a> {
+    pub(in super::super) pods: &'a PodCache,
     /// The view of them at the start of the last scan.
-    pub(in crate::agent) view: &'a PodView,
+    pub(in super::super) view: &'a PodView,
     /// The object before this agent's first write.
-    pub(in crate::agent) live_object: &'a LiveObject,
-    pub(in crate::agent) rules: &'a Rules,
+    pub(in super::super) live_object: &'a LiveObject,
+    pub(in super::super) rules: &'a Rules,
     /// Whether the API server, from which the kubelet gets its pods, does not respond.
-    pub(in crate::agent) is_api_server_down: bool,
+    pub(in super::super) is_api_server_down: bool,
 }
 
 #[derive(Debug, Default)]
-pub(in crate::agent) struct Plan {
+pub(in super::super) struct Plan {
     /// The newest state, if it may be published.
-    pub(in crate::agent) publish: Option<Newest>,
-    pub(in crate::agent) warnings: Vec<String>,
-    pub(in crate::agent) events: Vec<(Reason, String)>,
-    pub(in crate::agent) outcome: Option<Outcome>,
+    pub(in super::super) publish: Option<Newest>,
+    pub(in super::super) warnings: Vec<String>,
+    pub(in super::super) events: Vec<(Reason, String)>,
+    pub(in super::super) outcome: Option<Outcome>,
     /// Whether scans work, or why not; `None` if that is as before.
-    pub(in crate::agent) status: Option<Result<(), String>>,
-    pub(in crate::agent) has_recovered: bool,
+    pub(in super::super) status: Option<Result<(), String>>,
+    pub(in super::super) has_recovered: bool,
     /// What the kubelet still lacks, if its state is published all the same.
     pub(super) incomplete: Option<String>,
 }

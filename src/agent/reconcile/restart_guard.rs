@@ -26,7 +26,7 @@ use crate::pod::PodName;
 pub(super) const EMPTY_FACTOR: u32 = 10;
 
 #[derive(Debug)]
-pub(in crate::agent) struct RestartGuard {
+pub(in super::super) struct RestartGuard {
     limit: Duration,
     static_suffix: String,
     before: Option<Accepted>,
@@ -111,7 +111,7 @@ impl RestartGuard {
     }
 
     /// Returns true while a connection is being evaluated and not accepted yet.
-    pub(in crate::agent) fn is_waiting(&self) -> bool {
+    pub(in super::super) fn is_waiting(&self) -> bool {
         self.since.is_some_and(|(connection, _)| self.accepted != Some(connection))
     }
 

@@ -24,17 +24,17 @@ const NOT_READY_LIMIT: Duration = Duration::from_secs(1);
 const UNREADABLE: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::agent) struct Requeue {
-    pub(in crate::agent) at: Instant,
-    pub(in crate::agent) depth: Depth,
+pub(in super::super) struct Requeue {
+    pub(in super::super) at: Instant,
+    pub(in super::super) depth: Depth,
 }
 
 #[derive(Debug)]
-pub(in crate::agent) struct Schedule {
+pub(in super::super) struct Schedule {
     interval: Duration,
     /// When everything has to be scanned again, whatever happens in between.
     full_scan_at: Instant,
-    pub(in crate::agent) poll: PollInterval,
+    pub(in super::super) poll: PollInterval,
     /// The number of consecutive scans whose List still showed a pod that is gone.
     gone_listed: u32,
     /// The number of consecutive scans that failed, or found a kubelet that is not ready.
