@@ -21,12 +21,120 @@ mod src {
     pub mod topology;
     pub mod watch_event;
 
-    // Only the parts of these directories that do no I/O.
+    // Only the parts of these directories that do no I/O. What else they need of them has a stand-in.
+
+    pub mod agent {
+        mod live_object;
+        mod reconcile;
+        mod reused_names;
+
+        mod metrics {
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub(crate) enum Outcome {
+                Success,
+                ObjectUnknown,
+                PodAdmission,
+                KubeletNotReady,
+                Failed,
+            }
+        }
+
+        mod observe {
+            mod hotplug;
+            mod poll_interval;
+            mod scan;
+
+            pub(super) use poll_interval::PollInterval;
+            pub use scan::{ConfigConfidence, ConfigStatus, Depth, Inventory, Scan};
+        }
+
+        mod publish {
+            mod competing_managers;
+            mod drift;
+            mod field_manager;
+            mod object;
+        }
+
+        mod report {
+            mod change_log;
+
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub enum Reason {
+                NodeUnreadable,
+                KubeletStateIncomplete,
+                NodesNotPublished,
+                PoliciesUnknown,
+                PodsUnknown,
+                PodAdmissionTimeout,
+            }
+        }
+
+        pub mod settings {
+            use std::time::Duration;
+
+            use crate::pod_source::PodSources;
+            use crate::scheduler::GateSettings;
+
+            pub struct Settings {
+                pub node: String,
+                pub kubelet_config: ConfigSources,
+                pub poll: Duration,
+                pub settle: Duration,
+                pub pods: PodSources,
+                pub gate: GateSettings,
+            }
+
+            pub struct ConfigSources;
+
+            impl ConfigSources {
+                pub fn is_configured(&self) -> bool {
+                    true
+                }
+            }
+        }
+    }
 
     pub mod cluster {
         mod device;
 
         pub use device::{Device, Devices};
+
+        pub const FIELD_MANAGER: &str = "numacast";
+
+        #[derive(Clone)]
+        pub struct Cluster;
+
+        impl Cluster {
+            pub async fn kubelet_version(&self, _node: &str) -> Result<String, ()> {
+                std::future::pending().await
+            }
+        }
+    }
+
+    pub mod config {
+        use std::time::Duration;
+
+        use crate::agent::settings::{ConfigSources, Settings};
+        use crate::pod_source::{PodSourceKind, PodSources};
+        use crate::scheduler::GateSettings;
+
+        #[derive(Default)]
+        pub struct Config {
+            pub node_name: String,
+        }
+
+        impl Config {
+            pub fn agent_settings(&self) -> Settings {
+                Settings {
+                    node: self.node_name.clone(),
+                    kubelet_config: ConfigSources,
+                    poll: Duration::from_secs(5),
+                    settle: Duration::from_secs(30),
+                    pods: PodSources { order: vec![PodSourceKind::ApiServer] },
+                    gate: GateSettings::default(),
+                }
+            }
+        }
     }
 
     pub mod grpc {
@@ -37,6 +145,7 @@ mod src {
 
     pub mod kubelet {
         mod checkpoints;
+        mod client_error;
         mod config;
         pub mod proto;
         mod responses;
@@ -46,11 +155,63 @@ mod src {
             CheckpointPaths, CheckpointReader, Checkpoints, parse_cpu_checkpoint, parse_device_checkpoint,
             parse_memory_checkpoint, read_checkpoints,
         };
+        pub use client_error::ClientError;
         pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, parse_config, parse_configz};
         pub use types::{
             Allocatable, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, INVALID_CPU, MemoryBlock, PodUsage,
             Usage,
         };
+    }
+
+    pub mod pod_source {
+        mod cache;
+        mod kind;
+
+        pub use cache::{PodCache, PodView, RELEASE_TIMEOUT};
+        pub use kind::PodSourceKind;
+        pub use selector::PodSources;
+
+        mod metrics {
+            pub struct PodSourceMetrics;
+
+            impl PodSourceMetrics {
+                pub fn count_error(&self, _source: &str) {}
+
+                pub fn set_source(&self, _source: &str, _up: bool) {}
+            }
+        }
+
+        mod selector {
+            use std::sync::Arc;
+
+            use tokio::sync::Notify;
+
+            use super::PodSourceKind;
+            use crate::cluster::Cluster;
+            use crate::pod::PodEvent;
+
+            pub struct PodSources {
+                pub order: Vec<PodSourceKind>,
+            }
+
+            pub struct SourceSelector {
+                pub refresh: Arc<Notify>,
+            }
+
+            impl SourceSelector {
+                pub fn new(_sources: PodSources, _node: String, _cluster: Option<Cluster>) -> Self {
+                    Self { refresh: Arc::default() }
+                }
+
+                pub fn source(&self) -> PodSourceKind {
+                    PodSourceKind::ApiServer
+                }
+
+                pub async fn next(&mut self) -> Result<PodEvent, String> {
+                    std::future::pending().await
+                }
+            }
+        }
     }
 
     pub mod pods_api {
@@ -76,9 +237,12 @@ mod src {
     }
 
     pub mod util {
+        pub(crate) mod backoff;
         pub mod file;
         pub mod glob;
         pub mod json_path;
+        pub mod log_throttle;
+        pub mod task;
         pub(crate) mod text;
         pub mod wire;
     }
@@ -100,6 +264,6 @@ use src::names;
 #[cfg(test)]
 use src::randomised;
 pub use src::{
-    cluster, core_v1, grpc, kubelet, machine, nrt, pod, pods_api, proxy, quantity, scheduler, topology, util,
-    watch_event,
+    agent, cluster, config, core_v1, grpc, kubelet, machine, nrt, pod, pod_source, pods_api, proxy, quantity,
+    scheduler, topology, util, watch_event,
 };
