@@ -15,7 +15,7 @@ use std::time::Duration;
 use http_body_util::BodyExt;
 use kube::client::Body;
 use kube::core::Status;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use tracing::debug;
 
 use super::error::Failure;
@@ -128,8 +128,8 @@ impl<T: WatchTarget> Watch<T> {
     }
 
     /// Waits until the next request may be sent.
-    pub(super) async fn wait(&self) {
-        sleep_until(self.not_before).await;
+    pub(super) fn wait(&self) -> Sleep {
+        sleep_until(self.not_before)
     }
 
     /// Sets the version to resume from, after a successful list.
