@@ -128,7 +128,7 @@ impl Reconciler {
         plan.follow(self.adopt_live_object(context.live_object, &scan, now), (), ObjectUnknown)?;
         plan.follow(self.startup.check_config(&scan, now), (), ObjectUnknown)?;
         let policies = plan.follow(self.policies.check(&scan.config, now), None, KubeletNotReady)?;
-        let remembered = plan.follow(self.memory.check(&scan, now), BTreeSet::new(), KubeletNotReady)?;
+        let remembered = self.memory.update(&scan, now);
         let account = Account::new(scan, policies.as_deref(), &remembered, context.rules);
 
         let (usage, is_first_moment) = (&account.scan().usage, self.startup.is_first_moment(now));
@@ -233,13 +233,8 @@ impl Reconciler {
     fn check_fingerprint(&mut self, context: &Context<'_>, scope: Scope, now: Instant, plan: &mut Plan) {
         let Context { pods, rules, .. } = *context;
         let mut events = Vec::new();
-        let check = self.fingerprint.check(pods, &rules.exclude, scope, now, &mut events);
+        plan.publish = self.fingerprint.check(pods, &rules.exclude, scope, now, &mut events);
         events.into_iter().for_each(|(reason, note)| plan.warn(reason, note));
-        match check {
-            Check::Amend(newest, _) => plan.publish = Some(newest),
-            Check::Pass | Check::Wait { .. } => {}
-            Check::GiveUp(reason, note) => plan.warn(reason, note),
-        }
     }
 
     /// Adds the warnings to the plan that were not there in the last step. Returns true if there are any.

@@ -95,7 +95,7 @@ mod tests {
     fn scans_are_frequent_at_first() {
         let delays = delays(&mut BoundPods::default(), 20);
         assert!(delays[..5].iter().all(|delay| *delay <= 11), "{delays:?}");
-        assert!(delays[6..14].iter().all(|delay| (89..=111).contains(delay)), "{delays:?}");
+        assert!(delays[5..14].iter().all(|delay| (89..=111).contains(delay)), "{delays:?}");
         assert!(delays[14..].iter().all(|delay| (899..=1101).contains(delay)), "{delays:?}");
     }
 

@@ -11,7 +11,6 @@ use tracing::debug;
 
 use super::account::Account;
 use super::bound_pods::BoundPods;
-use super::check::{Check, Retry};
 use super::write_delay::WriteDelay;
 use crate::agent::report::Reason;
 use crate::pod::PodName;
@@ -34,7 +33,7 @@ pub(in super::super) enum Scope {
     Urgent,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(in super::super) struct Newest {
     pub(in super::super) publishable: Publishable,
     pub(in super::super) verdict: Verdict,
@@ -94,9 +93,9 @@ impl FingerprintGuard {
         pods.with(|pods| self.gate.covered_pods(pods, &input))
     }
 
-    /// Evaluates the newest account and the pods. Passes if they are the same as before, amends the account
-    /// by fingerprint, reservations and placement, or waits for pods that are being admitted. `events` are
-    /// posted, and logged as warnings: among them pods that are given up.
+    /// Evaluates the newest account and the pods. Returns what may be published: the account with fingerprint,
+    /// reservations and placement; `None` if nothing has changed, or a change has to wait. `events` are posted,
+    /// and logged as warnings: among them pods that are given up.
     pub(super) fn check(
         &mut self,
         pods: &PodCache,
@@ -104,19 +103,16 @@ impl FingerprintGuard {
         scope: Scope,
         now: Instant,
         events: &mut Vec<(Reason, String)>,
-    ) -> Check<Newest> {
+    ) -> Option<Newest> {
         let version = (pods.version(), self.accounts, self.is_responding);
         if self.is_evaluated(version, scope, now) {
-            return Check::Pass;
+            return None;
         }
         self.recheck_at = None;
-        if self.account.is_none() {
-            return later("there is no account yet");
+        if self.account.is_none() || self.waits_for_pods(pods.is_synced(), now, events) {
+            return None;
         }
-        if self.waits_for_pods(pods.is_synced(), now, events) {
-            return later("the pods are not synced yet");
-        }
-        let Some(verdict) = self.evaluate(pods, exclude, now) else { return Check::Pass };
+        let verdict = self.evaluate(pods, exclude, now)?;
         self.schedule(&verdict, now);
         events.extend(verdict.given_up.iter().filter_map(|pod| self.given_up(pod)));
         let is_published = match scope {
@@ -124,13 +120,7 @@ impl FingerprintGuard {
             Scope::Urgent => self.gate.settings().reserve || verdict.decision == Decision::Withhold,
         };
         self.evaluated = Some((version, scope == Scope::All || is_published));
-        if !is_published {
-            return later("pods are being admitted");
-        }
-        match self.newest(verdict, pods, exclude, now) {
-            Some(newest) => Check::Amend(newest, None),
-            None => later("the change is delayed for a moment"),
-        }
+        if is_published { self.newest(verdict, pods, exclude, now) } else { None }
     }
 
     /// Returns true if the gate was evaluated with this input and is not due yet. In the whole scope, the
@@ -241,10 +231,6 @@ impl FingerprintGuard {
 
 fn earliest(times: [Option<Instant>; 3]) -> Option<Instant> {
     times.into_iter().flatten().min()
-}
-
-fn later(why: &str) -> Check<Newest> {
-    Check::Wait { why: why.to_owned(), retry: Retry::Later }
 }
 
 fn pods_unknown(is_scheduler_view: bool) -> String {

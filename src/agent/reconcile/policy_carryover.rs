@@ -131,6 +131,7 @@ mod tests {
         assert!(reports(report, "keeps the policies"));
         assert_eq!(check(Unknown, 3600), (carried(), Check::Pass), "it is reported once");
         assert_eq!(check(Certain, 3600), (Check::Pass, Check::Pass));
+        assert_eq!(check(Certain, 3601), (Check::Pass, Check::Pass));
         assert_eq!(check(Doubtful, 3600), (Check::Pass, Check::Pass), "what was read once is used");
     }
 

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::check::Check;
 use crate::agent::observe::Scan;
 
 /// How long they are remembered: the kubelet itself waits five minutes for a device plugin to come back.
@@ -33,16 +32,8 @@ impl ResourceMemory {
         self.forget_oldest();
     }
 
-    /// Adds the resources that every zone has to list: those of the scan, and those that vanished recently.
-    pub(super) fn check(&mut self, scan: &Scan, now: Instant) -> Check<BTreeSet<String>> {
-        self.update(scan, now);
-        match self.names() {
-            names if names.is_empty() => Check::Pass,
-            names => Check::Amend(names, None),
-        }
-    }
-
-    fn update(&mut self, scan: &Scan, now: Instant) {
+    /// Returns the resources that every zone has to list: those of the scan, and those that vanished recently.
+    pub(super) fn update(&mut self, scan: &Scan, now: Instant) -> BTreeSet<String> {
         let present = present(scan);
         for (name, since) in &mut self.absent_since {
             *since = if present.contains(name.as_str()) { None } else { since.or(Some(now)) };
@@ -54,9 +45,6 @@ impl ResourceMemory {
             }
         }
         self.forget_oldest();
-    }
-
-    fn names(&self) -> BTreeSet<String> {
         self.absent_since.keys().cloned().collect()
     }
 
@@ -100,26 +88,17 @@ mod tests {
         Scan { inventory, ..Scan::default() }
     }
 
-    /// Returns the resources that zones have to list.
-    fn listed(memory: &mut ResourceMemory, scan: &Scan, now: Instant) -> BTreeSet<String> {
-        match memory.check(scan, now) {
-            Check::Amend(names, None) => names,
-            Check::Pass => BTreeSet::new(),
-            other => panic!("{other:?}"),
-        }
-    }
-
     #[test]
     fn a_resource_stays_for_a_while_after_its_plugin_is_gone() {
         let mut memory = ResourceMemory::default();
         let start = Instant::now();
         let (nic, none) = (scan(&["a/nic".to_owned()]), scan(&[]));
-        assert_eq!(listed(&mut memory, &nic, start).len(), 1);
-        assert_eq!(listed(&mut memory, &none, start).len(), 1);
-        assert_eq!(listed(&mut memory, &none, start + MEMORY - Duration::from_secs(1)).len(), 1);
-        assert_eq!(listed(&mut memory, &nic, start + MEMORY).len(), 1, "it came back in time");
-        assert_eq!(listed(&mut memory, &none, start + MEMORY).len(), 1, "and its time starts anew");
-        assert_eq!(listed(&mut memory, &none, start + MEMORY * 2).len(), 0);
+        assert_eq!(memory.update(&nic, start).len(), 1);
+        assert_eq!(memory.update(&none, start).len(), 1);
+        assert_eq!(memory.update(&none, start + MEMORY - Duration::from_secs(1)).len(), 1);
+        assert_eq!(memory.update(&nic, start + MEMORY).len(), 1, "it came back in time");
+        assert_eq!(memory.update(&none, start + MEMORY).len(), 1, "and its time starts anew");
+        assert_eq!(memory.update(&none, start + MEMORY * 2).len(), 0);
     }
 
     #[test]
@@ -129,12 +108,12 @@ mod tests {
         let later = start + MEMORY - Duration::from_secs(1);
         let none = scan(&[]);
         memory.adopt(["a/nic".to_owned(), "a/card".to_owned()].into(), start);
-        assert_eq!(listed(&mut memory, &scan(&["a/card".to_owned()]), later).len(), 2);
+        assert_eq!(memory.update(&scan(&["a/card".to_owned()]), later).len(), 2);
         memory.adopt(["a/card".to_owned()].into(), start);
-        let left = listed(&mut memory, &none, start + MEMORY);
+        let left = memory.update(&none, start + MEMORY);
         assert_eq!(left, ["a/card".to_owned()].into(), "it was present later");
         memory.adopt((0..MAX_ABSENT + 9).map(|number| format!("b/{number}")).collect(), start);
-        assert_eq!(memory.names().len(), MAX_ABSENT);
+        assert_eq!(memory.absent_since.len(), MAX_ABSENT);
     }
 
     #[test]
@@ -143,11 +122,11 @@ mod tests {
         let mut now = Instant::now();
         for number in 0..MAX_ABSENT * 3 {
             now += Duration::from_millis(1);
-            let names = listed(&mut memory, &scan(&[format!("a/{number}")]), now);
+            let names = memory.update(&scan(&[format!("a/{number}")]), now);
             assert!(names.contains(&format!("a/{number}")));
             assert!(names.len() <= MAX_ABSENT + 1, "{}", names.len());
         }
-        let names = listed(&mut memory, &scan(&[]), now);
+        let names = memory.update(&scan(&[]), now);
         let newest = format!("a/{}", MAX_ABSENT * 3 - 2);
         assert!(!names.contains("a/0") && names.contains(&newest), "the oldest are forgotten first");
     }

@@ -212,6 +212,10 @@ mod tests {
         guard.adopt(&object, Duration::from_secs(7200), start.after(3));
         assert_ne!(guard.check(&topology(4), true, unavailable, start.after(32)), Check::Pass);
         assert_eq!(guard.check(&topology(4), true, unavailable, start.after(33)), Check::Pass);
+        let mut guard = StartupGuard::new(start.0, LIMIT);
+        guard.adopt(&object, Duration::from_secs(7200), start.after(2));
+        let check = guard.check(&topology(4), true, unavailable, start.after(2));
+        assert_eq!(check, Check::Pass, "the API server responded in time");
     }
 
     #[test]

@@ -159,7 +159,8 @@ fn a_new_static_pod_is_published_before_the_others_are_back() {
     let plan = bench.scanned(restarted, 1);
     assert_eq!(available(&plan), 2);
     assert!(plan.status.is_none(), "it is incomplete");
-    assert!(bench.reconciler.requeue.at < bench.after(2));
+    let requeue = Requeue { at: bench.after(1) + Duration::from_millis(100), depth: Depth::Everything };
+    assert_eq!(bench.reconciler.requeue, requeue);
 }
 
 #[test]
@@ -201,11 +202,29 @@ fn a_reused_name_counts_as_allocated() {
     let mut bench = Bench::new(vec![]);
     let terminated = || Arc::new([("ns".to_owned(), "a".to_owned())].into());
     bench.view.terminated = Arc::new([(("ns".to_owned(), "a".to_owned()), "uid".to_owned())].into());
+    assert_eq!(bench.reconciler.start_scan(&bench.view, &bench.pods), terminated());
     let plan = bench.scanned(Scan { terminated: terminated(), ..scan(&[("a", "1")]) }, 0);
     assert_eq!(available(&plan), 4, "it has released its CPU");
     let plan = bench.scanned(Scan { terminated: terminated(), ..scan(&[("a", "1-2")]) }, 1);
     assert_eq!(available(&plan), 2, "another pod has the name");
     assert!(bench.reconciler.start_scan(&bench.view, &bench.pods).is_empty());
+}
+
+#[test]
+fn errors_and_findings_are_reported_once() {
+    let mut bench = Bench::new(vec![]);
+    let mut scan = scan(&[]);
+    let inventory = Arc::make_mut(&mut scan.inventory);
+    inventory.errors = vec!["x".to_owned()];
+    let machine = Arc::make_mut(&mut inventory.machine);
+    machine.nodes.push(NumaNode { id: 64, ..NumaNode::default() });
+    let plan = bench.scanned(scan.clone(), 0);
+    let [finding, error] = &plan.warnings[..] else { panic!("{:?}", plan.warnings) };
+    assert!(finding.starts_with("NUMA node 64 is not published") && error == "x", "{:?}", plan.warnings);
+    let [(Reason::NodesNotPublished, note)] = &plan.events[..] else { panic!("{:?}", plan.events) };
+    assert!(note.starts_with("NUMA nodes 64 are in no zone"), "{note}");
+    let again = bench.scanned(scan, 1);
+    assert!(again.warnings.is_empty() && again.events.is_empty());
 }
 
 #[test]
