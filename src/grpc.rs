@@ -32,7 +32,7 @@ use tonic::{Code, Status};
 pub use input_filter::filter_client_bytes;
 pub use limits::Limits;
 pub use message::{Message, MessageStream};
-pub use metrics::ServerMetrics;
+pub(crate) use metrics::ServerMetrics;
 pub use peer::Peer;
 pub use server::Server;
 pub use socket::{ServeError, Socket};

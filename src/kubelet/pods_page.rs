@@ -4,7 +4,6 @@
 mod page_reader;
 
 use std::collections::VecDeque;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
