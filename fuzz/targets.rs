@@ -339,8 +339,8 @@ fn check_pod(pod: &Pod) {
 pub(crate) fn merge(data: &[u8]) {
     let Some((length, rest)) = data.split_at_checked(2) else { return };
     let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
-    let (text, answer) = rest.split_at(length.min(rest.len()));
-    let answer = Bytes::copy_from_slice(answer);
+    let (text, response) = rest.split_at(length.min(rest.len()));
+    let response = Bytes::copy_from_slice(response);
     let text = String::from_utf8_lossy(text);
     let mut lines = text.splitn(5, '\n');
     let mut line = || lines.next().unwrap_or_default();
@@ -355,18 +355,18 @@ pub(crate) fn merge(data: &[u8]) {
     let rules = annotations::Rules::new(&wanted, true);
     let node = NodeDevices::new(devices.map(Arc::new), Arc::default());
     let allocations = rules.read(pods.iter(), &node);
-    check_list(&allocations, &answer, Version::V1);
-    check_list(&allocations, &answer, Version::V1alpha1);
-    check_get(&allocations, &answer);
-    check_allocatable(&allocations, &answer);
+    check_merged_list(&allocations, &response, Version::V1);
+    check_merged_list(&allocations, &response, Version::V1alpha1);
+    check_get(&allocations, &response);
+    check_allocatable(&allocations, &response);
     let nothing = Allocations::default();
     let merged = [
-        nothing.merge_list(&answer, Version::V1),
-        nothing.merge_get(&answer),
-        nothing.merge_allocatable(&answer),
+        nothing.merge_list(&response, Version::V1),
+        nothing.merge_get(&response),
+        nothing.merge_allocatable(&response),
     ];
     for merged in merged {
-        assert!(merged.is_err() || merged.is_ok_and(|merged| merged.bytes == answer && merged.devices == 0));
+        assert!(merged.is_err() || merged.is_ok_and(|it| it.bytes == response && it.devices == 0));
     }
 }
 
@@ -429,7 +429,7 @@ fn allocated(allocations: &Allocations, name: &str, version: Version) -> v1::Pod
         ..Default::default()
     };
     let bare = v1::ListPodResourcesResponse { pod_resources: vec![bare] }.encode_to_vec();
-    let merged = allocations.merge_list(&bare.into(), version).expect("an answer");
+    let merged = allocations.merge_list(&bare.into(), version).expect("a response");
     let mut decoded = v1::ListPodResourcesResponse::decode(merged.bytes).expect("a message");
     decoded.pod_resources.remove(0)
 }
@@ -487,15 +487,15 @@ fn one_by_one(pods: &mut [v1::PodResources]) {
 }
 
 fn decoded(merged: &Merged) -> Vec<v1::PodResources> {
-    let answer = v1::ListPodResourcesResponse::decode(merged.bytes.clone()).expect("still a message");
-    answer.pod_resources
+    let response = v1::ListPodResourcesResponse::decode(merged.bytes.clone()).expect("a message");
+    response.pod_resources
 }
 
-fn check_list(allocations: &Allocations, answer: &Bytes, version: Version) {
-    let merged = allocations.merge_list(answer, version);
-    let Ok(before) = v1::ListPodResourcesResponse::decode(answer.clone()) else { return };
-    let merged = merged.expect("what is an answer to prost is one to us");
-    assert_eq!(merged.bytes == *answer, merged.pods == 0);
+fn check_merged_list(allocations: &Allocations, response: &Bytes, version: Version) {
+    let merged = allocations.merge_list(response, version);
+    let Ok(before) = v1::ListPodResourcesResponse::decode(response.clone()) else { return };
+    let merged = merged.expect("prost accepts it");
+    assert_eq!(merged.bytes == *response, merged.pods == 0);
     let (mut expected, mut after) = (before.pod_resources, decoded(&merged));
     let taken = all_placed(&expected);
     for name in NAMES {
@@ -510,11 +510,11 @@ fn check_list(allocations: &Allocations, answer: &Bytes, version: Version) {
     assert_eq!(after, expected);
 }
 
-fn check_get(allocations: &Allocations, answer: &Bytes) {
-    let merged = allocations.merge_get(answer);
-    let Ok(before) = v1::GetPodResourcesResponse::decode(answer.clone()) else { return };
-    let merged = merged.expect("what is an answer to prost is one to us");
-    let after = v1::GetPodResourcesResponse::decode(merged.bytes).expect("still a message");
+fn check_get(allocations: &Allocations, response: &Bytes) {
+    let merged = allocations.merge_get(response);
+    let Ok(before) = v1::GetPodResourcesResponse::decode(response.clone()) else { return };
+    let merged = merged.expect("prost accepts it");
+    let after = v1::GetPodResourcesResponse::decode(merged.bytes).expect("a message");
     let (Some(mut expected), Some(mut after)) = (before.pod_resources, after.pod_resources) else {
         return assert_eq!(merged.devices, 0);
     };
@@ -527,11 +527,11 @@ fn check_get(allocations: &Allocations, answer: &Bytes) {
     assert_eq!(after, expected);
 }
 
-fn check_allocatable(allocations: &Allocations, answer: &Bytes) {
-    let merged = allocations.merge_allocatable(answer);
-    let Ok(before) = v1::AllocatableResourcesResponse::decode(answer.clone()) else { return };
-    let merged = merged.expect("what is an answer to prost is one to us");
-    let after = v1::AllocatableResourcesResponse::decode(merged.bytes).expect("still a message");
+fn check_allocatable(allocations: &Allocations, response: &Bytes) {
+    let merged = allocations.merge_allocatable(response);
+    let Ok(before) = v1::AllocatableResourcesResponse::decode(response.clone()) else { return };
+    let merged = merged.expect("prost accepts it");
+    let after = v1::AllocatableResourcesResponse::decode(merged.bytes).expect("a message");
     assert_eq!((&after.cpu_ids, &after.memory), (&before.cpu_ids, &before.memory));
     let (before, after) = (placed(&before.devices), placed(&after.devices));
     assert_eq!(after[..before.len()], before);

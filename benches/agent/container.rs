@@ -34,11 +34,11 @@ pub(crate) fn values_here(node: &RealNode) -> Result<Value> {
 }
 
 /// Merges `over` into `values`, as Helm merges several values files.
-pub(crate) fn lay(values: &mut Value, over: &Value) {
+pub(crate) fn merge_values(values: &mut Value, over: &Value) {
     match (values, over) {
         (Value::Object(values), Value::Object(over)) => {
             for (key, value) in over {
-                lay(values.entry(key).or_insert(Value::Null), value);
+                merge_values(values.entry(key).or_insert(Value::Null), value);
             }
         }
         (values, over) => *values = over.clone(),

@@ -42,7 +42,7 @@ pub(crate) struct Events {
     floors: Versions,
     client: Client,
     node: String,
-    turn: u32,
+    floor_writes: u32,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -65,7 +65,7 @@ impl Events {
         let (client, name) = (node.client(), node.name().to_owned());
         tokio::spawn(watch_object(client.clone(), name.clone(), Arc::clone(&objects)));
         tokio::spawn(watch_object(client.clone(), FLOOR.to_owned(), Arc::clone(&floors)));
-        Ok(Self { last_file, admitted, objects, floors, client, node: name, turn: 0 })
+        Ok(Self { last_file, admitted, objects, floors, client, node: name, floor_writes: 0 })
     }
 
     pub(crate) fn forget(&mut self) {
@@ -131,11 +131,11 @@ impl Events {
     }
 
     async fn apply_floor(&mut self, zones: &Value) -> Result<()> {
-        self.turn += 1;
+        self.floor_writes += 1;
         let body = serde_json::to_vec(&json!({
             "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
             "metadata": {"name": FLOOR}, "zones": zones,
-            "attributes": [{"name": "turn", "value": self.turn.to_string()}],
+            "attributes": [{"name": "write", "value": self.floor_writes.to_string()}],
         }))?;
         let request = http::Request::patch(format!("{NRT_PATH}/{FLOOR}?fieldManager=bench&force=true"))
             .header("content-type", "application/apply-patch+yaml")

@@ -39,7 +39,7 @@ use support::node::Fate;
 use support::prober::{Prober, Requests, Response};
 use support::{Cluster, Needs, Parts, RealNode, pod};
 use variants::{VARIANTS, Variant};
-use zones::{Zones, right_since};
+use zones::{Zones, current_since};
 
 /// Interval of the prober's Lists while a pod ends: half of the rate that the kubelet allows for all its
 /// clients.
@@ -203,7 +203,7 @@ impl<'a> Bench<'a> {
         Ok(node)
     }
 
-    fn say(&self, what: &str) {
+    fn log(&self, what: &str) {
         eprintln!("{}, {} s: {what}", self.shape.title, self.started.elapsed().as_secs());
     }
 
@@ -214,9 +214,9 @@ impl<'a> Bench<'a> {
 
     /// Measures one variant.
     async fn variant(&mut self, index: usize, variant: &Variant) -> Result<Figures> {
-        self.say(variant.title);
+        self.log(variant.title);
         let mut values = container::values_here(&self.node)?;
-        container::lay(&mut values, &(variant.values)());
+        container::merge_values(&mut values, &(variant.values)());
         let chart = Chart::render(self.parts, &values)?;
         chart.install(&self.cluster.client(), &RIGHTS).await?;
         // Short, because the path of a socket is limited to about a hundred characters.
@@ -238,7 +238,7 @@ impl<'a> Bench<'a> {
 
         let (mut agent, _) = self.start(&container).await?;
         let result = self.changes(index, &mut agent, &mut figures).await;
-        result.with_context(|| format!("the agent's last words:\n{}", agent.log_tail()))?;
+        result.with_context(|| format!("the end of the agent's log:\n{}", agent.log_tail()))?;
         if index == 0 {
             figures.sigterm_seconds = Some(rounded(self.frozen(agent).await?.as_secs_f64()));
         }
@@ -265,7 +265,7 @@ impl<'a> Bench<'a> {
     async fn changes(&mut self, index: usize, agent: &mut Running, figures: &mut Figures) -> Result<()> {
         let steps = self.steps(index);
         let zones = self.warm_up().await?;
-        self.say(&format!("{} changes", steps * 2));
+        self.log(&format!("{} changes", steps * 2));
         let before = agent.counts(self.cluster).await?;
         let (mut allocations, mut releases) = (Vec::new(), Vec::new());
         for _ in 0..steps {
@@ -280,7 +280,7 @@ impl<'a> Bench<'a> {
         per_change(figures, [before, after], idle, (steps * 2) as f64);
 
         let probed = (steps / 4).max(5);
-        self.say(&format!("{} changes, with somebody else who Lists", probed * 2));
+        self.log(&format!("{} changes, with another client that Lists", probed * 2));
         let mut since_listed = Vec::new();
         for _ in 0..probed {
             let (name, _) = self.allocation(agent, &zones).await?;
@@ -303,30 +303,30 @@ impl<'a> Bench<'a> {
         Zones::of(&self.events.published().await?)
     }
 
-    /// Waits until the latest version of the object is right and nothing changes anymore, and returns its
-    /// zones.
-    async fn settled(&self, agent: &mut Running, right: impl Fn(&Zones) -> bool) -> Result<Zones> {
-        let (start, mut judged) = (Instant::now(), 0);
+    /// Waits until the latest version of the object is as expected and nothing changes any more, and returns
+    /// its zones.
+    async fn settled(&self, agent: &mut Running, is_expected: impl Fn(&Zones) -> bool) -> Result<Zones> {
+        let (start, mut checked) = (Instant::now(), 0);
         loop {
             agent.still_runs()?;
             let versions = self.events.versions();
-            if self.events.quiet_for() >= QUIET && versions.len() > judged {
-                judged = versions.len();
+            if self.events.quiet_for() >= QUIET && versions.len() > checked {
+                checked = versions.len();
                 let zones = versions.last().context("no version")?.zones()?;
-                if right(&zones) {
+                if is_expected(&zones) {
                     return Ok(zones);
                 }
             }
-            ensure!(start.elapsed() < PATIENCE, "the object does not become right; {judged} versions");
+            ensure!(start.elapsed() < PATIENCE, "the object is not as expected after {checked} versions");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
     /// Returns since when the object has had its current zones.
-    fn right_since(&self) -> Result<Instant> {
+    fn current_since(&self) -> Result<Instant> {
         let versions = self.events.versions();
         let versions = versions.iter().map(|version| Ok((version.at, version.zones()?)));
-        right_since(&versions.collect::<Result<Vec<_>>>()?).context("no version")
+        current_since(&versions.collect::<Result<Vec<_>>>()?).context("no version")
     }
 
     /// Starts a pod, and returns its name and the time from the last checkpoint of its admission to the
@@ -338,7 +338,7 @@ impl<'a> Bench<'a> {
         self.settled(agent, |zones| zones.free_cpus() + 1 == before.free_cpus()).await?;
         let file = self.events.last_file_of_admission()?;
         // The List may be ahead of the checkpoint: the latency is zero then.
-        Ok((name, self.right_since()?.saturating_duration_since(file)))
+        Ok((name, self.current_since()?.saturating_duration_since(file)))
     }
 
     /// Returns the next pod's name, after a pause.
@@ -361,7 +361,7 @@ impl<'a> Bench<'a> {
         let asked = Instant::now();
         self.node.request_deletion(name).await?;
         self.settled(agent, |zones| zones == before).await?;
-        let object = self.right_since()?;
+        let object = self.current_since()?;
         self.node.wait_until_gone(name).await?;
         Ok(object.saturating_duration_since(asked))
     }
@@ -389,13 +389,13 @@ impl<'a> Bench<'a> {
         let last = last.context("no List has the pod")?;
         let gone = responses[last..].iter().find(|recorded| without(&recorded.response));
         let gone = gone.context("the pod never left the List")?;
-        Ok(self.right_since()?.saturating_duration_since(gone.last_other.unwrap_or(gone.sent)))
+        Ok(self.current_since()?.saturating_duration_since(gone.last_other.unwrap_or(gone.sent)))
     }
 
     async fn idle(&mut self, index: usize, agent: &Running, figures: &mut Figures) -> Result<[Counts; 2]> {
         let most = if index == 0 { Duration::MAX } else { VARIANT_IDLE };
         let time = self.options.idle.min(most);
-        self.say(&format!("idle for {time:?}"));
+        self.log(&format!("idle for {time:?}"));
         // By then, the cost of reading the API server's metrics, and any pending write, are over.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let before = agent.counts(self.cluster).await?;
@@ -414,7 +414,7 @@ impl<'a> Bench<'a> {
     /// same moments.
     async fn floor(&mut self, node: &mut Node) -> Result<()> {
         let count = (self.steps(0) / 2).max(5);
-        self.say(&format!("{count} writes of the benchmark's own, without an agent"));
+        self.log(&format!("{count} writes of the benchmark's own, without an agent"));
         let zones = self.events.published().await?["zones"].take();
         let idle = self.events.floor_when_idle(&zones, FLOOR_WRITES).await?;
         let mut floor = Vec::new();
@@ -433,7 +433,7 @@ impl<'a> Bench<'a> {
     /// Returns the time from SIGTERM, while the API server accepts a write and does not respond, to exit
     /// code 0.
     async fn frozen(&mut self, mut agent: Running) -> Result<Duration> {
-        self.say("the API server frozen, and SIGTERM");
+        self.log("the API server frozen, and SIGTERM");
         let mut devices = self.node.machine().devices.first().context("no devices")?.clone();
         self.cluster.signal_api_server("STOP")?;
         for device in &mut devices.devices {
