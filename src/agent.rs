@@ -42,7 +42,7 @@ pub use observe::{
 pub use publish::{ConflictPolicy, Published, object};
 pub use reconcile::Account;
 pub use record::{Recorded, Recording, RecordingError};
-pub use report::{Reason, Status};
+pub use report::Status;
 pub use settings::Settings;
 
 use executor::{Executor, ScanRequest};

@@ -15,8 +15,7 @@ use crate::agent::settings::Settings;
 use crate::pod::PodName;
 use crate::scheduler::{Decision, Publishable, Reservation, Verdict, totals};
 
-pub(super) use events::EventRecorder;
-pub use events::Reason;
+pub(super) use events::{EventRecorder, Reason};
 
 use change_log::ChangeLog;
 use status_file::StatusFile;

@@ -67,7 +67,9 @@ impl EventRecorder {
             note,
         };
         match self.cluster.create_event(event).await {
-            Ok(()) => self.metrics.events.with([&name]).inc(),
+            Ok(()) => {
+                self.metrics.events.with([&name]).inc();
+            }
             Err(error) => {
                 self.metrics.request_failed(&error);
                 debug!("cannot post the Event {name}: {error}");

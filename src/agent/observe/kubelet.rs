@@ -1,6 +1,5 @@
 //! Requests to the kubelet's podresources API.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,14 +26,6 @@ pub struct Merge {
     pub allocatable: Option<MergeResponse>,
 }
 
-impl fmt::Debug for Merge {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (list, allocatable) = (self.list.is_some(), self.allocatable.is_some());
-        f.debug_struct("Merge").field("list", &list).field("allocatable", &allocatable).finish()
-    }
-}
-
-#[derive(Debug)]
 pub(in crate::agent) struct KubeletReader {
     pub(super) client: SharedClient,
     pub(super) merge: Merge,

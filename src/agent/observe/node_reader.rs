@@ -20,7 +20,6 @@ use crate::pod_source::PodCache;
 use crate::topology;
 
 /// Reads the node repeatedly, and of what changes slowly only what may have changed.
-#[derive(Debug)]
 pub struct NodeReader {
     pub(in crate::agent) kubelet: KubeletReader,
     pub(in crate::agent) config: ConfigReader,

@@ -1,4 +1,4 @@
-//! What is observed, and what follows from it.
+//! The input of a step, and its result.
 
 use tokio::time::Instant;
 

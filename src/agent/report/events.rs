@@ -26,113 +26,25 @@ const RATE: f64 = 10.0 / 3600.0;
 /// Maximum number of Events that wait while one is posted.
 const QUEUE: usize = 16;
 
-/// Why an Event is posted. The name of the variant is the Event's reason.
+/// Why an Event is posted. The name of the variant is the Event's reason; `docs/events.md` explains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
-    /// Another publisher keeps rewriting the object.
+pub(in crate::agent) enum Reason {
     CompetingPublisher,
-    /// Another writer's edit or leftover was overwritten.
     ObjectTakenOver,
-    /// The object has the wrong owner.
     StaleOwner,
-    /// The API server rejects the object.
     PublishRejected,
-    /// The node cannot be read.
     NodeUnreadable,
-    /// A restarted kubelet did not bring back what was there before.
     KubeletStateIncomplete,
-    /// NUMA nodes have ids that the scheduler plugin cannot handle.
     NodesNotPublished,
-    /// The kubelet's policies are unknown.
     PoliciesUnknown,
-    /// The node's pods are unknown.
     PodsUnknown,
-    /// The kubelet neither admits nor rejects a pod.
     PodAdmissionTimeout,
 }
 
 impl Reason {
-    /// All reasons.
-    pub const ALL: [Self; 10] = [
-        Self::CompetingPublisher,
-        Self::ObjectTakenOver,
-        Self::StaleOwner,
-        Self::PublishRejected,
-        Self::NodeUnreadable,
-        Self::KubeletStateIncomplete,
-        Self::NodesNotPublished,
-        Self::PoliciesUnknown,
-        Self::PodsUnknown,
-        Self::PodAdmissionTimeout,
-    ];
-
     /// Returns true if the Event is a `Warning`, false if it is `Normal`.
-    #[must_use]
-    pub const fn is_warning(self) -> bool {
+    const fn is_warning(self) -> bool {
         !matches!(self, Self::ObjectTakenOver)
-    }
-
-    /// Returns when it is posted, and what to do then. `docs/events.md` is generated from these.
-    #[must_use]
-    pub const fn description(self) -> (&'static str, &'static str) {
-        match self {
-            Self::CompetingPublisher => (
-                "Another publisher wrote the object again after it was taken over",
-                "Stop the other publisher (the note names its field manager). With `publish.conflicts: \
-                 overwrite` every rewrite is overwritten instead, which costs both a write each time",
-            ),
-            Self::ObjectTakenOver => (
-                "A person's edit, or what another publisher left, was overwritten",
-                "Nothing, if the other publisher is gone. Edits do not last: change the configuration \
-                 instead",
-            ),
-            Self::StaleOwner => (
-                "For minutes the object has had an owner that it should not have: a Node with the UID of \
-                 an earlier one, which garbage collection did not delete, or a Namespace that may not be \
-                 removed",
-                "Check whether garbage collection works (kube-controller-manager), or delete the object: \
-                 it is created again at once, with the right owner",
-            ),
-            Self::PublishRejected => (
-                "The API server has rejected the object for more than a minute",
-                "Read the note: mostly a missing permission, a missing CRD (`numacast crd`) or one with \
-                 another schema, or more zones than the chart's `admissionPolicy.maxZones`",
-            ),
-            Self::NodeUnreadable => (
-                "The kubelet or the hardware could not be read for more than a minute; the object is \
-                 getting old",
-                "Read the note: mostly the kubelet is down, or its socket's directory is not mounted",
-            ),
-            Self::KubeletStateIncomplete => (
-                "A kubelet started, and what pods were allocated before did not come back within half a \
-                 minute; what it reports is published now",
-                "Check whether device plugins and pods came back",
-            ),
-            Self::NodesNotPublished => (
-                "NUMA nodes have ids above 63, with which the scheduler plugin would panic; they are in no \
-                 zone",
-                "Pods cannot be aligned on these nodes. If they have CPUs, report the machine",
-            ),
-            Self::PoliciesUnknown => (
-                "The kubelet's configuration could not be read since the agent started. The object keeps \
-                 the policies that it had before; if it had none, the scheduler plugin aligns nothing \
-                 there",
-                "Mount the kubelet's configuration file (`kubelet.config.file`), let the agent request it \
-                 (`kubelet.config.source: configz`), or set the policies (`kubelet.config.overrides`)",
-            ),
-            Self::PodsUnknown => (
-                "The node's pods have not been listed within a minute after the agent started, so the \
-                 fingerprint is withheld and the scheduler plugin places no pod there once its cache is \
-                 full; with `publish.reserve` nothing is reserved",
-                "Allow the agent to list and watch pods, or set `fingerprint.view: kubelet`",
-            ),
-            Self::PodAdmissionTimeout => (
-                "The kubelet has neither admitted nor rejected a pod for a minute; the fingerprint is not \
-                 withheld for it any longer, nor anything reserved, and the scheduler may assign what it \
-                 requests to another pod as well",
-                "Look at the pod and the kubelet's log",
-            ),
-        }
     }
 }
 
@@ -215,6 +127,84 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
+    impl Reason {
+        /// All reasons.
+        const ALL: [Self; 10] = [
+            Self::CompetingPublisher,
+            Self::ObjectTakenOver,
+            Self::StaleOwner,
+            Self::PublishRejected,
+            Self::NodeUnreadable,
+            Self::KubeletStateIncomplete,
+            Self::NodesNotPublished,
+            Self::PoliciesUnknown,
+            Self::PodsUnknown,
+            Self::PodAdmissionTimeout,
+        ];
+
+        /// Returns when it is posted, and what to do then.
+        const fn documentation(self) -> (&'static str, &'static str) {
+            match self {
+                Self::CompetingPublisher => (
+                    "Another publisher wrote the object again after it was taken over",
+                    "Stop the other publisher (the note names its field manager). With `publish.conflicts: \
+                     overwrite` every rewrite is overwritten instead, which costs both a write each time",
+                ),
+                Self::ObjectTakenOver => (
+                    "A person's edit, or what another publisher left, was overwritten",
+                    "Nothing, if the other publisher is gone. Edits do not last: change the configuration \
+                     instead",
+                ),
+                Self::StaleOwner => (
+                    "For minutes the object has had an owner that it should not have: a Node with the UID of \
+                     an earlier one, which garbage collection did not delete, or a Namespace that may not be \
+                     removed",
+                    "Check whether garbage collection works (kube-controller-manager), or delete the object: \
+                     it is created again at once, with the right owner",
+                ),
+                Self::PublishRejected => (
+                    "The API server has rejected the object for more than a minute",
+                    "Read the note: mostly a missing permission, a missing CRD (`numacast crd`) or one with \
+                     another schema, or more zones than the chart's `admissionPolicy.maxZones`",
+                ),
+                Self::NodeUnreadable => (
+                    "The kubelet or the hardware could not be read for more than a minute; the object is \
+                     getting old",
+                    "Read the note: mostly the kubelet is down, or its socket's directory is not mounted",
+                ),
+                Self::KubeletStateIncomplete => (
+                    "A kubelet started, and what pods were allocated before did not come back within half a \
+                     minute; what it reports is published now",
+                    "Check whether device plugins and pods came back",
+                ),
+                Self::NodesNotPublished => (
+                    "NUMA nodes have ids above 63, with which the scheduler plugin would panic; they are in no \
+                     zone",
+                    "Pods cannot be aligned on these nodes. If they have CPUs, report the machine",
+                ),
+                Self::PoliciesUnknown => (
+                    "The kubelet's configuration could not be read since the agent started. The object keeps \
+                     the policies that it had before; if it had none, the scheduler plugin aligns nothing \
+                     there",
+                    "Mount the kubelet's configuration file (`kubelet.config.file`), let the agent request it \
+                     (`kubelet.config.source: configz`), or set the policies (`kubelet.config.overrides`)",
+                ),
+                Self::PodsUnknown => (
+                    "The node's pods have not been listed within a minute after the agent started, so the \
+                     fingerprint is withheld and the scheduler plugin places no pod there once its cache is \
+                     full; with `publish.reserve` nothing is reserved",
+                    "Allow the agent to list and watch pods, or set `fingerprint.view: kubelet`",
+                ),
+                Self::PodAdmissionTimeout => (
+                    "The kubelet has neither admitted nor rejected a pod for a minute; the fingerprint is not \
+                     withheld for it any longer, nor anything reserved, and the scheduler may assign what it \
+                     requests to another pod as well",
+                    "Look at the pod and the kubelet's log",
+                ),
+            }
+        }
+    }
+
     #[test]
     fn a_note_is_repeated_after_ten_minutes_and_another_posted_at_once() {
         let start = Instant::now();
@@ -258,7 +248,7 @@ mod tests {
     fn the_document_lists_every_reason() {
         let mut table = "| reason | type | when | what to do |\n|---|---|---|---|\n".to_owned();
         for reason in Reason::ALL {
-            let (when, action) = reason.description();
+            let (when, action) = reason.documentation();
             let kind = if reason.is_warning() { "Warning" } else { "Normal" };
             writeln!(table, "| `{reason:?}` | {kind} | {when} | {action} |").unwrap();
         }
