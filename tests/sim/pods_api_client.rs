@@ -95,7 +95,7 @@ async fn pods_are_listed_and_read_by_uid_with_raw_bytes_on_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_server_that_responds_is_used_and_the_others_errors_are_kept() {
+async fn the_first_server_that_responds_is_used() {
     let sockets = Sockets::new();
     let mut client = sockets.client();
     let error = client.list(&Wanted::default()).await.unwrap_err().to_string();
