@@ -23,10 +23,7 @@ pub(super) struct Hotplug {
 }
 
 impl Hotplug {
-    /// Starts listening.
-    ///
-    /// # Errors
-    /// When there is no such socket, or we may not open it.
+    /// Fails if there is no such socket, or we may not open it.
     pub(super) fn listen() -> io::Result<Self> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(KOBJECT_UEVENT))?;
@@ -41,9 +38,6 @@ impl Hotplug {
     }
 
     /// Waits until hardware was added or removed, or such an event may have been missed.
-    ///
-    /// # Errors
-    /// When the socket is broken.
     pub(super) async fn next(&mut self) -> io::Result<()> {
         let mut buffer = [0_u8; BUFFER];
         loop {

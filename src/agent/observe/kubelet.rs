@@ -40,10 +40,7 @@ impl KubeletReader {
         Self { client, merge: Merge::default(), metrics, requests: 0 }
     }
 
-    /// Returns what pods are allocated.
-    ///
-    /// # Errors
-    /// When the kubelet does not respond, or serves no CPUs and memory.
+    /// Returns what pods are allocated. Fails if the kubelet serves no CPUs and memory.
     pub(in crate::agent) async fn list(&mut self) -> Result<(Usage, Arc<SharedResponse>), ScanError> {
         self.requests += 1;
         let start = Instant::now();
@@ -67,10 +64,6 @@ impl KubeletReader {
         }
     }
 
-    /// Returns what the kubelet can allocate.
-    ///
-    /// # Errors
-    /// When the kubelet does not respond.
     pub(in crate::agent) async fn allocatable(
         &mut self,
     ) -> Result<(Allocatable, Arc<SharedResponse>), ScanError> {
