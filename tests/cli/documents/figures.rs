@@ -21,7 +21,7 @@ mod zones;
 use record::{Figures, Node, PeerFigures, Quantiles, Record};
 use serde_json::json;
 use variants::VARIANTS;
-use zones::{Zones, right_since};
+use zones::{Zones, current_since};
 
 fn recorded() -> Result<Record> {
     serde_json::from_str(&super::read(record::FILE)).context(record::FILE)
@@ -178,7 +178,7 @@ fn right_after(versions: &[[u64; 2]]) -> Option<u64> {
     let start = Instant::now();
     let at = |second| start + Duration::from_secs(second);
     let versions: Vec<_> = (0..).zip(versions).map(|(second, free)| (at(second), zones(*free))).collect();
-    right_since(&versions).map(|instant| instant.duration_since(start).as_secs())
+    current_since(&versions).map(|instant| instant.duration_since(start).as_secs())
 }
 
 #[test]
