@@ -96,9 +96,9 @@ impl Cluster {
         Ok(Self { client, dir: plane.dir.path().to_owned(), plane: Arc::new(plane), number: None })
     }
 
-    /// Returns the control plane that tests share which only use nodes and namespaces of their own: they
-    /// neither stop it nor change what belongs to no namespace, and count nothing but their own objects. The
-    /// first such test starts it, the last one ends it.
+    /// Returns the control plane that tests share if they only use nodes and namespaces of their own: they
+    /// neither stop it nor change what other tests use, and count nothing but their own objects. The first
+    /// such test starts it, the last one ends it.
     pub(crate) async fn shared(parts: &Parts) -> Result<Self> {
         static SHARED: Mutex<Weak<ControlPlane>> = Mutex::const_new(Weak::new());
         static NUMBER: AtomicUsize = AtomicUsize::new(1);
