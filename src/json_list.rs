@@ -15,7 +15,6 @@ pub(crate) const MAX_ITEM_BYTES: usize = 10 << 20;
 const NAME_BYTES: usize = 1 << 10;
 const UNNAMED: &str = "without a known name";
 
-/// An incremental splitter.
 #[derive(Debug, Default)]
 pub(crate) struct ListSplitter {
     /// Number of open objects and arrays.
@@ -47,10 +46,8 @@ enum Position {
     End,
 }
 
-/// A list that has arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct List {
-    /// Its resource version.
     pub(crate) version: Option<String>,
     /// Whether it has `items`, if only null.
     pub(crate) has_items: bool,

@@ -69,7 +69,6 @@ impl Drop for Report<'_> {
     }
 }
 
-/// Handles a request.
 struct Handler<'a> {
     connection: &'a Arc<Connection>,
     shared: &'a Shared,
@@ -106,7 +105,6 @@ impl Handler<'_> {
         }
     }
 
-    /// Rejects a request that is not a gRPC call.
     async fn reject_headers(
         &self,
         InvalidHeaders(http, status): InvalidHeaders,

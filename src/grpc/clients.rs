@@ -27,12 +27,10 @@ const GUARANTEED_COST_PER_SECOND: f64 = 262_144.0;
 /// fifth of a core; the calls that these frames make take at most another third.
 const SHARED_COST_PER_SECOND: f64 = 262_144.0;
 
-/// One connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     id: u64,
     pub(super) peer: Arc<Peer>,
-    /// Whether a call on it has succeeded.
     has_succeeded: AtomicBool,
     /// Calls on it that have not ended.
     pub(super) calls: AtomicUsize,
@@ -59,7 +57,6 @@ impl Connection {
         self.shutdown_changed.notify_one();
     }
 
-    /// Waits until the connection has to close.
     pub(super) async fn wait_for_shutdown(&self) -> Shutdown {
         loop {
             self.shutdown_changed.notified().await;
@@ -72,7 +69,6 @@ impl Connection {
         }
     }
 
-    /// Records whether a write waits for the client to read.
     pub(super) fn set_write_blocked(&self, is_blocked: bool) {
         *self.write_blocked() = is_blocked.then(Instant::now);
     }
@@ -81,7 +77,6 @@ impl Connection {
         self.write_blocked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that a call on it has succeeded.
     pub(super) fn set_succeeded(&self) {
         self.has_succeeded.store(true, Ordering::Relaxed);
     }
@@ -95,7 +90,6 @@ impl Connection {
     }
 }
 
-/// All connections.
 #[derive(Debug)]
 pub(super) struct Clients {
     limit: usize,
@@ -182,7 +176,6 @@ impl Clients {
         Ok((Admitted { clients: Arc::clone(self), connection }, closed))
     }
 
-    /// Closes all connections.
     pub(super) fn shut_down(&self, how: Shutdown) {
         self.state().connections.values().for_each(|connection| connection.shut_down(how));
     }
@@ -244,7 +237,6 @@ impl Client {
 }
 
 impl State {
-    /// Returns the oldest idle connection of this client.
     fn oldest_idle(&self, client: u64) -> Option<Arc<Connection>> {
         self.connections.values().find(|one| one.peer.client == client && one.is_idle()).cloned()
     }

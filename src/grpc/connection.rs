@@ -23,7 +23,6 @@ use super::{Violation, call};
 /// How long a new connection may send nothing. After that it may be idle forever: some clients keep one
 /// connection.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long sending GOAWAY may take.
 const GOAWAY_TIMEOUT: Duration = Duration::from_millis(200);
 /// Maximum size of a header list, as HTTP/2 counts it: some dozen fields of less than 1 KiB are usual.
 /// grpc-java's limit.

@@ -12,7 +12,6 @@ use super::Limits;
 /// by this much for each connection.
 const MIN_OPEN_CALLS: usize = 8;
 
-/// The calls of all clients.
 #[derive(Debug)]
 pub(super) struct FairQueue(Mutex<State>);
 
@@ -31,7 +30,6 @@ struct State {
 struct Client {
     open: usize,
     running: usize,
-    /// By ticket.
     waiting: BTreeMap<u64, oneshot::Sender<()>>,
     is_ready: bool,
 }
@@ -76,7 +74,6 @@ impl FairQueue {
 }
 
 impl OpenCall {
-    /// Waits until the call may run.
     pub(super) async fn acquire(&self) -> RunPermit<'_> {
         let (permit, granted) = {
             let mut state = self.queue.state();
@@ -97,7 +94,6 @@ impl OpenCall {
 }
 
 impl State {
-    /// Enqueues a client that has calls which may run.
     fn enqueue(&mut self, id: u64) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         let may_run = client.running < self.limits.running_calls_per_client;
@@ -107,7 +103,6 @@ impl State {
         }
     }
 
-    /// Grants the available permits.
     fn grant(&mut self) {
         while self.running < self.limits.running_calls {
             let Some(id) = self.ready.pop_front() else { return };

@@ -39,7 +39,6 @@ const FRAME_HEADER: usize = 9;
 /// The frame size that we advertise, the smallest allowed (RFC 9113, 6.5.2). h2 closes the connection for
 /// larger frames.
 const FRAME_LIMIT: usize = 16_384;
-/// Bytes per read.
 const READ_SIZE: usize = 4096;
 
 const DATA: u8 = 0;
@@ -210,7 +209,6 @@ impl<T, L: InputLimits> InputFilter<T, L> {
         written
     }
 
-    /// Hands out inspected bytes.
     fn hand_out(&mut self, out: &mut ReadBuf<'_>) {
         let count = out.remaining().min(self.inspected - self.handed_out);
         out.put_slice(&self.buffer[self.handed_out..self.handed_out + count]);

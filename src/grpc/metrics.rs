@@ -4,7 +4,6 @@ use crate::telemetry::registry::{Counter, Family, Gauge, Label, Registry, label}
 
 const COMPONENT: Label = label("component", "`proxy` or `pods_api`");
 
-/// Counts the clients of one component's server.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerMetrics {
     component: &'static str,

@@ -27,7 +27,6 @@ pub(super) const PREFIX: usize = 5;
 /// A buffer's identity: its address and length, unique while it is alive.
 type BufferId = (usize, usize);
 
-/// All responses that are being sent.
 #[derive(Debug)]
 pub(super) struct Responses {
     /// Bytes of distinct responses above which no call begins; half of it for the responses of one client.
@@ -35,7 +34,6 @@ pub(super) struct Responses {
     /// How long a response may make no progress while there is room.
     read_timeout: Duration,
     state: Mutex<State>,
-    /// Notified when a response was sent.
     released: Notify,
 }
 
@@ -54,7 +52,6 @@ struct Buffers {
     counts: HashMap<BufferId, usize>,
 }
 
-/// One response to one client.
 #[derive(Debug)]
 struct Sending {
     connection: Arc<Connection>,
@@ -91,7 +88,6 @@ impl Responses {
         }
     }
 
-    /// Returns true if there is room for another response to this client.
     pub(super) fn has_room(&self, client: u64) -> bool {
         !self.is_full(&self.state(), client)
     }

@@ -45,7 +45,6 @@ pub struct Server {
     is_in_place: Arc<AtomicBool>,
 }
 
-/// State shared by all connections.
 pub(super) struct Shared {
     pub(super) limits: Limits,
     pub(super) service: Arc<dyn Service>,
@@ -58,7 +57,6 @@ pub(super) struct Shared {
     /// Budget for buffers that connections keep beyond those that each may always keep.
     pub(super) buffers: Arc<Semaphore>,
     path: PathBuf,
-    /// By violation.
     throttles: [LogThrottle; Violation::Failures as usize + 1],
     accept_errors: LogThrottle,
 }

@@ -18,7 +18,6 @@ const PATH_LIMIT: usize = 107;
 /// Mode of the socket's directory, if we create it: the kubelet socket's stand-in is for root and the
 /// socket's group only.
 const DIRECTORY_MODE: u32 = 0o750;
-/// Mode of created parent directories.
 const PARENT_MODE: u32 = 0o755;
 /// Prefix of a temporary socket name, followed by six hexadecimal digits. As long as `kubelet.sock`, so that
 /// a path that is short enough stays so.
@@ -49,7 +48,6 @@ pub struct ServeError {
 /// A file's identity: device and inode.
 type Inode = (u64, u64);
 
-/// A listening socket and its file.
 #[derive(Debug)]
 pub(super) struct SocketFile {
     socket: Socket,

@@ -10,16 +10,13 @@ use std::time::Duration;
     reason = "`path` is the socket, `call` the gRPC method, `after` the deadline, the rest is the other side's words"
 )]
 pub enum ClientError {
-    /// The path does not exist.
     #[error("there is no kubelet socket at {0}: is the kubelet running, and is `kubelet.socket` right?")]
     NoSocket(PathBuf),
-    /// The path exists, but nothing listens.
     #[error("nobody listens on {0}: the kubelet is not running or is just starting")]
     Refused(PathBuf),
     /// The path exists, but connecting is not permitted, or it is not a socket.
     #[error("cannot connect to {path}: {reason}")]
     Connect { path: PathBuf, reason: String },
-    /// The listener is not a gRPC server.
     #[error("{path} is a socket, but no gRPC server answers on it ({reason}); is `kubelet.socket` right?")]
     NotGrpc { path: PathBuf, reason: String },
     /// The listener accepts connections but has never responded.
@@ -28,22 +25,18 @@ pub enum ClientError {
          is `kubelet.socket` right?"
     )]
     Silent { path: PathBuf, call: &'static str, after: Duration },
-    /// No response within the deadline.
     #[error("the kubelet did not answer {call} on {path} within {after:?}")]
     Deadline { path: PathBuf, call: &'static str, after: Duration },
     /// Rejected by the kubelet's rate limiter (100 requests per second for all its clients together).
     #[error("the kubelet rejected {0}: all its clients together exceed its rate limit")]
     RateLimited(&'static str),
-    /// The response exceeds the size limit.
     #[error("the kubelet's answer to {call} is too large: {detail}")]
     TooLarge { call: &'static str, detail: String },
-    /// The kubelet does not serve the method.
     #[error(
         "the kubelet at {path} does not serve {call} (numacast needs kubelet 1.23 or later, \
          or 1.21 with the feature gate KubeletPodResourcesGetAllocatable)"
     )]
     Unsupported { path: PathBuf, call: &'static str },
-    /// The connection broke, and so did the new one.
     #[error("the kubelet's connection broke during {call}: {detail}")]
     Lost { call: &'static str, detail: String },
     /// Any other status. `code` is the name of the gRPC code.

@@ -27,7 +27,6 @@ pub(crate) struct Connector {
     socket: PathBuf,
     timeout: Duration,
     open: Option<OpenConnection>,
-    /// Number of connections opened so far.
     opened: u64,
     /// The socket of the last connection, and the value of [`Connection`] for it.
     last: (SocketId, Connection),
@@ -35,7 +34,6 @@ pub(crate) struct Connector {
     has_responded: bool,
 }
 
-/// One connection.
 #[derive(Clone, Debug)]
 pub(crate) struct OpenConnection {
     channel: Channel,
@@ -43,7 +41,6 @@ pub(crate) struct OpenConnection {
     /// Unique per connection, even for two connections to the same socket.
     pub(crate) number: u64,
     pub(crate) connection: Connection,
-    /// The socket that is connected to.
     pub(crate) socket: SocketId,
 }
 
@@ -56,7 +53,6 @@ pub(crate) struct SocketId(u64, u64, i64, i64);
 pub(crate) type Outcome = Result<Result<Bytes, Status>, Elapsed>;
 
 impl OpenConnection {
-    /// Sends a request on this connection.
     pub(crate) fn call(&self, request: &Request) -> impl Future<Output = Outcome> + Send + use<> {
         let (timeout, response) = (self.timeout, request.send(self.channel.clone()));
         async move { tokio::time::timeout(timeout, response).await }
@@ -69,17 +65,14 @@ impl Connector {
         Self { socket, timeout, open: None, opened: 0, last: Default::default(), has_responded: false }
     }
 
-    /// Returns the number of the current connection.
     pub(crate) fn number(&self) -> Option<u64> {
         self.open.as_ref().map(|open| open.number)
     }
 
-    /// Returns the kubelet of the current connection.
     pub(super) fn connection(&self) -> Option<Connection> {
         self.open.as_ref().map(|open| open.connection)
     }
 
-    /// Returns the error for a call that timed out.
     pub(super) fn timed_out(&self, call: &'static str) -> ClientError {
         let (path, after) = (self.socket.clone(), self.timeout);
         match self.has_responded {

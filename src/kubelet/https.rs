@@ -18,7 +18,6 @@ use crate::util::error_chain::chain;
 /// The kubelet's default port.
 pub const HTTPS_PORT: u16 = 10250;
 
-/// Maximum number of bytes read of an error's body.
 const ERROR_LIMIT: usize = 4096;
 
 /// The kubelet's address and how to verify it.
@@ -132,7 +131,6 @@ impl HttpsClient {
         Ok(())
     }
 
-    /// Returns the error for a request without a response.
     fn explain(&self, error: &kube::Error) -> String {
         use rustls::Error::InvalidCertificate;
         let url = &self.url;

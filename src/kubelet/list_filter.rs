@@ -27,7 +27,6 @@ pub(super) enum KubeletAge {
     Restarted,
 }
 
-/// The state kept between lists.
 #[derive(Debug, Default)]
 pub(super) struct ListFilter {
     /// The existing pods, once a list was accepted.
@@ -92,14 +91,12 @@ impl ListFilter {
         self.last_names.as_ref() == Some(names) && now.duration_since(since) >= required
     }
 
-    /// Records a pod that was added or changed.
     pub(super) fn apply(&mut self, pod: &Pod) {
         if let Some(accepted) = &mut self.accepted {
             accepted.extend([KnownPod::of(pod)]);
         }
     }
 
-    /// Records a deletion.
     pub(super) fn delete(&mut self, pod: &Pod) {
         let Some(accepted) = &mut self.accepted else { return };
         let name = pod.full_name();
@@ -109,7 +106,6 @@ impl ListFilter {
         }
     }
 
-    /// Returns true once a list was accepted.
     pub(super) fn has_accepted(&self) -> bool {
         self.accepted.is_some()
     }

@@ -12,7 +12,6 @@ const COMPONENT: Label = label(
 const METHOD: Label =
     label("method", "`List`, `ListV1alpha1`, `Get` or `GetAllocatableResources`");
 
-/// Counts and times the requests of one component.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestMetrics {
     component: &'static str,

@@ -26,6 +26,6 @@ pub fn watch_pods(
     deadline: Duration,
     wanted: Wanted,
 ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static {
-    let client = PodsClient::new([socket], deadline).verifying_lists().with_raw_limit(MAX_RAW_BYTES);
-    client.watch(wanted).stream().map(|event| event.map_err(|error| error.to_string()))
+    let client = PodsClient { raw_limit: MAX_RAW_BYTES, ..PodsClient::new([socket], deadline) };
+    client.verifying_lists().watch(wanted).stream().map(|event| event.map_err(|error| error.to_string()))
 }

@@ -19,7 +19,6 @@ use crate::util::backoff::{back_off, jittered};
 use crate::util::log_throttle::LastLogged;
 use page_reader::PageReader;
 
-/// The path.
 const PATH: &str = "/pods";
 /// Maximum size of a response: 250 pods of the largest size. Only one of them is in memory at a time.
 const MAX_BYTES: usize = 250 * MAX_ITEM_BYTES;
@@ -32,9 +31,7 @@ const MAX_WORK_INTERVAL: Duration = Duration::from_secs(120);
 const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
 const REFRESH_WORK_FACTOR: u32 = 20;
 
-/// First delay after a failure.
 const RETRY: Duration = Duration::from_secs(1);
-/// Maximum delay after a failure.
 const RETRY_LIMIT: Duration = Duration::from_secs(30);
 
 /// Reads the pods of a kubelet every `period`, less often if that would be too much work. `connect` returns a
@@ -86,12 +83,10 @@ struct Poll<C> {
     refresh: Arc<Notify>,
     client: Option<HttpsClient>,
     filter: ListFilter,
-    /// Events of the last read that were not returned yet.
     events: VecDeque<PodEvent>,
     failures: u32,
     /// Whether pods that the last response omitted were logged.
     omitted: LastLogged,
-    /// When to read again.
     next: Instant,
     /// No requested refresh starts before this.
     not_before: Instant,

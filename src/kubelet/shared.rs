@@ -45,7 +45,6 @@ pub struct SharedResponse {
     pub connection: Connection,
     /// When the call started.
     pub started: Instant,
-    /// The socket it came from.
     socket: SocketId,
     slot: OnceLock<Arc<dyn Any + Send + Sync>>,
 }

@@ -1,7 +1,6 @@
 //! The kubelet's resources and allocations, independent of the wire types.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
@@ -116,7 +115,6 @@ impl PodUsage {
     }
 }
 
-/// The allocations of all containers of a pod.
 #[derive(Default)]
 struct Allocations<'a> {
     cpus: IdSet,
@@ -217,15 +215,6 @@ pub enum Api {
     V1alpha1,
 }
 
-impl fmt::Display for Api {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::V1 => "v1",
-            Self::V1alpha1 => "v1alpha1",
-        })
-    }
-}
-
 /// Replaces every CPU id that no machine can have: Linux supports at most 8,192 CPUs. Not higher, since an
 /// [`IdSet`] is as large as its highest id.
 pub const INVALID_CPU: Id = 8192;
@@ -236,7 +225,6 @@ pub const INVALID_CPU: Id = 8192;
 pub struct Connection(u64);
 
 impl Connection {
-    /// Returns the value for the next socket.
     #[must_use]
     pub(crate) fn next(self) -> Self {
         Self(self.0 + 1)

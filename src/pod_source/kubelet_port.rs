@@ -41,7 +41,6 @@ impl KubeletPort {
         HttpsClient::new(config, &target)
     }
 
-    /// Returns the address and port that the Node reports.
     async fn endpoint(&self, cluster: &Cluster) -> Result<(String, u16), String> {
         let explain = |reason: String| {
             format!("the kubelet's address is unknown ({reason}): set `kubelet.address` (NODE_ADDRESS)")

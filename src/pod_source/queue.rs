@@ -43,13 +43,11 @@ fn annotation_bytes(item: &Item) -> usize {
     pod_of(item).map_or(0, Pod::annotation_bytes)
 }
 
-/// The events that a subscriber has not received yet.
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) items: VecDeque<Item>,
     /// What must happen before the subscriber receives events.
     pub(super) waits_for: Option<WaitsFor>,
-    /// Whether it wants serialized pods.
     pub(super) wants_raw: bool,
     /// Bytes of serialized pods in the queue, and of annotations.
     pub(super) raw_bytes: usize,

@@ -24,9 +24,7 @@ use trial::{TRIAL_TIMEOUT, Trial};
 
 /// How long the selected source may fail before all are tried again.
 const FAILURE_TIMEOUT: Duration = Duration::from_secs(300);
-/// Initial backoff before the next round if no source worked.
 const RETRY: Duration = Duration::from_secs(1);
-/// Maximum backoff between two such rounds.
 const RETRY_LIMIT: Duration = Duration::from_secs(60);
 
 const NO_CREDENTIALS: &str = "there are no credentials for the API server: set --kubeconfig";
@@ -55,7 +53,6 @@ pub struct SourceSelector {
     sources: PodSources,
     node: String,
     cluster: Option<Cluster>,
-    /// The index of the current source.
     index: usize,
     events: Events,
     /// Whether it has listed all pods. If so, it stays.
@@ -184,7 +181,6 @@ impl SourceSelector {
         self.sources.order.len() == 1
     }
 
-    /// Selects the current source.
     fn select(&mut self) {
         info!("the source of pods is {}", self.source());
         self.is_selected = true;

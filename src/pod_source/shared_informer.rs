@@ -15,7 +15,6 @@ use crate::pod::Wanted;
 use crate::util::task::Task;
 use state::State;
 
-/// The events of a source.
 pub(super) type Events = BoxStream<'static, Item>;
 
 /// The shared sources. Clones share their state.

@@ -13,10 +13,8 @@ use super::WatchEvent;
 
 /// The map in which a [`Reflector`] keeps objects.
 pub(crate) trait ObjectMap<K, V>: Default {
-    /// Adds or replaces an object.
     fn insert(&mut self, key: K, object: V);
 
-    /// Removes an object.
     fn remove(&mut self, key: &K);
 }
 
@@ -49,7 +47,6 @@ impl<M> Reflector<M> {
         self.incoming.as_ref()
     }
 
-    /// Returns true if a list was completed.
     pub(crate) const fn is_synced(&self) -> bool {
         self.is_synced
     }

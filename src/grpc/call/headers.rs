@@ -16,7 +16,6 @@ const PATH_LIMIT: usize = 512;
 /// How many bytes of client input a status quotes.
 const QUOTE_LIMIT: usize = 128;
 
-/// What is kept of a request's headers.
 pub(super) struct Headers {
     pub(super) path: String,
     /// A compression, which is not supported.

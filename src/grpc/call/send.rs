@@ -124,7 +124,6 @@ impl Handler<'_> {
     }
 }
 
-/// A message to be sent.
 struct Outgoing {
     message: Message,
     length: u32,
@@ -169,7 +168,6 @@ async fn capacity(stream: &mut SendStream<Slice>, bytes: usize) -> Result<usize,
     Ok(capacity)
 }
 
-/// Responds with only a status.
 pub(super) fn send_status(respond: &mut SendResponse<Slice>, http: StatusCode, status: &Status) {
     let mut response = Response::new(());
     *response.status_mut() = http;

@@ -144,7 +144,6 @@ pub(super) fn parse_integer(block: &mut [u8], bits: u8) -> Option<(usize, &mut [
 
 /// A string literal (5.2).
 pub(super) struct Literal<'a> {
-    /// Whether it is Huffman-coded.
     pub(super) is_coded: bool,
     pub(super) bytes: &'a mut [u8],
 }

@@ -12,13 +12,10 @@ use super::mounts::Mounts;
 use super::{KubeletConfig, from_value, parse_mapping};
 use crate::util::file::read_bounded;
 
-/// Maximum file size.
 const FILE_LIMIT: u64 = 1 << 20;
 
-/// Maximum number of drop-ins.
 const MAX_DROP_INS: usize = 1000;
 
-/// The kubelet's default root directory.
 const ROOT_DIR: &str = "/var/lib/kubelet";
 
 /// Where to find the configuration.

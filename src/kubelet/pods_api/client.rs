@@ -64,13 +64,12 @@ pub struct PodsClient {
     pub(super) sockets: Vec<PathBuf>,
     pub(super) deadline: Duration,
     pub(super) verifies_lists: bool,
-    /// Maximum bytes of serialized pods in an incoming list.
+    /// Maximum bytes of serialized pods in an incoming list; the largest are reduced to outlines.
     pub(super) raw_limit: usize,
     /// The connection to the socket that last responded.
     pub(super) open: Option<OpenSocket>,
 }
 
-/// A connection.
 #[derive(Clone, Debug)]
 pub(super) struct OpenSocket {
     pub(super) channel: Channel,
@@ -99,14 +98,6 @@ impl PodsClient {
     #[must_use]
     pub fn verifying_lists(self) -> Self {
         Self { verifies_lists: true, ..self }
-    }
-
-    /// For callers that cache all pods of a node: of those listed by [`PodsClient::watch`], at most `bytes`
-    /// come serialized in full; the largest are reduced to outlines
-    /// ([`RawPod::Outline`](crate::pod::RawPod::Outline)).
-    #[must_use]
-    pub fn with_raw_limit(self, bytes: usize) -> Self {
-        Self { raw_limit: bytes, ..self }
     }
 
     /// Returns the socket that last responded.
@@ -178,7 +169,6 @@ impl PodsClient {
         }
     }
 
-    /// Starts a watch at one socket.
     pub(super) async fn watch_at(&self, index: usize) -> Result<(OpenSocket, Streaming<Bytes>), PodsError> {
         let open = match self.known(index) {
             Some(open) => open,
@@ -221,14 +211,12 @@ impl PodsClient {
         }
     }
 
-    /// Returns the error for an invalid response.
     fn invalid(&self, method: Method, reason: &dyn ToString) -> PodsError {
         let path = self.socket().unwrap_or(Path::new("")).to_owned();
         PodsError::Invalid { path, call: method.name(), reason: reason.to_string() }
     }
 }
 
-/// The methods of the service.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Method {
     List,
@@ -237,7 +225,6 @@ pub(super) enum Method {
 }
 
 impl Method {
-    /// Returns its name, for messages.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::List => "ListPods",

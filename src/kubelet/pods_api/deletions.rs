@@ -40,7 +40,6 @@ pub(super) struct Deletions {
     pods: BTreeMap<Key, DeletedPod>,
     /// The lookup in progress, and its pod.
     lookup: Option<(Key, BoxFuture<'static, Option<Response>>)>,
-    /// The earliest time of the next lookup.
     not_before: Instant,
 }
 
@@ -83,7 +82,6 @@ impl Deletions {
         Self { pods: BTreeMap::new(), lookup: None, not_before: Instant::now() }
     }
 
-    /// Adds a pod that was reported deleted.
     pub(super) fn add(&mut self, pod: Pod) {
         let (key, due) = (key(&pod), Instant::now());
         let pod = Pod { raw: None, annotations: Box::default(), ..pod };

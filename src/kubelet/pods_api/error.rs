@@ -14,81 +14,63 @@ use crate::kubelet::connector::innermost;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "`path` is the socket, `call` the gRPC method, the rest is from the server")]
 pub enum PodsError {
-    /// The path does not exist.
     #[error(
         "there is no Pods API socket at {}: kubelets have one from 1.36 on (there with the feature gate \
          PodsAPI), numacast makes one with `podsApi.enabled`; is the path right?",
         path.display()
     )]
     NoSocket { path: PathBuf },
-    /// The path exists, but nothing listens.
     #[error(
         "nobody listens on {}: its server is not running, is just starting, or no longer serves the Pods API",
         path.display()
     )]
     Refused { path: PathBuf },
-    /// Connecting is not permitted.
     #[error(
         "permission to connect to {} is denied: it is for root and the socket's group: run this as root",
         path.display()
     )]
     Denied { path: PathBuf },
-    /// Any other connection error.
     #[error("cannot connect to {}: {reason}", path.display())]
     Connect { path: PathBuf, reason: String },
-    /// The listener is not a gRPC server.
     #[error(
         "{} is a socket, but no gRPC server responds on it ({reason}): is the path right?",
         path.display()
     )]
     NotGrpc { path: PathBuf, reason: String },
-    /// No response within the deadline.
     #[error("the server at {} did not respond to {call} within {after:?}", path.display())]
     Deadline { path: PathBuf, call: &'static str, after: Duration },
-    /// The server does not know its pods yet.
     #[error("the server at {} does not know its pods yet: {message}", path.display())]
     Starting { path: PathBuf, message: String },
-    /// The server does not serve the Pods API.
     #[error("the server at {} does not serve the Pods API ({message})", path.display())]
     Unserved { path: PathBuf, message: String },
-    /// There is no pod with this UID.
     #[error("the server at {} has no pod with the UID {uid}", path.display())]
     NoSuchPod { path: PathBuf, uid: String },
-    /// Rejected by the server's rate limiter.
     #[error(
         "the server at {}: {call} was rejected by rate limit: send fewer requests, or watch",
         path.display()
     )]
     RateLimited { path: PathBuf, call: &'static str },
-    /// The server ended the watch because it was not read fast enough.
     #[error(
         "the server at {} ended the watch: we were too slow, or it has too many clients: {message}",
         path.display()
     )]
     TooSlow { path: PathBuf, message: String },
-    /// The response exceeds the size limit.
     #[error("the {call} response of the server at {} is too large: {message}", path.display())]
     TooLarge { path: PathBuf, call: &'static str, message: String },
-    /// The response cannot be decoded.
     #[error("the {call} response of the server at {} is invalid: {reason}", path.display())]
     Invalid { path: PathBuf, call: &'static str, reason: String },
-    /// The server ended the watch without an error.
     #[error("the server at {} ended the watch of its pods", path.display())]
     Ended { path: PathBuf },
-    /// The server stalled in the middle of a list.
     #[error("the server at {} did not continue the list of its pods within {after:?}", path.display())]
     Stalled { path: PathBuf, after: Duration },
-    /// The connection broke.
     #[error(
         "the connection to the server at {} broke during {call}: {reason}: it is restarting, or no gRPC \
          server at all",
         path.display()
     )]
     Lost { path: PathBuf, call: &'static str, reason: String },
-    /// Any other status.
     #[error("the server at {} responded to {call} with {code}: {message}", path.display())]
     Status { path: PathBuf, call: &'static str, code: String, message: String },
-    /// No socket was configured.
     #[error("no socket is configured")]
     NoSocketConfigured,
     /// All of several sockets failed, with an error for each.
@@ -96,11 +78,9 @@ pub enum PodsError {
     All(Vec<Self>),
 }
 
-/// Maximum number of characters quoted from the server's message.
 const MAX_QUOTED: usize = 300;
 
 impl PodsError {
-    /// Returns the error for a failed connection.
     pub(super) fn unreached(path: &Path, error: &io::Error) -> Self {
         let path = path.to_owned();
         match error.kind() {
@@ -111,7 +91,6 @@ impl PodsError {
         }
     }
 
-    /// Returns the error for a status.
     pub(super) fn of_status(path: &Path, call: &'static str, status: &Status) -> Self {
         let path = path.to_owned();
         let message: String = status.message().chars().take(MAX_QUOTED).collect();

@@ -41,9 +41,7 @@ const ESTABLISHED_AFTER: Duration = Duration::from_secs(60);
 /// The end of a watch that lasted this long after its list is not counted as a failure.
 const STABLE_AFTER: Duration = Duration::from_secs(5);
 
-/// First delay after a failure.
 const RETRY: Duration = Duration::from_millis(100);
-/// Maximum delay after a failure.
 const RETRY_LIMIT: Duration = Duration::from_secs(5);
 /// Delay if no socket serves the Pods API: the kubelet may be replaced by one that does.
 const UNSERVED_RETRY: Duration = Duration::from_secs(30);
@@ -54,7 +52,6 @@ pub struct PodsWatch {
     wanted: Wanted,
     open: Option<OpenWatch>,
     filter: ListFilter,
-    /// Events not yet returned.
     events: VecDeque<PodEvent>,
     deletions: Deletions,
     /// The kubelet whose lists are accepted at once: an earlier list was accepted, or it has reported that it
@@ -66,7 +63,6 @@ pub struct PodsWatch {
     not_before: Instant,
 }
 
-/// One watch on one connection.
 #[derive(Debug)]
 struct OpenWatch {
     socket: OpenSocket,
@@ -75,7 +71,6 @@ struct OpenWatch {
     list: Option<PodMap<Key>>,
     /// When to start the next watch.
     ends: Instant,
-    /// When its list was complete.
     synced_at: Option<Instant>,
     /// Whether an undecodable pod was logged.
     unreadable: LastLogged,
@@ -189,7 +184,6 @@ impl PodsWatch {
         Ok(())
     }
 
-    /// Handles the end of a list.
     fn complete(&mut self) {
         let Some(open) = &mut self.open else { return };
         let Some(listed) = open.list.take() else { return };
@@ -212,7 +206,6 @@ impl PodsWatch {
         }
     }
 
-    /// Handles an event of the server.
     fn take(&mut self, event: WatchPodsEvent) {
         let Some(open) = &mut self.open else { return };
         let kind = event.r#type();

@@ -17,14 +17,12 @@ const MAX_OUTLINE_BYTES: usize = 64 << 10;
 pub(super) struct PageReader {
     splitter: ListSplitter,
     pods: Vec<Pod>,
-    /// How many bytes of annotations they have.
     annotation_bytes: usize,
     wanted: Wanted,
     error: Option<String>,
 }
 
 impl PageReader {
-    /// Returns a reader that keeps what is wanted of each pod.
     pub(super) fn new(wanted: Wanted) -> Self {
         Self { wanted, ..Self::default() }
     }

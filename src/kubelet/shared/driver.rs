@@ -31,7 +31,6 @@ const UNLISTED_BURST: f64 = 5.0;
 /// First delay after the kubelet's rate limiter rejected a call: it admits a call every 10 ms, and other
 /// clients wait too.
 const REJECTED_DELAY: Duration = Duration::from_millis(20);
-/// Maximum of that delay.
 const REJECTED_DELAY_LIMIT: Duration = Duration::from_millis(200);
 
 pub(super) struct Driver {
@@ -47,11 +46,9 @@ pub(super) struct Driver {
     without_get: Option<Connection>,
     /// Number of consecutive rejections by the kubelet's rate limiter.
     rejections: u32,
-    /// No call for the proxy starts before this.
     not_before: Instant,
 }
 
-/// A finished call.
 struct Finished {
     call: NextCall,
     open: OpenConnection,

@@ -36,7 +36,6 @@ const KINDS: usize = CallKind::GetUnlisted as usize + 1;
 /// What the kubelet may be called for at the moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowed {
-    /// The kubelet serves `Get`.
     pub(super) get: bool,
     /// The rate limit allows a `Get` for a pod that was missing in a List.
     pub(super) unlisted: bool,
@@ -67,7 +66,6 @@ pub(super) struct PendingRequest {
     pub(super) is_unlisted: bool,
 }
 
-/// A caller waiting for a response.
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) result: oneshot::Sender<RequestResult>,
@@ -96,7 +94,6 @@ pub(super) struct Priority {
     pub(super) is_rate_limited: bool,
     /// When a call of this kind last started.
     last_started: u64,
-    /// Arrival of the first waiter.
     first: u64,
 }
 
@@ -105,7 +102,6 @@ impl Queue {
         Self { timeout, ..Self::default() }
     }
 
-    /// Queues a request.
     pub(super) fn push(
         &mut self,
         request: &Request,
@@ -206,7 +202,6 @@ impl Queue {
         expired
     }
 
-    /// Returns the earliest deadline in the queue.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let firsts = self.queued.values().filter_map(|pending| pending.waiters.values().next());
         firsts.map(|waiter| waiter.deadline).min()

@@ -19,7 +19,6 @@ const HISTORY: Duration = Duration::from_secs(600);
 /// Maximum number of remembered deletions. With more of them, a restarted kubelet is accepted a while later.
 const MAX_HISTORY: usize = 1024;
 
-/// The node's pods as reported by the source.
 #[derive(Debug, Default)]
 pub(super) struct CachedPods {
     pods: Reflector<PodMap<PodName>>,
@@ -28,7 +27,6 @@ pub(super) struct CachedPods {
     pub(super) listed_at: Option<Instant>,
     /// Incremented whenever a pod changes, and when the first list is complete.
     pub(super) version: u64,
-    /// Since when the source has been failing.
     pub(super) failing_since: Option<Instant>,
     deletions: Deletions,
 }
@@ -97,7 +95,6 @@ impl CachedPods {
         self.deletions.history.contains_key(name)
     }
 
-    /// Returns the terminated pods with their UIDs.
     pub(super) fn terminated(&self) -> BTreeMap<PodName, String> {
         let terminated = self.all().iter().filter(|(_, pod)| pod.liveness == Liveness::Terminated);
         terminated.map(|(name, pod)| (name.clone(), pod.uid.clone())).collect()

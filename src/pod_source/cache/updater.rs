@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
+use super::PodView;
 use super::pods::{CachedPods, lock};
-use super::view::PodView;
 use crate::cluster::Cluster;
 use crate::pod::PodEvent;
 use crate::pod_source::kind::PodSourceKind;
@@ -24,15 +24,12 @@ const ACTIVE_PODS_ONLY: (u32, u32) = (1, 34);
 
 /// How often the kubelet's version is read again: kubelets are upgraded in place.
 const VERSION_INTERVAL: Duration = Duration::from_secs(600);
-/// Initial backoff after a failure.
 const RETRY: Duration = Duration::from_secs(1);
-/// Maximum backoff between two failures.
 const RETRY_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long the terminated pods are trusted while the watch is broken: a new pod may have taken such a name.
 const STALE: Duration = Duration::from_secs(30);
 
-/// Updates the cache and its view.
 pub(super) struct Updater {
     pub(super) view: watch::Sender<PodView>,
     pub(super) pods: Arc<Mutex<CachedPods>>,

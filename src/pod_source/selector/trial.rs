@@ -34,13 +34,11 @@ impl Trial {
         Self { index: 0, events: None, kept: Queue::new([], None, false), until }
     }
 
-    /// Tries the source with this index.
     pub(super) fn of(index: usize, events: Events) -> Self {
         let until = Instant::now() + TRIAL_TIMEOUT;
         Self { index, events: Some(events), kept: Queue::new([], None, false), until }
     }
 
-    /// Keeps an event.
     pub(super) fn keep(&mut self, event: PodEvent) {
         if event == PodEvent::Init {
             self.kept = Queue::new([], None, false);

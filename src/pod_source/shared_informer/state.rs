@@ -12,7 +12,6 @@ use crate::watch_event::Reflector;
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) pods: Reflector<PodMap<Key>>,
-    /// The source's last error, while it is failing.
     error: Option<String>,
     pub(super) subscribers: BTreeMap<u64, Queue>,
     next_id: u64,
@@ -46,7 +45,6 @@ impl State {
         }
     }
 
-    /// Adds a subscriber and returns its id.
     pub(super) fn subscribe(&mut self, wants_raw: bool) -> u64 {
         let queue = match (wants_raw, &self.error) {
             (true, _) => Queue::new([], Some(WaitsFor::List), true),
