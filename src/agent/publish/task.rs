@@ -64,15 +64,10 @@ pub(super) struct PublishTask {
     pub(super) refresh_at: Instant,
     /// The reason for the first write of this process, until it is done.
     pub(super) first: Option<WriteReason>,
-    watched: WatchedObject,
+    /// The watch on the object, from the first write on.
+    watch: Option<ObjectWatch>,
     pub(super) watch_error: LastLogged<String>,
     fingerprint: WithheldFingerprint,
-}
-
-struct WatchedObject {
-    /// Whether to watch it from the first write on.
-    is_enabled: bool,
-    watch: Option<ObjectWatch>,
 }
 
 /// When the fingerprint of the object is withheld because no agent can account for the pods.
@@ -109,7 +104,7 @@ impl PublishTask {
             refresh_interval: settings.refresh,
             refresh_at: Instant::now(),
             first: Some(WriteReason::First),
-            watched: WatchedObject { is_enabled: settings.watch_object, watch: None },
+            watch: None,
             watch_error: LastLogged::default(),
             fingerprint: WithheldFingerprint {
                 is_enabled: settings.gate.view == FingerprintView::Scheduler,
@@ -210,7 +205,7 @@ impl PublishTask {
         };
         let unread = self.fingerprint.unread.as_ref().map(|(_, due)| *due);
         let event = async {
-            match &mut self.watched.watch {
+            match &mut self.watch {
                 Some(watch) => watch.next().await,
                 None => std::future::pending().await,
             }
@@ -257,8 +252,8 @@ impl PublishTask {
         let version = self.writer.version().to_owned();
         debug!("published version {version} in {took:?} ({reason:?})");
         self.recovered();
-        if self.watched.is_enabled && self.watched.watch.is_none() {
-            self.watched.watch = Some(self.writer.watch());
+        if self.watch.is_none() {
+            self.watch = Some(self.writer.watch());
         }
         self.published.send_modify(|published| {
             published.writes += 1;
