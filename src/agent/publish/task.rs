@@ -64,10 +64,15 @@ pub(super) struct PublishTask {
     pub(super) refresh_at: Instant,
     /// The reason for the first write of this process, until it is done.
     pub(super) first: Option<WriteReason>,
-    /// The watch on the object, from the first write on.
-    watch: Option<ObjectWatch>,
+    watched: WatchedObject,
     pub(super) watch_error: LastLogged<String>,
     fingerprint: WithheldFingerprint,
+}
+
+struct WatchedObject {
+    /// Whether to watch it from the first write on.
+    is_enabled: bool,
+    watch: Option<ObjectWatch>,
 }
 
 /// When the fingerprint of the object is withheld because no agent can account for the pods.
@@ -104,7 +109,7 @@ impl PublishTask {
             refresh_interval: settings.refresh,
             refresh_at: Instant::now(),
             first: Some(WriteReason::First),
-            watch: None,
+            watched: WatchedObject { is_enabled: settings.watch_object, watch: None },
             watch_error: LastLogged::default(),
             fingerprint: WithheldFingerprint {
                 is_enabled: settings.gate.view == FingerprintView::Scheduler,
@@ -205,7 +210,7 @@ impl PublishTask {
         };
         let unread = self.fingerprint.unread.as_ref().map(|(_, due)| *due);
         let event = async {
-            match &mut self.watch {
+            match &mut self.watched.watch {
                 Some(watch) => watch.next().await,
                 None => std::future::pending().await,
             }
@@ -252,8 +257,8 @@ impl PublishTask {
         let version = self.writer.version().to_owned();
         debug!("published version {version} in {took:?} ({reason:?})");
         self.recovered();
-        if self.watch.is_none() {
-            self.watch = Some(self.writer.watch());
+        if self.watched.is_enabled && self.watched.watch.is_none() {
+            self.watched.watch = Some(self.writer.watch());
         }
         self.published.send_modify(|published| {
             published.writes += 1;
