@@ -112,20 +112,30 @@ async fn held_back_garbage_is_reported_however_many_agents_are_silent() {
     assert!(reported.is_posted);
 }
 
-#[test]
-fn failures_in_a_row_end_a_pass_and_the_first_names_are_logged() {
-    let mut failures = Failures::default();
-    assert_eq!(failures.message(), None);
-    for n in 0..MAX_FAILURES_IN_A_ROW * 2 {
-        assert!(!failures.add(&n.to_string(), format!("because of {n}")));
-        if n % 2 == 1 {
-            failures.in_a_row = 0;
+#[tokio::test(start_paused = true)]
+async fn failures_in_a_row_end_a_pass() {
+    let (sender, mut deletions) = tokio::sync::mpsc::unbounded_channel();
+    let parts = Parts::new(fake::cluster(move |call| {
+        let name = call.rsplit('/').next().and_then(|name| name.split('?').next()).unwrap().to_owned();
+        let response = match call.starts_with("DELETE") {
+            true if name == "4" => (200, json!({"status": "Success"})),
+            true => (500, json!({"status": "Failure", "code": 500, "reason": "InternalError"})),
+            false => {
+                let details = json!({"name": name, "kind": "nodes"});
+                (404, json!({"status": "Failure", "code": 404, "reason": "NotFound", "details": details}))
+            }
+        };
+        if call.starts_with("DELETE") {
+            sender.send(name).unwrap();
         }
-    }
-    assert_eq!(
-        failures.message().unwrap(),
-        "objects of Nodes that are gone cannot be deleted (0, 1, 2, 3, 4 and 15 more): because of 0"
-    );
-    let enough = (0..MAX_FAILURES_IN_A_ROW).map(|n| failures.add(&n.to_string(), String::new()));
-    assert_eq!(enough.filter(|enough| *enough).count(), 1, "the last in a row");
+        async move { response }
+    }));
+    let workers = parts.workers();
+    workers.state().nodes.apply(WatchEvent::InitDone);
+    let metas = (0..MAX_FAILURES_IN_A_ROW * 2).map(|n| NrtMeta::ours(&n.to_string())).collect();
+    workers.delete_each(metas, &mut Reported::default()).await.unwrap();
+    let mut names = Vec::new();
+    deletions.recv_many(&mut names, 100).await;
+    let expected: Vec<String> = (0..5 + MAX_FAILURES_IN_A_ROW).map(|n| n.to_string()).collect();
+    assert_eq!(names, expected, "a success starts the count anew");
 }
