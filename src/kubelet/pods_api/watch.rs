@@ -84,15 +84,9 @@ impl PodsClient {
     /// time.
     #[must_use]
     pub fn watch(self, wanted: Wanted) -> PodsWatch {
-        PodsWatch::new(self, wanted)
-    }
-}
-
-impl PodsWatch {
-    fn new(client: PodsClient, wanted: Wanted) -> Self {
-        let sends_marker = vec![false; client.sockets.len()];
-        Self {
-            client,
+        let sends_marker = vec![false; self.sockets.len()];
+        PodsWatch {
+            client: self,
             wanted,
             open: None,
             filter: ListFilter::default(),
@@ -104,7 +98,9 @@ impl PodsWatch {
             not_before: Instant::now(),
         }
     }
+}
 
+impl PodsWatch {
     /// Returns the next event: first a list of all pods, then changes, and periodically all pods again. It
     /// may be dropped while waiting for events. If dropped while connecting, the next call starts connecting
     /// again, so callers that cancel often should use [`PodsWatch::stream`].
