@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, info, warn};
 
-use super::PodSourceKind;
+use super::kind::PodSourceKind;
 use super::kubelet_port::KubeletPort;
 use super::queue::{Item, Queue};
 use super::shared_informer::{Events, SharedInformer};

@@ -9,7 +9,7 @@ use futures::stream::{BoxStream, unfold};
 use tokio::sync::{Notify, watch};
 use tokio::task::yield_now;
 
-use super::PodSourceKind;
+use super::kind::PodSourceKind;
 use super::queue::{Item, Queue, has_raw};
 use crate::pod::Wanted;
 use crate::util::task::Task;

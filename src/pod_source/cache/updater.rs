@@ -13,7 +13,7 @@ use super::PodView;
 use super::pods::{CachedPods, lock};
 use crate::cluster::Cluster;
 use crate::pod::PodEvent;
-use crate::pod_source::PodSourceKind;
+use crate::pod_source::kind::PodSourceKind;
 use crate::pod_source::metrics::PodSourceMetrics;
 use crate::pod_source::selector::SourceSelector;
 use crate::util::backoff::{back_off, jittered};
