@@ -247,7 +247,7 @@ impl Metrics {
         self.zones.replace(native.into_iter().chain(devices).map(|(zone, resource, kind, amount)| {
             ([zone_name(zone.id), resource.clone(), kind.to_owned()], amount)
         }));
-        self.withheld.set(u64::from(newest.fingerprint().is_some_and(|fingerprint| fingerprint.is_withheld())));
+        self.withheld.set(u64::from(newest.is_withheld()));
         self.health.write_pending();
     }
 

@@ -93,9 +93,9 @@ impl FingerprintGuard {
         pods.with(|pods| self.gate.covered_pods(pods, &input))
     }
 
-    /// Evaluates the newest account and the pods. Returns what may be published: the account with fingerprint,
-    /// reservations and placement; `None` if nothing has changed, or a change has to wait. `events` are posted,
-    /// and logged as warnings: among them pods that are given up.
+    /// Evaluates the newest account and the pods. Returns what may be published, the account with
+    /// fingerprint, reservations and placement; `None` if nothing has changed, or a change has to wait.
+    /// `events` are posted, and logged as warnings: among them pods that are given up.
     pub(super) fn check(
         &mut self,
         pods: &PodCache,

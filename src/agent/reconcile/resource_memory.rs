@@ -32,7 +32,8 @@ impl ResourceMemory {
         self.forget_oldest();
     }
 
-    /// Returns the resources that every zone has to list: those of the scan, and those that vanished recently.
+    /// Returns the resources that every zone has to list: those of the scan, and those that vanished
+    /// recently.
     pub(super) fn update(&mut self, scan: &Scan, now: Instant) -> BTreeSet<String> {
         let present = present(scan);
         for (name, since) in &mut self.absent_since {

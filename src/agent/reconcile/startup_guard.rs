@@ -240,7 +240,8 @@ mod tests {
         let guard = StartupGuard::new(start.0, LIMIT);
         let requested = ConfigStatus { is_requested: true, ..ConfigStatus::default() };
         let scan = Scan { config: requested, ..Scan::default() };
-        let Check::Wait { retry, .. } = guard.check_config(&scan, start.after(1)) else { panic!("it passes") };
+        let check = guard.check_config(&scan, start.after(1));
+        let Check::Wait { retry, .. } = check else { panic!("{check:?}") };
         assert_eq!(retry, Retry::At(start.after(2), Depth::Everything));
         assert_eq!(guard.check_config(&scan, start.after(2)), Check::Pass);
         assert_eq!(guard.check_config(&Scan::default(), start.after(1)), Check::Pass);
