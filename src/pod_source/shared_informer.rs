@@ -24,8 +24,10 @@ pub struct SharedInformer {
     wanted: Wanted,
     /// Notified to read `/pods` ahead of its time.
     pub(super) refresh: Arc<Notify>,
-    sources: Arc<Mutex<Vec<(PodSourceKind, Weak<SharedSource>)>>>,
+    sources: Arc<Mutex<Sources>>,
 }
+
+type Sources = Vec<(PodSourceKind, Weak<SharedSource>)>;
 
 /// A source that is open as long as it has subscribers.
 #[derive(Debug, Default)]
