@@ -30,7 +30,7 @@ type podRuntime struct {
 	dir     string
 
 	mu        sync.Mutex
-	requested     map[string]*cri.CreateContainerRequest
+	requested map[string]*cri.CreateContainerRequest
 	running   map[string]*process
 	sandboxes int
 }
@@ -46,7 +46,7 @@ func newPodRuntime(of *fake.RemoteRuntime, program, dir string) *podRuntime {
 		RemoteRuntime: of,
 		program:       program,
 		dir:           dir,
-		requested:         map[string]*cri.CreateContainerRequest{},
+		requested:     map[string]*cri.CreateContainerRequest{},
 		running:       map[string]*process{},
 	}
 }

@@ -93,7 +93,7 @@ func parseMix(mix string) ([]call, error) {
 func (t *target) loop(clients clients, calls []call, decode bool, ends time.Time) tally {
 	own := tally{codes: map[string]int{}, texts: map[string]bool{}}
 	for time.Now().Before(ends) {
-		codec := &sized{listening: newListening(), decode: decode}
+		codec := &sized{recording: newRecording(), decode: decode}
 		ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 		begun := time.Now()
 		_, err := calls[own.calls%len(calls)].by(ctx, clients, grpc.ForceCodecV2(codec))

@@ -23,7 +23,7 @@ import (
 
 // sized looks at how large a message is, and may leave it at that.
 type sized struct {
-	*listening
+	*recording
 	decode bool
 	bytes  int
 }
