@@ -30,10 +30,10 @@ use crate::cluster::Cluster;
 use crate::grpc::{Limits, ServeError, Server, Socket};
 use crate::pod::Wanted;
 use crate::pod_source::{PodSourceKind, PodSources};
+use crate::telemetry::health::Probes;
 use crate::telemetry::registry::Registry;
 use crate::util::backoff::back_off;
 
-use health::Health;
 use metrics::{INFO_VERSION, Metrics, PODS_VERSION, WatcherMetrics};
 use service::{Limiter, Service};
 use source_follower::SourceFollower;
@@ -96,8 +96,8 @@ impl PodsApi {
 
     /// Returns the server's health, to be served.
     #[must_use]
-    pub fn health(&self) -> Arc<Health> {
-        Arc::clone(self.service.metrics.health())
+    pub fn health(&self) -> Arc<dyn Probes> {
+        self.service.metrics.health().clone()
     }
 
     /// Starts listening, and serves in tasks of its own.

@@ -67,8 +67,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         let proxy = proxy.map(|settings| new_proxy(&mut agent, settings, cluster, &mut registry));
         let reload = Reload::new(given, effective, logs, Some(agent.rules()))?;
         let mut probes: Vec<Arc<dyn Probes>> = vec![agent.health()];
-        probes.extend(proxy.as_ref().map(|proxy| proxy.health() as Arc<dyn Probes>));
-        probes.extend(pods_api.as_ref().map(|pods_api| pods_api.health() as Arc<dyn Probes>));
+        probes.extend(proxy.as_ref().map(Proxy::health));
+        probes.extend(pods_api.as_ref().map(PodsApi::health));
         let _servers = serve(&config, registry, Arc::new(All(probes))).await;
         drop(tokio::spawn(reload.run()));
         run_all(agent, proxy, pods_api, shutdown).await;

@@ -10,7 +10,6 @@ use std::collections::VecDeque;
 use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{anyhow, bail};
@@ -105,11 +104,12 @@ struct Change {
 }
 
 struct Demo {
-    node: Arc<SimNode>,
+    node: SimNode,
     scenario: Scenario,
     agent: JoinHandle<()>,
     stop_agent: mpsc::Sender<()>,
-    watches: Vec<Task>,
+    /// Aborted with the demo.
+    _watches: Vec<Task>,
     updates: mpsc::Receiver<Update>,
     /// Changes that the object does not show yet.
     pending: VecDeque<Change>,
@@ -147,11 +147,11 @@ impl Demo {
             ..View::default()
         };
         Ok(Self {
-            node: Arc::new(node),
+            node,
             scenario: Scenario::new(zones, seed),
             agent,
             stop_agent,
-            watches,
+            _watches: watches,
             updates,
             pending: VecDeque::new(),
             topology: None,

@@ -4,7 +4,8 @@ use anyhow::bail;
 use tracing::info;
 
 use super::flags::{
-    ConfigArgs, Flag, Flags, HOST_ROOT, KUBECONFIG, KUBELET_DIR, KUBELET_SOCKET, NODE_NAME, SYS_DIR, TELEMETRY,
+    ConfigArgs, Flag, Flags, HOST_ROOT, KUBECONFIG, KUBELET_DIR, KUBELET_SOCKET, NODE_NAME, SYS_DIR,
+    TELEMETRY,
 };
 use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};

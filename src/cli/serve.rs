@@ -14,17 +14,11 @@ use crate::telemetry::server::{Endpoints, Server};
 use crate::telemetry::tls::{Files, Tls};
 
 /// Serves metrics and health. An endpoint that cannot be served is not fatal: the work does not depend on it.
-pub(super) async fn serve(
-    config: &Config,
-    metrics: Registry,
-    health: Arc<dyn Probes>,
-) -> Vec<Server> {
+pub(super) async fn serve(config: &Config, metrics: Registry, health: Arc<dyn Probes>) -> Vec<Server> {
     let (metrics, health) = (Some(Arc::new(metrics)), Some(health));
     if config.metrics.address == config.health.address {
-        return start(config.metrics.address, Endpoints { metrics, health }, None)
-            .await
-            .into_iter()
-            .collect();
+        let both = Endpoints { metrics, health };
+        return start(config.metrics.address, both, None).await.into_iter().collect();
     }
     let tls = config.metrics.tls.clone().map(|TlsFiles { cert_file, key_file, client_ca_file }| {
         Tls::new(Files { cert: cert_file, key: key_file, client_ca: client_ca_file })

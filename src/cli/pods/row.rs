@@ -209,7 +209,8 @@ fn end(terminated: &Terminated) -> String {
 
 /// Formats a condition: the type if true, otherwise also the status and the reason.
 fn condition(condition: &PodCondition) -> Cow<'_, str> {
-    let [kind, status, reason] = [&condition.kind, &condition.status, &condition.reason].map(|part| text(part));
+    let [kind, status, reason] =
+        [&condition.kind, &condition.status, &condition.reason].map(|part| text(part));
     match (&*status, &*reason) {
         ("True", _) => kind,
         (status, "") => Cow::Owned(format!("{kind}={status}")),
