@@ -92,9 +92,6 @@ impl ListSplitter {
     }
 
     /// Returns the list once all of it has arrived.
-    ///
-    /// # Errors
-    /// The list is invalid or incomplete.
     pub(crate) fn finish(self) -> Result<List, String> {
         if self.position != Position::End {
             return Err("it is not a complete list".to_owned());

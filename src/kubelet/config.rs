@@ -63,17 +63,11 @@ impl Default for KubeletConfig {
 
 /// Parses a configuration file (YAML or JSON). Missing keys get the kubelet's defaults. The second value
 /// lists invalid keys, which were left at their default.
-///
-/// # Errors
-/// Half a sentence, if the text is not a mapping.
 pub fn parse_config(text: &str) -> Result<(KubeletConfig, Vec<String>), String> {
     parse_mapping(text).map(|value| from_value(&value))
 }
 
 /// Parses the kubelet's response at `/configz`; the second value is as in [`parse_config`].
-///
-/// # Errors
-/// Half a sentence, if it is something else.
 pub fn parse_configz(response: &[u8]) -> Result<(KubeletConfig, Vec<String>), String> {
     let value: Value = serde_json::from_slice(response).map_err(|error| error.to_string())?;
     match &value["kubeletconfig"] {

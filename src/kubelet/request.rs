@@ -123,17 +123,11 @@ impl From<ClientError> for RequestError {
 }
 
 /// Decodes a response to [`Request::List`].
-///
-/// # Errors
-/// [`ClientError::Status`] if the bytes are not such a response.
 pub fn decode_list(response: Bytes) -> Result<Usage, ClientError> {
     decode::<v1::ListPodResourcesResponse>(&Request::List, response).map(Usage::from)
 }
 
 /// Decodes a response to [`Request::Allocatable`].
-///
-/// # Errors
-/// [`ClientError::Status`] if the bytes are not such a response.
 pub fn decode_allocatable(response: Bytes) -> Result<Allocatable, ClientError> {
     decode::<v1::AllocatableResourcesResponse>(&Request::Allocatable, response).map(Allocatable::from)
 }

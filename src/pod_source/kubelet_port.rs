@@ -26,9 +26,6 @@ pub struct KubeletPort {
 impl KubeletPort {
     /// Returns a client with the credentials of `cluster`. The address is read from the Node if none is
     /// configured.
-    ///
-    /// # Errors
-    /// One sentence.
     pub async fn connect(&self, cluster: &Cluster) -> Result<HttpsClient, String> {
         let config = cluster.config().ok_or("there are no credentials for requests to the kubelet")?;
         let (host, port) = match &self.address {

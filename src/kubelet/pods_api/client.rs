@@ -108,9 +108,6 @@ impl PodsClient {
 
     /// Returns all pods, sorted by UID; `wanted` selects what is kept of each. A pod that cannot be decoded
     /// is left out and logged.
-    ///
-    /// # Errors
-    /// See [`PodsError`].
     pub async fn list(&mut self, wanted: &Wanted) -> Result<Vec<Pod>, PodsError> {
         let response = self.call(Method::List, Bytes::new()).await?;
         let list = ListPodsResponse::decode(response).map_err(|error| self.invalid(Method::List, &error))?;
@@ -129,9 +126,6 @@ impl PodsClient {
     }
 
     /// Returns the pod with this UID; `wanted` selects what is kept of it.
-    ///
-    /// # Errors
-    /// See [`PodsError`]; [`PodsError::NoSuchPod`] if there is none.
     pub async fn get(&mut self, uid: &str, wanted: &Wanted) -> Result<Pod, PodsError> {
         let request = GetPodRequest { pod_uid: uid.to_owned() };
         let response = self.call(Method::Get, request.encode_to_vec().into()).await?;

@@ -100,9 +100,6 @@ struct Status {
 }
 
 /// Returns the outline of a pod in JSON; `None` if it is too long.
-///
-/// # Errors
-/// If the pod is invalid.
 fn outline(pod: &[u8]) -> Result<Option<Bytes>, String> {
     let mut outline: Outline = serde_json::from_slice(pod).map_err(|error| error.to_string())?;
     if let Some(annotations) = outline.metadata.annotations.as_object_mut() {
