@@ -2,8 +2,8 @@
 //! response is shared by all the clients it is sent to, however large it is, and no client can starve the
 //! others of memory, connections or CPU time.
 //!
-//! It is built on h2 directly: hyper's server (1.12) does not poll a body that waits for its client to read, so
-//! a slow watcher could only lose its whole connection; it cannot close a connection in a way that reports
+//! It is built on h2 directly: hyper's server (1.12) does not poll a body that waits for its client to read,
+//! so a slow watcher could only lose its whole connection; it cannot close a connection in a way that reports
 //! which calls were not begun (`abrupt_shutdown`); and it spawns calls without a bound.
 
 mod call;

@@ -193,8 +193,8 @@ impl Handler<'_> {
         self.shared.service.call(Call { path, message, peer, deadline: headers.deadline }).await
     }
 
-    /// Delays the responses to a client's failed calls if it makes hundreds per second, so that invalid calls do
-    /// not keep us busy.
+    /// Delays the responses to a client's failed calls if it makes hundreds per second, so that invalid calls
+    /// do not keep us busy.
     async fn delay_failure(&self) {
         let delay = self.shared.clients.failed(self.connection.peer.client);
         let delay = delay.min(self.shared.limits.queue_timeout);

@@ -54,8 +54,8 @@ impl FairQueue {
     }
 
     /// Opens a call of this client, unless there are too many. If processes cannot be distinguished, a client
-    /// counts once per connection and can open as many as there may be, so clients with few calls are admitted
-    /// regardless.
+    /// counts once per connection and can open as many as there may be, so clients with few calls are
+    /// admitted regardless.
     pub(super) fn open(self: &Arc<Self>, client: u64) -> Option<OpenCall> {
         let state = &mut *self.state();
         let calls = state.clients.get(&client).map_or(0, |client| client.open);

@@ -11,8 +11,8 @@
 //! Memory that h2 may keep for a connection is also bounded here, where h2 has no limit of its own:
 //! - h2 reads everything available before it hands out a request. So it is given one header frame at a time.
 //! - A pseudo-header field in its HPACK table keeps the whole buffer that it was read into, 8 to 24 KiB,
-//!   however short the field is. So a connection is closed if its table may keep too many of them ([`Table`]),
-//!   or more than there is room for ([`InputLimits::reserve_buffers`]).
+//!   however short the field is. So a connection is closed if its table may keep too many of them
+//!   ([`Table`]), or more than there is room for ([`InputLimits::reserve_buffers`]).
 //! - A header block is kept until its end. So a block larger than a frame closes the connection.
 //!
 //! Left alone, and so rejected by h2 if it is not a valid authority: a value in a CONTINUATION frame, and one

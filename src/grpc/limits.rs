@@ -11,7 +11,8 @@ pub struct Limits {
     pub connections: usize,
     /// Maximum connections of one client.
     pub connections_per_client: usize,
-    /// `SETTINGS_MAX_CONCURRENT_STREAMS` of HTTP/2: a client waits before it makes more calls on a connection.
+    /// `SETTINGS_MAX_CONCURRENT_STREAMS` of HTTP/2: a client waits before it makes more calls on a
+    /// connection.
     pub concurrent_streams: u32,
     /// Maximum running calls of all clients; more wait.
     pub running_calls: usize,

@@ -79,8 +79,8 @@ impl ClientError {
     }
 
     /// Returns true if a call to `Get` failed because the kubelet does not serve it (feature gate
-    /// KubeletPodResourcesGet). With the gate off the kubelet returns `Unknown`, as it does for an unknown pod:
-    /// only the message differs (upstream: `pkg/kubelet/apis/podresources/server_v1.go`).
+    /// KubeletPodResourcesGet). With the gate off the kubelet returns `Unknown`, as it does for an unknown
+    /// pod: only the message differs (upstream: `pkg/kubelet/apis/podresources/server_v1.go`).
     pub(super) fn is_get_disabled(&self) -> bool {
         match self {
             Self::Unsupported { call, .. } => *call == "Get",

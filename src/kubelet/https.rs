@@ -91,7 +91,8 @@ impl HttpsClient {
         Ok(body)
     }
 
-    /// Like [`HttpsClient::get`], for bodies too large to buffer: `sink` is called with one chunk after the other.
+    /// Like [`HttpsClient::get`], for bodies too large to buffer: `sink` is called with one chunk after the
+    /// other.
     ///
     /// # Errors
     /// As for [`HttpsClient::get`]. The chunks passed before must be discarded then.

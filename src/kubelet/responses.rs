@@ -1,5 +1,6 @@
 //! Converts podresources responses. Impossible ids (negative, or above any machine's) are dropped here, once,
-//! so that no other code has to check. Impossible CPU ids become [`INVALID_CPU`], so that they can be reported.
+//! so that no other code has to check. Impossible CPU ids become [`INVALID_CPU`], so that they can be
+//! reported.
 
 use super::proto::v1;
 use super::types::{

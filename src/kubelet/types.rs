@@ -103,8 +103,8 @@ impl PodUsage {
             || now.memory.iter().any(|(kind, bytes)| then.memory.get(kind).is_none_or(|then| bytes > then))
     }
 
-    /// Returns true if the pod has at least as many CPUs and devices, and as much memory, as `other`, whichever
-    /// these are.
+    /// Returns true if the pod has at least as many CPUs and devices, and as much memory, as `other`,
+    /// whichever these are.
     #[must_use]
     pub fn has_at_least(&self, other: &Self) -> bool {
         let (own, other) = (Allocations::of(self), Allocations::of(other));

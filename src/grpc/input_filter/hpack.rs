@@ -69,8 +69,8 @@ impl Table {
     }
 }
 
-/// Overwrites every value of `:authority`, adds the bytes of those that are Huffman-coded to `coded_bytes`, and
-/// returns the number of fields; `None` if the block could not be parsed to its end.
+/// Overwrites every value of `:authority`, adds the bytes of those that are Huffman-coded to `coded_bytes`,
+/// and returns the number of fields; `None` if the block could not be parsed to its end.
 pub(super) fn overwrite_authority(
     mut block: &mut [u8],
     table: &mut Table,

@@ -31,7 +31,8 @@ impl Overrides {
     /// Checks the values.
     ///
     /// # Errors
-    /// For a policy or scope that no kubelet has, and for a policy without a scope or a scope without a policy.
+    /// For a policy or scope that no kubelet has, and for a policy without a scope or a scope without a
+    /// policy.
     pub fn check(&self) -> Result<(), String> {
         let policies = "none, best-effort, restricted, single-numa-node";
         for (field, value, known) in [

@@ -214,8 +214,8 @@ impl Queue {
 }
 
 impl PendingRequest {
-    /// Returns the lane that serves the request. Pods are looked up in a List if several are requested at once
-    /// or the kubelet does not serve `Get`; not if the pod is the only one or was missing in a List.
+    /// Returns the lane that serves the request. Pods are looked up in a List if several are requested at
+    /// once or the kubelet does not serve `Get`; not if the pod is the only one or was missing in a List.
     fn lane(&self, request: &Request, get: bool, is_single: bool) -> Lane {
         match request {
             Request::List => Lane::List,
