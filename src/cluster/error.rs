@@ -25,9 +25,7 @@ pub enum ClusterError {
     Unauthorized(String),
     #[error("RBAC refuses: {0}")]
     Forbidden(String),
-    #[error(
-        "the cluster has no node `{0}`: is NODE_NAME right, and has the kubelet registered?"
-    )]
+    #[error("the cluster has no node `{0}`: is NODE_NAME right, and has the kubelet registered?")]
     NoSuchNode(String),
     #[error("the API server refused {what}: {message} ({code})")]
     Refused {

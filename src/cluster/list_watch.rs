@@ -7,7 +7,6 @@
 //! kube-runtime's `watcher`, which serves for Nodes, does not do: it holds a whole page, and it fails if one
 //! object of it is too large or cannot be read. Anyone who may create a pod could stop it.
 
-use std::marker::PhantomData;
 use std::time::Duration;
 
 use futures::stream::{BoxStream, unfold};
@@ -86,7 +85,6 @@ struct ListWatch<T> {
     sends_bookmarks: bool,
     /// Whether objects that the last list omitted were logged.
     omitted: LastLogged,
-    items: PhantomData<fn() -> T>,
 }
 
 impl Cluster {
@@ -106,7 +104,6 @@ impl Cluster {
             not_before,
             sends_bookmarks: false,
             omitted: LastLogged::default(),
-            items: PhantomData,
         };
         unfold(list_watch, |mut list_watch| async { Some((list_watch.next().await, list_watch)) }).boxed()
     }

@@ -29,27 +29,16 @@ pub struct NrtSummary {
     pub describes_node: bool,
 }
 
-/// Kubernetes' own resources, and the huge page sizes of its architectures.
-const NATIVE: [&str; 13] = [
-    "cpu",
-    "memory",
-    "ephemeral-storage",
-    "hugepages-64Ki",
-    "hugepages-1Mi",
-    "hugepages-2Mi",
-    "hugepages-4Mi",
-    "hugepages-16Mi",
-    "hugepages-32Mi",
-    "hugepages-512Mi",
-    "hugepages-1Gi",
-    "hugepages-2Gi",
-    "hugepages-16Gi",
-];
+/// The huge page sizes of Kubernetes' architectures.
+const PAGE_SIZES: [&str; 10] = ["64Ki", "1Mi", "2Mi", "4Mi", "16Mi", "32Mi", "512Mi", "1Gi", "2Gi", "16Gi"];
 
 /// Returns true for Kubernetes' own resources. Their number is limited; that of other names is not, whatever
 /// objects contain.
 pub fn is_native(resource: &str) -> bool {
-    NATIVE.contains(&resource)
+    match resource.strip_prefix("hugepages-") {
+        Some(size) => PAGE_SIZES.contains(&size),
+        None => matches!(resource, "cpu" | "memory" | "ephemeral-storage"),
+    }
 }
 
 /// The totals of a resource: CPUs, bytes or devices.
