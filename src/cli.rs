@@ -81,7 +81,7 @@ pub fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            complain(format!("{error:#}"));
+            print_error(format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -96,9 +96,9 @@ fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
     runtime.block_on(future)
 }
 
-fn complain(sentence: impl std::fmt::Display) {
+fn print_error(message: impl std::fmt::Display) {
     // A closed standard error is ignored.
-    let _ = writeln!(std::io::stderr(), "numacast: {sentence}");
+    let _ = writeln!(std::io::stderr(), "numacast: {message}");
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

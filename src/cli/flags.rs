@@ -118,7 +118,7 @@ impl Flags for AgentFlags {
     ];
 }
 
-/// What the command line says of the configuration.
+/// The part of the command line that sets the configuration.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Given {
     pub(super) file: Option<PathBuf>,

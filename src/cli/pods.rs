@@ -114,7 +114,7 @@ async fn list(mut client: PodsClient, output: OutputArgs) -> anyhow::Result<Exit
     pods.sort_by_key(Pod::full_name);
     if pods.is_empty() && output.output != Output::Name {
         // Not the requested output, so not on standard output.
-        super::complain(match &output.namespace {
+        super::print_error(match &output.namespace {
             Some(namespace) => format!("no pod of this node is in the namespace {namespace}"),
             None => "this node has no pods".to_owned(),
         });
@@ -133,7 +133,7 @@ fn print_pods(pods: &[Pod], output: &OutputArgs) -> anyhow::Result<ExitCode> {
     for pod in pods {
         match Row::of(pod) {
             Ok(row) => rows.push(row),
-            Err(error) => super::complain(error),
+            Err(error) => super::print_error(error),
         }
     }
     let code = if rows.len() == pods.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE };

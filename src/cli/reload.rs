@@ -20,7 +20,7 @@ pub(super) struct Reload {
     rules: Option<watch::Sender<Rules>>,
     watch: Option<FileWatch>,
     /// The file's contents when last read, or the error if it could not be read.
-    seen: Option<Result<String, String>>,
+    last_read: Option<Result<String, String>>,
     hangup: Signal,
     toggle: Signal,
 }
@@ -37,7 +37,7 @@ impl Reload {
         let listen = |kind| signal(kind).map_err(|error| anyhow!("cannot listen for signals: {error}"));
         let (hangup, toggle) = (listen(SignalKind::hangup())?, listen(SignalKind::user_defined1())?);
         let watch = given.file.as_deref().map(FileWatch::new);
-        Ok(Self { given, running, logs, rules, watch, seen: None, hangup, toggle })
+        Ok(Self { given, running, logs, rules, watch, last_read: None, hangup, toggle })
     }
 
     /// Returns true if a change of the key takes effect immediately.
@@ -48,7 +48,7 @@ impl Reload {
 
     pub(super) async fn run(mut self) {
         // The file may have changed since the process read it at startup.
-        self.look(false);
+        self.read(false);
         loop {
             let changed = async {
                 match &mut self.watch {
@@ -57,8 +57,8 @@ impl Reload {
                 }
             };
             tokio::select! {
-                () = changed => self.look(false),
-                Some(()) = self.hangup.recv() => self.look(true),
+                () = changed => self.read(false),
+                Some(()) = self.hangup.recv() => self.read(true),
                 Some(()) = self.toggle.recv() => {
                     let level = self.logs.toggle_debug();
                     info!("the log level is {} by SIGUSR1", name(&level));
@@ -67,38 +67,38 @@ impl Reload {
         }
     }
 
-    /// Reads the file and applies its changes. If `asked` (by SIGHUP), logs a line in any case.
-    fn look(&mut self, asked: bool) {
+    /// Reads the file and applies its changes. If requested by SIGHUP, logs a line in any case.
+    fn read(&mut self, is_requested: bool) {
         let Some(file) = &self.given.file else {
-            if asked {
+            if is_requested {
                 info!("there is no configuration file to read again: --config names one");
             }
             return;
         };
         let text = std::fs::read_to_string(file).map_err(|error| error.to_string());
-        if self.seen.as_ref() == Some(&text) {
-            if asked {
-                info!("the configuration {} is as it was", file.display());
+        if self.last_read.as_ref() == Some(&text) {
+            if is_requested {
+                info!("the configuration {} is unchanged", file.display());
             }
             return;
         }
         let layers = self.given.layers(text.as_deref().ok());
         let file = file.clone();
-        self.seen = Some(text);
+        self.last_read = Some(text);
         match layers.map_err(|error| error.to_string()).and_then(finish) {
-            Ok(effective) => self.take_up(&effective, &file),
-            Err(sentences) => warn!("{sentences}; what was read before still holds"),
+            Ok(effective) => self.apply(&effective, &file),
+            Err(sentences) => warn!("{sentences}; the configuration read before stays in effect"),
         }
     }
 
-    fn take_up(&mut self, effective: &Effective, file: &Path) {
+    fn apply(&mut self, effective: &Effective, file: &Path) {
         let changed: Vec<&str> = changes(&self.running, effective);
         let (live, others): (Vec<&str>, Vec<&str>) = changed.into_iter().partition(|key| self.is_live(key));
         if !others.is_empty() {
-            warn!("{} changed in {}: restart numacast for it to hold", list(&others), file.display());
+            warn!("{} changed in {}: restart numacast to apply it", list(&others), file.display());
         }
         if live.is_empty() {
-            return debug!("nothing that holds at once changed in {}", file.display());
+            return debug!("nothing changed in {} that takes effect without a restart", file.display());
         }
         let before = self.running.config.clone();
         let Config { log, zones, exclude, .. } = &effective.config;
@@ -114,7 +114,7 @@ impl Reload {
             self.logs.set(log.level);
         }
         self.send_rules();
-        info!("{} changed in {} and holds from now on", list(&live), file.display());
+        info!("{} changed in {} and is in effect now", list(&live), file.display());
     }
 
     fn send_rules(&self) {

@@ -186,9 +186,9 @@ async fn sigusr1_works_for_the_proxy_and_the_pods_api_server() {
 async fn changed_exclusions_apply_at_once_and_other_keys_need_a_restart() {
     let mut env = Environment::start("", &[]).await;
     env.configure("exclude: {resources: {worker: [example.com/nic]}}\nscan: {poll: 1s, notifyFile: /n}\n");
-    let lines = env.lines_until(" and holds from now on").await;
+    let lines = env.lines_until(" and is in effect now").await;
     assert!(any(&lines, "`scan.notifyFile`, `scan.poll` changed in "), "{lines:#?}");
-    assert!(any(&lines, ": restart numacast for it to hold"), "{lines:#?}");
+    assert!(any(&lines, ": restart numacast to apply it"), "{lines:#?}");
     let lists_nics = |env: &Environment| {
         let zones = env.api.topology("worker").unwrap().spec.zones;
         zones.iter().any(|zone| zone.resources.iter().flatten().any(|r| r.name == "example.com/nic"))
@@ -204,15 +204,15 @@ async fn changed_exclusions_apply_at_once_and_other_keys_need_a_restart() {
 async fn an_invalid_file_changes_nothing_and_is_reported_once() {
     let mut env = Environment::start("exclude: {resources: {worker: [example.com/nic]}}\n", &[]).await;
     env.configure("log: {level: loud}\nexclude: {}\nscna: 1\n");
-    let lines = env.lines_until("; what was read before still holds").await;
+    let lines = env.lines_until("; the configuration read before stays in effect").await;
     let error = lines.last().unwrap();
     assert!(error.contains("`loud`") && error.contains("unknown key `scna`"), "{error}");
     env.configure("log: {level: loud}\nexclude: {}\nscna: 1\n");
     env.signal(Signal::HUP);
-    assert!(!any(&env.lines_until(" is as it was").await, "still holds"));
+    assert!(!any(&env.lines_until(" is unchanged").await, "stays in effect"));
     std::fs::remove_file(env.node.root().join("etc/numacast.yaml")).unwrap();
     env.signal(Signal::HUP);
-    let lines = env.lines_until("; what was read before still holds").await;
+    let lines = env.lines_until("; the configuration read before stays in effect").await;
     assert!(any(&lines, "cannot read the configuration "), "{lines:#?}");
     let zones = env.api.topology("worker").unwrap().spec.zones;
     assert!(zones[0].resources.iter().flatten().all(|r| r.name != "example.com/nic"));

@@ -24,7 +24,7 @@ pub(super) async fn watch(client: PodsClient, output: OutputArgs) -> anyhow::Res
                 has_listed |= is_listed;
                 if is_listed && reported.take().is_some() {
                     let path = events.socket().map(|path| path.display().to_string()).unwrap_or_default();
-                    super::super::complain(format!("{path} responds again"));
+                    super::super::print_error(format!("{path} responds again"));
                 }
             }
             // Before the first complete list an error is fatal, unless a server is just starting.
@@ -32,7 +32,7 @@ pub(super) async fn watch(client: PodsClient, output: OutputArgs) -> anyhow::Res
             Err(error) => {
                 let message = error.to_string();
                 if reported.as_ref() != Some(&message) {
-                    super::super::complain(format!("{message}; retrying"));
+                    super::super::print_error(format!("{message}; retrying"));
                     reported = Some(message);
                 }
             }
@@ -108,7 +108,7 @@ impl Printer {
             Ok(row) => row,
             // The last row stays, and the other pods are still printed.
             Err(error) => {
-                super::super::complain(error);
+                super::super::print_error(error);
                 self.rows.objects().get(&key)?.clone()
             }
         };
