@@ -115,19 +115,19 @@ func (r rules) counts(p pod) bool {
 func (r rules) isExclusive(p pod) bool {
 	for _, c := range p.Spec.InitContainers {
 		// Up to v0.34 an init container that ends counts as well.
-		if (r.zones == nil || c.RestartPolicy == "Always") && r.asksForExclusive(c, p.Status.QOS) {
+		if (r.zones == nil || c.RestartPolicy == "Always") && r.requestsExclusive(c, p.Status.QOS) {
 			return true
 		}
 	}
 	for _, c := range p.Spec.Containers {
-		if r.asksForExclusive(c, p.Status.QOS) {
+		if r.requestsExclusive(c, p.Status.QOS) {
 			return true
 		}
 	}
 	return false
 }
 
-func (r rules) asksForExclusive(c container, qos string) bool {
+func (r rules) requestsExclusive(c container, qos string) bool {
 	for name, quantity := range c.Resources.Requests {
 		if !isNative(name) {
 			// With any quantity.
