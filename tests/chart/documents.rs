@@ -73,7 +73,7 @@ fn keys_of_schema<'a>(schema: &'a Value, all: &'a Value, at: &str, keys: &mut BT
     let schema = referred.unwrap_or(schema);
     for (name, below) in schema["properties"].as_object().into_iter().flatten() {
         let key = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
-        if !is_somebody_elses(&key) {
+        if !is_documented_elsewhere(&key) {
             keys_of_schema(below, all, &key, keys);
         }
         keys.insert(key);
@@ -81,7 +81,7 @@ fn keys_of_schema<'a>(schema: &'a Value, all: &'a Value, at: &str, keys: &mut BT
 }
 
 /// Returns true if a key is documented elsewhere: the configuration, and types defined by Kubernetes.
-fn is_somebody_elses(key: &str) -> bool {
+fn is_documented_elsewhere(key: &str) -> bool {
     let last = key.rsplit('.').next().unwrap_or_default();
     let theirs = [
         "config",
@@ -100,7 +100,7 @@ fn keys_of_values(values: &Value, at: &str, keys: &mut BTreeSet<String>) {
     for (name, below) in values.as_object().into_iter().flatten() {
         let key = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
         let is_map = key.ends_with("nodeSelector") || key.ends_with("abels") || key.ends_with("nnotations");
-        if !is_somebody_elses(&key) && !is_map {
+        if !is_documented_elsewhere(&key) && !is_map {
             keys_of_values(below, &key, keys);
         }
         keys.insert(key);

@@ -66,9 +66,9 @@ fn expressions(dashboard: &Value) -> Vec<(String, String)> {
 fn promtool(promtool: &Path, dir: &Path, words: &[&str]) -> Result<()> {
     let output =
         Command::new(promtool).args(words).current_dir(dir).output().context("cannot run promtool")?;
-    let said =
+    let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "promtool {}: {said}", words.join(" "));
+    ensure!(output.status.success(), "promtool {}: {text}", words.join(" "));
     Ok(())
 }
 

@@ -142,9 +142,9 @@ fn mounts_fit(pod: &Value) -> Result<()> {
     ensure!(unused.is_none(), "nobody mounts the volume {unused:?}");
     let token = volumes.get("api-access").context("no credentials")?;
     let sources = items(&token["projected"]["sources"]);
-    let life: Vec<_> =
+    let seconds: Vec<_> =
         sources.filter_map(|source| source["serviceAccountToken"]["expirationSeconds"].as_u64()).collect();
-    ensure!(life == [3600], "the token lives {life:?} s");
+    ensure!(seconds == [3600], "the token is valid for {seconds:?} s");
     Ok(())
 }
 
@@ -153,8 +153,8 @@ fn mounts_fit(pod: &Value) -> Result<()> {
 fn account_exists(objects: &Objects, pod: &Value) -> Result<()> {
     let name = pod["spec"]["serviceAccountName"].as_str().context("no account")?;
     let made = objects.all("ServiceAccount").find(|account| name_of(account) == name);
-    let given = ["one", "two", "three"].contains(&name);
-    ensure!(made.is_some() != given, "its account {name} is not there");
+    let named_in_values = ["one", "two", "three"].contains(&name);
+    ensure!(made.is_some() != named_in_values, "its account {name} is not there");
     let mounts = made.map(|account| &account["automountServiceAccountToken"]);
     ensure!(mounts.is_none_or(|mounts| mounts == false), "the account {name} mounts tokens");
     Ok(())

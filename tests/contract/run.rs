@@ -195,7 +195,7 @@ impl Figures {
             text += &format!("  the object had no fingerprint at {} ticks\n", self.log.missing);
         }
         if self.log.no_pods > 0 {
-            text += &format!("  the plugin saw no pod on the node at {} ticks\n", self.log.no_pods);
+            text += &format!("  the plugin found no pod on the node at {} ticks\n", self.log.no_pods);
         }
         text
     }

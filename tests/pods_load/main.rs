@@ -435,7 +435,7 @@ impl Node {
     }
 }
 
-/// Returns the bucket bound, in ms, within which this share of the new observations lies.
+/// Returns the bucket bound, in ms, within which this share of the new observations is.
 fn bound(before: &[(f64, f64)], after: &[(f64, f64)], share: f64) -> f64 {
     let counts = before.iter().zip(after).map(|((bound, before), (_, after))| (*bound, after - before));
     let counts: Vec<(f64, f64)> = counts.collect();

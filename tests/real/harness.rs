@@ -37,8 +37,8 @@ async fn the_oracle_follows_a_real_kubelet() -> Result<()> {
 
     // All of them stay listed: a kubelet that starts panics if a device in use is missing from its plugin's
     // list.
-    let sick = |device: &Device| Device { unhealthy: true, ..device.clone() };
-    let nics: Vec<Device> = node.machine().devices[0].devices.iter().map(sick).collect();
+    let unhealthy = |device: &Device| Device { unhealthy: true, ..device.clone() };
+    let nics: Vec<Device> = node.machine().devices[0].devices.iter().map(unhealthy).collect();
     node.set_devices(NIC, &nics)?;
     until("only devices in use are left", async || {
         let now = oracle::expected(&node).await?;

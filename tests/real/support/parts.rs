@@ -74,8 +74,8 @@ impl Parts {
         if let Some(path) = self.chosen.iter().find(|path| path.ends_with(name)) {
             return path.clone();
         }
-        let given = std::env::var_os("KUBEBUILDER_ASSETS").map(|dir| Path::new(&dir).join(name));
-        given.filter(|path| path.is_file()).unwrap_or_else(|| self.dir.join(name))
+        let set = std::env::var_os("KUBEBUILDER_ASSETS").map(|dir| Path::new(&dir).join(name));
+        set.filter(|path| path.is_file()).unwrap_or_else(|| self.dir.join(name))
     }
 }
 
