@@ -57,7 +57,7 @@ pub use object_watch::{ObjectEvent, ObjectWatch};
 pub use pages::Pages;
 pub use pods::{PodFrame, PodListDecoder};
 pub use protobuf::{DecodeError, decode_status};
-pub use unscheduled::{ChangedObject, NUDGE, UnscheduledPod};
+pub use unscheduled::{NUDGE, UnscheduledPod};
 
 use error::Failure;
 

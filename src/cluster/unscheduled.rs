@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::list_watch::{ListWatchParams, ListWatchStream, PartialObject};
-use super::{Cluster, ClusterError};
+use super::{Cluster, ClusterError, NrtMeta};
 
 /// The annotation that a nudge changes.
 pub const NUDGE: &str = "numacast.io/nudge";
@@ -33,26 +33,11 @@ pub struct UnscheduledPod {
     version: String,
 }
 
-/// The decoded part of a changed object.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(from = "RawObject")]
-pub struct ChangedObject {
-    /// The object's name.
-    pub name: String,
-    /// The object's version.
-    pub version: String,
-}
-
 #[derive(Deserialize)]
 struct RawPod {
     metadata: RawMetadata,
     #[serde(default)]
     status: RawStatus,
-}
-
-#[derive(Deserialize)]
-struct RawObject {
-    metadata: RawMetadata,
 }
 
 #[derive(Default, Deserialize)]
@@ -103,12 +88,6 @@ impl From<RawPod> for UnscheduledPod {
     }
 }
 
-impl From<RawObject> for ChangedObject {
-    fn from(raw: RawObject) -> Self {
-        Self { name: raw.metadata.name, version: raw.metadata.resource_version }
-    }
-}
-
 impl PartialObject for UnscheduledPod {
     fn version(&self) -> &str {
         &self.version
@@ -119,7 +98,7 @@ impl PartialObject for UnscheduledPod {
     }
 }
 
-impl PartialObject for ChangedObject {
+impl PartialObject for NrtMeta {
     fn version(&self) -> &str {
         &self.version
     }
@@ -143,7 +122,7 @@ impl Cluster {
 
     /// Watches the metadata of all objects, starting at `not_before`. The list has only the first object by
     /// name.
-    pub fn changed_topologies(&self, not_before: Instant) -> ListWatchStream<ChangedObject> {
+    pub fn changed_topologies(&self, not_before: Instant) -> ListWatchStream<NrtMeta> {
         let params = ListWatchParams {
             what: "noderesourcetopologies",
             path: self.topologies_path(),

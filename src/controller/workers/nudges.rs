@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
 use super::Workers;
-use crate::cluster::{ChangedObject, ClusterError, ListWatchEvent, ListWatchStream, UnscheduledPod};
+use crate::cluster::{ClusterError, ListWatchEvent, ListWatchStream, NrtMeta, UnscheduledPod};
 use crate::controller::nudge::Nudger;
 use crate::util::backoff::back_off;
 use crate::util::log_throttle::LogOnce;
@@ -25,7 +25,7 @@ struct Nudging<'a> {
     /// The origin of the nudger's time.
     started: Instant,
     pending: BTreeSet<Box<str>>,
-    changes: Option<ListWatchStream<ChangedObject>>,
+    changes: Option<ListWatchStream<NrtMeta>>,
     /// When the watch of objects was last started.
     watched: Option<Instant>,
     /// Whether objects were listed since.
@@ -125,7 +125,7 @@ impl Nudging<'_> {
         self.workers.metrics.rejected_pods.set(Some(pods as u64));
     }
 
-    fn apply_objects(&mut self, event: Result<ListWatchEvent<ChangedObject>, ClusterError>) {
+    fn apply_objects(&mut self, event: Result<ListWatchEvent<NrtMeta>, ClusterError>) {
         match event {
             Ok(ListWatchEvent::Listed(first)) => {
                 self.objects_log.recovered("the objects can be watched again");
