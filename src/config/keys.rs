@@ -44,7 +44,7 @@ fn collect(schema: &Value, section: &str, defaults: &Value, keys: &mut Vec<Key>)
     for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
         let default = &defaults[name];
         let name = if section.is_empty() { name.clone() } else { format!("{section}.{name}") };
-        if schema["properties"].is_object() {
+        if is_section(schema) {
             collect(schema, &name, default, keys);
             continue;
         }
@@ -59,6 +59,11 @@ fn collect(schema: &Value, section: &str, defaults: &Value, keys: &mut Vec<Key>)
             is_collection: has_type(schema, "object") || has_type(schema, "array"),
         });
     }
+}
+
+/// Returns true for the schema of a section. A key with named fields may also be null.
+fn is_section(schema: &Value) -> bool {
+    schema["type"] == "object" && schema["properties"].is_object()
 }
 
 /// Returns true if the schema, or one of its alternatives, has this type.
@@ -107,8 +112,8 @@ mod tests {
     }
 
     /// Removes descriptions except those of keys, whose lines are joined to paragraphs, and turns
-    /// alternatives that are all constants into an `enum`. `is_section`: its properties are sections or keys.
-    fn simplify(schema: &mut Value, is_section: bool) {
+    /// alternatives that are all constants into an `enum`. `has_keys`: its properties are sections or keys.
+    fn simplify(schema: &mut Value, has_keys: bool) {
         let Some(map) = schema.as_object_mut() else { return };
         map.remove("title");
         map.remove("description");
@@ -127,8 +132,8 @@ mod tests {
         }
         for (_, property) in map.get_mut("properties").and_then(Value::as_object_mut).into_iter().flatten() {
             let description = property["description"].as_str().map(paragraphs);
-            let is_key = is_section && !property["properties"].is_object();
-            simplify(property, is_section && !is_key);
+            let is_key = has_keys && !is_section(property);
+            simplify(property, has_keys && !is_key);
             if let Some(description) = description.filter(|_| is_key) {
                 property["description"] = description.into();
             }

@@ -268,4 +268,13 @@ mod tests {
         advance(CHECK).await;
         assert_ne!(health.live(), OK);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_annotations_it_needs_no_pods() {
+        let health = health(false);
+        health.response.iter().for_each(Recent::confirm);
+        assert_eq!(health.ready(), ["the proxy's socket is not served; see the log"]);
+        health.checked(true, true);
+        assert_eq!(health.ready(), OK);
+    }
 }

@@ -113,6 +113,7 @@ fn address(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use std::io;
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
