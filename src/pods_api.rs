@@ -6,8 +6,7 @@
 //! change. `pod_info` encodes the messages of `PodInfo`, `service` handles the calls, and `crate::grpc` is
 //! the server.
 
-pub mod health;
-pub mod metrics;
+pub(crate) mod metrics;
 pub mod proto;
 
 mod entries;
@@ -78,7 +77,7 @@ impl PodsApi {
         registry: &mut Registry,
     ) -> Self {
         let Settings { socket, order } = settings;
-        let metrics = Metrics::register(registry, Arc::default());
+        let metrics = Metrics::register(registry);
         let observer = |version| Arc::new(WatcherMetrics { version, metrics: metrics.clone() });
         let store = Store::new(observer(PODS_VERSION), observer(INFO_VERSION));
         let service = Arc::new(Service {

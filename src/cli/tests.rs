@@ -20,7 +20,7 @@ fn register_proxy(registry: &mut Registry) {
 }
 
 fn register_pods_api(registry: &mut Registry) {
-    drop(pods_api::metrics::Metrics::register(registry, Arc::default()));
+    drop(pods_api::metrics::Metrics::register(registry));
 }
 
 fn register_controller(registry: &mut Registry) {

@@ -1,15 +1,16 @@
 //! Metrics of the Pods API server. Those that the kubelet has too are named like the kubelet's.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tonic::Code;
 
-use super::health::Health;
 use super::service::{INFO, PODS};
 use super::watchers::WatcherObserver;
 use crate::grpc::{self, Peer, ServerMetrics, Violation, code_name};
 use crate::pod_source::PodSourceMetrics;
+use crate::telemetry::health::{Recent, ServerHealth};
 use crate::telemetry::registry::{
     Counter, Family, Gauge, Histogram, Label, Registry, label, unix_seconds,
 };
@@ -22,9 +23,24 @@ pub(super) const INFO_VERSION: &str = "podinfo.v1alpha1";
 
 const VERSION: Label = label("server_api_version", "`v1alpha1`; `podinfo.v1alpha1` for PodInfo");
 
+/// Maximum interval between checks of the socket; see `crate::pods_api`.
+const CHECK: Duration = Duration::from_secs(120);
+
+/// Returns the health of a server that has just started.
+fn health() -> ServerHealth {
+    ServerHealth {
+        socket: "the socket of the Pods API",
+        unsynced: "the Pods API has no list of pods yet",
+        check: Recent::new("the Pods API has not checked its socket", CHECK).confirmed(),
+        response: None,
+        is_serving: AtomicBool::new(false),
+        is_synced: AtomicBool::new(false),
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
-    health: Arc<Health>,
+    health: Arc<ServerHealth>,
     server: ServerMetrics,
     sources: PodSourceMetrics,
     requests: Family<3, Counter>,
@@ -36,9 +52,9 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn register(registry: &mut Registry, health: Arc<Health>) -> Self {
+    pub(crate) fn register(registry: &mut Registry) -> Self {
         Self {
-            health,
+            health: Arc::new(health()),
             requests: registry.counters(
                 "numacast_pod_requests_total",
                 "Calls of the Pods API and ended watches, as the kubelet's `kubelet_pod_requests_total`, without \
@@ -79,7 +95,7 @@ impl Metrics {
         }
     }
 
-    pub(crate) const fn health(&self) -> &Arc<Health> {
+    pub(crate) const fn health(&self) -> &Arc<ServerHealth> {
         &self.health
     }
 
@@ -168,13 +184,16 @@ impl WatcherObserver for WatcherMetrics {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::advance;
+
     use super::*;
+    use crate::telemetry::health::Probes;
     use crate::telemetry::registry::samples;
 
     #[test]
     fn calls_are_counted_as_the_kubelet_counts_them() {
         let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry, Arc::default());
+        let metrics = Metrics::register(&mut registry);
         let peer = Peer { pid: None, uid: 0, name: "test".into(), client: 0 };
         let call = |method: &str, code: Code| {
             let path = format!("/{PODS}/{method}");
@@ -196,7 +215,7 @@ mod tests {
     #[test]
     fn a_failed_source_is_down() {
         let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry, Arc::default());
+        let metrics = Metrics::register(&mut registry);
         metrics.source_event("pods_api", true);
         metrics.source_failed("pods_api");
         metrics.source_failed("kubelet");
@@ -210,9 +229,29 @@ mod tests {
     #[test]
     fn watchers_come_and_go() {
         let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry, Arc::default());
+        let metrics = Metrics::register(&mut registry);
         let watchers = WatcherMetrics { version: PODS_VERSION, metrics };
         [1, 1, -1].into_iter().for_each(|more| watchers.watchers(more));
         assert_eq!(samples(&registry, "numacast_pods_api_watchers"), [r#"{server_api_version="v1alpha1"} 1"#]);
+    }
+
+    const OK: [String; 0] = [];
+
+    #[tokio::test(start_paused = true)]
+    async fn it_is_ready_once_it_serves_and_pods_are_synced() {
+        let health = health();
+        assert_eq!(health.ready().len(), 2);
+        assert_ne!(health.started(), OK);
+        assert_eq!(health.live(), OK);
+        health.checked(true, false);
+        assert_eq!(health.ready(), ["the Pods API has no list of pods yet"]);
+        assert_eq!(health.started(), OK);
+        health.synced();
+        assert_eq!(health.ready(), OK);
+        // The source is down now: the last known pods are served, which is no reason to become unready.
+        advance(CHECK / 2).await;
+        assert_eq!([health.ready(), health.live()], [OK; 2]);
+        advance(CHECK).await;
+        assert_ne!(health.live(), OK);
     }
 }

@@ -102,6 +102,10 @@ impl ServerHealth {
         self.is_serving.store(is_serving, Ordering::Relaxed);
         self.is_synced.store(is_synced, Ordering::Relaxed);
     }
+
+    pub(crate) fn synced(&self) {
+        self.is_synced.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Probes for ServerHealth {
@@ -130,8 +134,6 @@ pub fn late(what: &str, age: Duration, limit: Duration) -> Option<String> {
     (age > limit).then(|| format!("{what} for {seconds} s, more than {most} s; see the log"))
 }
 
-/// Returns the reason for a failing probe unless `holds`.
-#[must_use]
-pub fn unless(holds: bool, why: &str) -> Option<String> {
+fn unless(holds: bool, why: &str) -> Option<String> {
     (!holds).then(|| why.to_owned())
 }
