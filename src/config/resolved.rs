@@ -170,6 +170,7 @@ mod tests {
             config.pods.source = PodSource::PodsApi;
         });
         assert_eq!(without_bindings, (FingerprintView::Kubelet, false));
-        assert_eq!(resolved(|config| config.publish.reserve = Some(true)), (FingerprintView::Scheduler, true));
+        let reserves = resolved(|config| config.publish.reserve = Some(true));
+        assert_eq!(reserves, (FingerprintView::Scheduler, true));
     }
 }

@@ -144,8 +144,7 @@ impl PodInfo {
     }
 
     fn of_json(bytes: &[u8]) -> Result<Self, String> {
-        let JsonPod { metadata, status } =
-            serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        let JsonPod { metadata, status } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let mut origin = Origin::default();
         for (key, value) in metadata.annotations.iter().flatten() {
             origin.record(key, value);

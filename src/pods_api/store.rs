@@ -126,7 +126,9 @@ impl Store {
                 let info = PodInfo::of(&pod).map_err(|reason| InvalidPod::new(&pod, reason))?;
                 lock(&self.infos).put(&info.uid, entry(&info, &pod), at);
             }
-            PodEvent::Delete(pod) if self.info_source == InfoSource::Kubelet => self.remove_info(&pod.uid, at),
+            PodEvent::Delete(pod) if self.info_source == InfoSource::Kubelet => {
+                self.remove_info(&pod.uid, at);
+            }
             PodEvent::Apply(_) | PodEvent::Delete(_) | PodEvent::Resumed => {}
         }
         Ok(())

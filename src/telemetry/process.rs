@@ -1,5 +1,5 @@
-//! Metrics of the process itself, with the standard Prometheus names. Read on each scrape, from `/proc` of the
-//! container, not that of the host.
+//! Metrics of the process itself, with the standard Prometheus names. Read on each scrape, from `/proc` of
+//! the container, not that of the host.
 
 use std::fs;
 use std::path::Path;

@@ -82,7 +82,8 @@ fn a_pod_that_is_deleted_during_a_list_is_not_in_it() {
     apply(&mut store, [PodEvent::Init]);
     pods.iter().for_each(|pod| apply(&mut store, [PodEvent::InitApply(pod.clone())]));
     // An unchanged pod, and a new one.
-    apply(&mut store, [PodEvent::Delete(pods[0].clone()), PodEvent::Delete(pods[1].clone()), PodEvent::InitDone]);
+    apply(&mut store, [&pods[0], &pods[1]].map(|pod| PodEvent::Delete(pod.clone())));
+    apply(&mut store, [PodEvent::InitDone]);
     assert_eq!(listed(&store.pods, uid_of_pod).into_keys().collect::<Vec<_>>(), ["c"]);
 }
 

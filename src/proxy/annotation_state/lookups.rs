@@ -87,6 +87,7 @@ impl Lookups {
         }
         let fresh_until = Instant::now() + ttl;
         self.results.insert(name, LookupResult { pod, fresh_until, repeats });
-        drop_longest_annotations(self.results.values_mut().filter_map(|result| result.pod.as_mut()?.as_mut()));
+        let found = self.results.values_mut().filter_map(|result| result.pod.as_mut()?.as_mut());
+        drop_longest_annotations(found);
     }
 }

@@ -170,7 +170,8 @@ mod tests {
 
     #[test]
     fn invalid_configurations_are_rejected() {
-        let read = |yaml: &str| serde_saphyr::from_str::<Annotations>(yaml).map_err(|error| error.to_string());
+        let read =
+            |yaml: &str| serde_saphyr::from_str::<Annotations>(yaml).map_err(|error| error.to_string());
         for (yaml, reason) in [
             ("{koordinator: [gpus]}", "unknown variant `gpus`"),
             ("{resources: {'GPU': nvidia.com/gpu}}", "`GPU` is no type of device"),

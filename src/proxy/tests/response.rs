@@ -181,8 +181,7 @@ fn unknown_fields_are_kept() {
     ]
     .concat();
     let listed = [&[0x0a, pod.len() as u8][..], &pod, &field].concat();
-    let merged =
-        read(&pods).merge_list(&listed.clone().into(), Version::V1).unwrap();
+    let merged = read(&pods).merge_list(&listed.into(), Version::V1).unwrap();
     let devices = v1::ContainerDevices {
         resource_name: "nvidia.com/gpu".into(),
         device_ids: vec!["GPU-a".into()],
