@@ -73,3 +73,16 @@ impl Default for Health {
         Self { address: Endpoint::loopback(9743) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_and_health_are_served_on_loopback_by_default() {
+        for address in [Metrics::default().address, Health::default().address] {
+            let Endpoint::At(default) = address else { panic!("{address}") };
+            assert!(default.ip().is_loopback());
+        }
+    }
+}
