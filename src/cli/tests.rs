@@ -24,8 +24,7 @@ fn register_pods_api(registry: &mut Registry) {
 }
 
 fn register_controller(registry: &mut Registry) {
-    let limits =
-        controller::health::Limits { lease: true, garbage: Duration::ZERO, fleet: Duration::ZERO };
+    let limits = controller::health::Limits { lease: true, garbage: Duration::ZERO, fleet: Duration::ZERO };
     let health = Arc::new(controller::health::Health::new(limits));
     drop(controller::metrics::Metrics::register(registry, health));
 }
@@ -34,8 +33,7 @@ fn register_controller(registry: &mut Registry) {
 fn row(family: &Registered) -> String {
     let labels: Vec<String> = family.labels.iter().map(|label| format!("`{}`", label.name)).collect();
     let described = family.labels.iter().filter(|label| !label.values.is_empty());
-    let values: String =
-        described.map(|label| format!(". `{}`: {}", label.name, label.values)).collect();
+    let values: String = described.map(|label| format!(". `{}`: {}", label.name, label.values)).collect();
     let (name, kind, labels) = (family.name, family.kind.as_str(), labels.join(", "));
     format!("| `{name}` | {kind} | {labels} | {}{values} |\n", family.help)
 }

@@ -6,9 +6,7 @@ use kube::core::Status;
 #[allow(missing_docs, reason = "each variant's message describes it")]
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClusterError {
-    #[error(
-        "no way to reach the API server: {0}; set --kubeconfig or run in a pod with a service account"
-    )]
+    #[error("no way to reach the API server: {0}; set --kubeconfig or run in a pod with a service account")]
     NoConfig(String),
     #[error("the API server at {server} cannot be reached: {reason}")]
     Unreachable { server: String, reason: String },

@@ -4,9 +4,7 @@ use std::time::Duration;
 use super::fleet::Fleet;
 use super::health::Health;
 use crate::cluster::{ClusterError, is_native};
-use crate::telemetry::registry::{
-    Counter, Family, Gauge, OptionalGauge, Registry, label, unix_seconds,
-};
+use crate::telemetry::registry::{Counter, Family, Gauge, OptionalGauge, Registry, label, unix_seconds};
 
 /// The controller's metrics. Updates also go to its health.
 #[derive(Debug)]

@@ -169,8 +169,7 @@ impl PodWatcher {
     /// until its cache has caught up.
     fn list_path(&self) -> String {
         let version = &self.watch.version;
-        let is_restored =
-            self.version_too_large_since.is_some_and(|since| since.elapsed() > RESTORED_AFTER);
+        let is_restored = self.version_too_large_since.is_some_and(|since| since.elapsed() > RESTORED_AFTER);
         let age = match version.is_empty() || is_restored {
             true => "resourceVersion=0".to_owned(),
             false => format!("resourceVersion={version}&resourceVersionMatch=NotOlderThan"),
