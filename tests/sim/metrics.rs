@@ -143,41 +143,32 @@ async fn a_thousand_connections_that_come_before_any_is_accepted_keep_no_probe_o
     }
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_request_that_comes_after_200_connections_of_its_address_is_answered() {
+/// Returns the response to a request that is sent after this many connections of `source` were opened.
+async fn answer_after_connections(source: Ipv4Addr, count: usize) -> String {
+    let files = Resource::Nofile;
+    setrlimit(files, Rlimit { current: Some(4096), ..getrlimit(files) }).unwrap();
     let server = server().await;
-    let answer = at_one_moment(async {
-        let mut probe = connect(Ipv4Addr::LOCALHOST, server.address(), "").await;
+    at_one_moment(async {
+        let mut scraper = connect(Ipv4Addr::LOCALHOST, server.address(), "").await;
         let mut open = Vec::new();
-        for _ in 0..200 {
-            open.push(connect(Ipv4Addr::LOCALHOST, server.address(), "").await);
+        for _ in 0..count {
+            open.push(connect(source, server.address(), "").await);
         }
         // The server may have closed it already.
-        let _ = probe.write_all(b"GET /metrics HTTP/1.1\r\nHost: numacast\r\n\r\n").await;
+        let _ = scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: numacast\r\n\r\n").await;
         let mut answer = String::new();
-        let _ = probe.read_to_string(&mut answer).await;
+        let _ = scraper.read_to_string(&mut answer).await;
         answer
-    });
-    let answer = answer.await;
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    })
+    .await
 }
 
 #[tokio::test(start_paused = true)]
-async fn connections_of_one_address_close_none_of_another() {
-    let server = server().await;
-    let answer = at_one_moment(async {
-        let mut scraper = connect(Ipv4Addr::LOCALHOST, server.address(), "").await;
-        let mut open = Vec::new();
-        for _ in 0..200 {
-            open.push(connect(Ipv4Addr::new(127, 0, 0, 2), server.address(), "").await);
-        }
-        scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: numacast\r\n\r\n").await.unwrap();
-        let mut answer = String::new();
-        scraper.read_to_string(&mut answer).await.unwrap();
-        answer
-    });
-    let answer = answer.await;
-    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+async fn connections_close_none_of_another_address_and_hundreds_none_of_their_own() {
+    for (source, count) in [(Ipv4Addr::new(127, 0, 0, 2), 600), (Ipv4Addr::LOCALHOST, 200)] {
+        let answer = answer_after_connections(source, count).await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{source}: {answer}");
+    }
 }
 
 /// Makes this many requests from `source`, one after another, and returns how many are answered.
