@@ -22,7 +22,7 @@ use numacast::pod::{Annotation, Container, ContainerKind, Liveness, Pod, RawPod,
 use numacast::proxy::Allocations;
 use numacast::proxy::annotations::{self, AnnotationMapping, Annotations, Koordinator, NodeDevices};
 use numacast::proxy::merge::{Merged, Version};
-use numacast::topology::{self, HIGHEST_ZONE, Inputs, Rules, Topology};
+use numacast::topology::{self, HIGHEST_ZONE, Inputs, Topology, ZoneRules};
 use numacast::util::json_path::JsonPath;
 use numacast::util::wire::put_bytes;
 use prost::Message;
@@ -653,7 +653,7 @@ impl Node {
             config: self.config.as_ref(),
             policies: None,
             remembered: &BTreeSet::new(),
-            rules: &Rules { fillers: true, ..Rules::default() },
+            rules: &ZoneRules { fillers: true, ..ZoneRules::default() },
         })
     }
 }

@@ -31,7 +31,7 @@ use crate::kubelet::SharedClient;
 use crate::pod_source::PodCache;
 use crate::telemetry::health::Probes;
 use crate::telemetry::registry::Registry;
-use crate::topology::Rules;
+use crate::topology::ZoneRules;
 use crate::util::token_bucket::TokenBucket;
 
 pub use live_object::LiveObject;
@@ -84,8 +84,8 @@ pub struct Agent {
     executor: Executor,
     /// The live object before this agent's first write.
     live_object: watch::Receiver<LiveObject>,
-    rules: watch::Sender<Rules>,
-    new_rules: watch::Receiver<Rules>,
+    rules: watch::Sender<ZoneRules>,
+    new_rules: watch::Receiver<ZoneRules>,
     metrics: Arc<Metrics>,
 }
 
@@ -143,7 +143,7 @@ impl Agent {
 
     /// Returns a sender that replaces the rules of the settings at any time.
     #[must_use]
-    pub fn rules(&self) -> watch::Sender<Rules> {
+    pub fn rules(&self) -> watch::Sender<ZoneRules> {
         self.rules.clone()
     }
 

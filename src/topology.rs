@@ -20,7 +20,7 @@ use crate::machine::{Id, IdSet, Machine};
 
 pub use attributes::is_policy as is_policy_attribute;
 pub use finding::Finding;
-pub use rules::{Exclude, Rules};
+pub use rules::{NodeExclusions, ZoneRules};
 pub use unlisted::{UidMatches, match_uids};
 
 /// The highest zone id that fits the scheduler's 64-bit masks; a zone `node-64` makes it panic.
@@ -60,7 +60,7 @@ pub struct Inputs<'a> {
     /// Device resources that every zone lists even if no device is reported: their plugin may be restarting.
     pub remembered: &'a BTreeSet<String>,
     /// The configured exclusions and filler zones.
-    pub rules: &'a Rules,
+    pub rules: &'a ZoneRules,
 }
 
 /// Returns the listed pods without the terminated ones (namespace, name), whose resources are released.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use numacast::kubelet::proto::v1;
 use numacast::kubelet::{Allocatable, Checkpoints, KubeletConfig, Usage};
 use numacast::machine::{Id, Machine, NumaNode};
-use numacast::topology::{Inputs, Rules};
+use numacast::topology::{Inputs, ZoneRules};
 use prost::Message;
 
 const GIB: u64 = 1 << 30;
@@ -51,7 +51,7 @@ pub(crate) struct Node {
     pub(crate) config: KubeletConfig,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) terminal: BTreeSet<(String, String)>,
-    pub(crate) rules: Rules,
+    pub(crate) rules: ZoneRules,
     pub(crate) remembered: BTreeSet<String>,
 }
 
@@ -81,7 +81,7 @@ impl Node {
             list: response.encode_to_vec(),
             checkpoints: checkpoints(response.into()),
             terminal: BTreeSet::new(),
-            rules: Rules { fillers: true, ..Rules::default() },
+            rules: ZoneRules { fillers: true, ..ZoneRules::default() },
             machine,
             allocatable: allocatable(shape).into(),
             config,

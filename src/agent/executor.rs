@@ -18,7 +18,7 @@ use crate::agent::settings::Settings;
 use crate::cluster::{Cluster, ClusterError};
 use crate::pod::TerminalPods;
 use crate::pod_source::{PodCache, PodView};
-use crate::topology::Rules;
+use crate::topology::ZoneRules;
 
 /// How long a single pass waits for the pods.
 const FIRST_LIST: Duration = Duration::from_secs(2);
@@ -47,7 +47,7 @@ pub(super) struct Executor {
     pub(super) pods: PodCache,
     view: PodView,
     live_object: watch::Receiver<LiveObject>,
-    rules: watch::Receiver<Rules>,
+    rules: watch::Receiver<ZoneRules>,
     /// For checks of the API server while a restarted kubelet is waited for.
     node: String,
     cluster: Cluster,
@@ -63,7 +63,7 @@ impl Executor {
         settings: &Settings,
         cluster: Cluster,
         pods: PodCache,
-        rules: watch::Receiver<Rules>,
+        rules: watch::Receiver<ZoneRules>,
         metrics: Arc<Metrics>,
     ) -> Self {
         let events = EventRecorder::start(settings, cluster.clone(), Arc::clone(&metrics));

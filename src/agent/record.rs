@@ -17,7 +17,7 @@ use crate::agent::settings::Settings;
 use crate::cluster::Cluster;
 use crate::kubelet::{Allocatable, Api, Checkpoints, Connection, KubeletConfig, Usage};
 use crate::machine::{self, RecordedFiles, Recorder};
-use crate::topology::{Exclude, Rules};
+use crate::topology::{NodeExclusions, ZoneRules};
 
 const FORMAT: u32 = 1;
 
@@ -38,8 +38,8 @@ pub struct Recording {
     /// Whether empty zones for missing NUMA ids were requested.
     pub fillers: bool,
     /// What was excluded.
-    #[serde(default, skip_serializing_if = "Exclude::is_empty")]
-    pub exclude: Exclude,
+    #[serde(default, skip_serializing_if = "NodeExclusions::is_empty")]
+    pub exclude: NodeExclusions,
     /// The hardware's files: path to content.
     pub files: RecordedFiles,
     /// The version of the podresources API that responded.
@@ -132,8 +132,8 @@ impl Recording {
 
     /// Returns the rules that the topology was computed with.
     #[must_use]
-    pub fn rules(&self) -> Rules {
-        Rules { fillers: self.fillers, exclude: self.exclude.clone() }
+    pub fn rules(&self) -> ZoneRules {
+        ZoneRules { fillers: self.fillers, exclude: self.exclude.clone() }
     }
 
     /// Returns the scan that results from these inputs.
@@ -255,7 +255,7 @@ mod tests {
             config_errors: vec![],
             allocatable: Recorded::Response(Allocatable::default()),
             usage: Recorded::Response(Usage { pods }),
-            exclude: Exclude::default(),
+            exclude: NodeExclusions::default(),
             checkpoints: None,
             checkpoint_errors: vec![],
             terminated: BTreeSet::new(),

@@ -9,7 +9,7 @@ use crate::machine::HostRoots;
 use crate::nrt::Form;
 use crate::pod_source::PodSources;
 use crate::scheduler::GateSettings;
-use crate::topology::Rules;
+use crate::topology::ZoneRules;
 
 /// The agent's settings, with resolved paths.
 #[derive(Clone, Debug)]
@@ -53,5 +53,5 @@ pub struct Settings {
     /// A file that is touched to request a scan.
     pub notify_file: Option<PathBuf>,
     /// How to compute the topology.
-    pub rules: Rules,
+    pub rules: ZoneRules,
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::flags::{AgentFlags, ConfigArgs, finish};
 use crate::config::{self, Config, EVERY_NODE, Effective, Key, Layers, Origin, SCHEMA, Shown, explain};
-use crate::topology::Exclude;
+use crate::topology::NodeExclusions;
 
 /// Width of an explanation, in characters.
 const WIDTH: usize = 100;
@@ -53,7 +53,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         }
         Verb::Show(args) => {
             let effective = args.given.effective()?;
-            let exclude = effective.config.exclusions(&effective.config.node_name);
+            let exclude = effective.config.exclusions();
             super::print(&(show(&effective) + &exclusions(&effective.config, &exclude)))?;
             warn(&exclude.warnings());
         }
@@ -101,7 +101,7 @@ fn show(effective: &Effective) -> String {
 }
 
 /// Returns the exclusions on the configured node, as comments.
-fn exclusions(config: &Config, exclude: &Exclude) -> String {
+fn exclusions(config: &Config, exclude: &NodeExclusions) -> String {
     let mut text = String::new();
     if config.exclude == config::Exclude::default() {
         return text;
@@ -133,10 +133,10 @@ fn all_warnings(config: &Config) -> Vec<String> {
     let mut warnings = Vec::new();
     for (node, resources) in resources {
         let place = if node == EVERY_NODE { "every node".to_owned() } else { format!("node {node}") };
-        let of_node = Exclude { resources, ..Exclude::default() };
+        let of_node = NodeExclusions { resources, ..NodeExclusions::default() };
         warnings.extend(of_node.warnings().into_iter().map(|text| format!("{place}: {text}")));
     }
-    warnings.extend(Exclude { pods, outside_namespace, ..Exclude::default() }.warnings());
+    warnings.extend(NodeExclusions { pods, outside_namespace, ..NodeExclusions::default() }.warnings());
     warnings
 }
 

@@ -9,7 +9,7 @@ use super::file_watch::FileWatch;
 use super::flags::Given;
 use crate::config::{Config, Effective, Layers, Origin, Shown};
 use crate::telemetry::LogSwitch;
-use crate::topology::Rules;
+use crate::topology::ZoneRules;
 
 /// Applies the changes that a running process can apply, and logs the others.
 pub(super) struct Reload {
@@ -17,7 +17,7 @@ pub(super) struct Reload {
     running: Effective,
     logs: LogSwitch,
     /// Set for the agent only.
-    rules: Option<watch::Sender<Rules>>,
+    rules: Option<watch::Sender<ZoneRules>>,
     watch: Option<FileWatch>,
     /// The file's contents when last read, or the error if it could not be read.
     last_read: Option<Result<String, String>>,
@@ -32,7 +32,7 @@ impl Reload {
         given: Given,
         running: Effective,
         logs: LogSwitch,
-        rules: Option<watch::Sender<Rules>>,
+        rules: Option<watch::Sender<ZoneRules>>,
     ) -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).map_err(|error| anyhow!("cannot listen for signals: {error}"));
         let (hangup, toggle) = (listen(SignalKind::hangup())?, listen(SignalKind::user_defined1())?);

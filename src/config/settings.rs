@@ -11,7 +11,7 @@ use crate::pod::Wanted;
 use crate::pod_source::{KubeletPort, PodSourceKind, PodSources};
 use crate::proxy::annotations::{Koordinator, Rules};
 use crate::scheduler::{FingerprintView, GateSettings};
-use crate::topology::{self, Exclude};
+use crate::topology::{NodeExclusions, ZoneRules};
 use crate::{pods_api, proxy};
 
 /// The deadline of one call to the API server.
@@ -68,14 +68,14 @@ impl Config {
             },
             status_file: fingerprint.status_file,
             notify_file: scan.notify_file,
-            rules: topology::Rules { fillers: self.zones.fillers, exclude: self.exclusions(&self.node_name) },
+            rules: ZoneRules { fillers: self.zones.fillers, exclude: self.exclusions() },
         }
     }
 
-    /// Returns the exclusions on a node.
-    pub fn exclusions(&self, node: &str) -> Exclude {
-        Exclude {
-            resources: self.exclude.resources_of(node).cloned().collect(),
+    /// Returns the exclusions on the configured node.
+    pub fn exclusions(&self) -> NodeExclusions {
+        NodeExclusions {
+            resources: self.exclude.resources_of(&self.node_name).cloned().collect(),
             pods: self.exclude.pods.clone(),
             outside_namespace: self.exclude.outside_namespace.clone(),
         }

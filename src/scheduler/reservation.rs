@@ -11,7 +11,7 @@ use std::fmt;
 use super::lists;
 use crate::machine::IdSet;
 use crate::pod::PodName;
-use crate::topology::{Exclude, Zone};
+use crate::topology::{NodeExclusions, Zone};
 
 /// What one pod is, or will be, allocated without the List showing it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,11 @@ impl fmt::Display for Reservation {
 
 /// Returns the part of `reservations` to subtract from the zones: resources that the zones list, without pods
 /// excluded from the accounting.
-pub(super) fn allowed(reservations: &[Reservation], exclude: &Exclude, zones: &[Zone]) -> Vec<Reservation> {
+pub(super) fn allowed(
+    reservations: &[Reservation],
+    exclude: &NodeExclusions,
+    zones: &[Zone],
+) -> Vec<Reservation> {
     let counted = reservations.iter().filter(|of| !exclude.pod(&of.pod.0, &of.pod.1));
     let listed = counted.map(|Reservation { pod, amounts, zones: of }| {
         let amounts = amounts.iter().filter(|(name, _)| lists(zones, name));
@@ -134,7 +138,7 @@ mod tests {
         let resources = ["cpu", "memory"].map(|name| (name.to_owned(), Amounts::default())).into();
         let zones = [Zone::default(), Zone { resources, ..Zone::default() }];
         let mine = PodPattern { namespace: "ns".parse().unwrap(), name: "mine".parse().unwrap() };
-        let exclude = Exclude { pods: vec![mine], ..Exclude::default() };
+        let exclude = NodeExclusions { pods: vec![mine], ..NodeExclusions::default() };
         let allowed = allowed(&all, &exclude, &zones);
         let allowed: Vec<String> = allowed.iter().map(ToString::to_string).collect();
         assert_eq!(allowed, ["ns/a: cpu 2, memory 5 in every zone"]);

@@ -12,7 +12,7 @@ use crate::kubelet::{Allocatable, KubeletConfig, Usage, parse_config};
 use crate::machine::{Id, Machine, read};
 use crate::nrt::{NodeResourceTopology, NodeResourceTopologyFields, ResourceInfo, zone_name};
 use crate::quantity::hugepages_name;
-use crate::topology::{Amounts, Finding, Inputs, Rules, Topology, Zone, account};
+use crate::topology::{Amounts, Finding, Inputs, Topology, Zone, ZoneRules, account};
 
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
@@ -35,7 +35,7 @@ impl Case {
             config: Some(&self.config),
             policies: None,
             remembered: &BTreeSet::new(),
-            rules: &Rules { fillers: true, ..Rules::default() },
+            rules: &ZoneRules { fillers: true, ..ZoneRules::default() },
         })
     }
 

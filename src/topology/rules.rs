@@ -8,17 +8,17 @@ use crate::util::glob::PodPattern;
 
 /// Configured exclusions and filler zones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rules {
+pub struct ZoneRules {
     /// Whether to publish empty zones for missing ids, so that position equals id for the scheduler.
     pub fillers: bool,
     /// What to exclude on this node.
-    pub exclude: Exclude,
+    pub exclude: NodeExclusions,
 }
 
 /// What to exclude on one node, with the same meaning as in NFD and RTE.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Exclude {
+pub struct NodeExclusions {
     /// Resources that no zone lists, even if they are `cpu` or `memory`.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub resources: BTreeSet<String>,
@@ -30,7 +30,7 @@ pub struct Exclude {
     pub outside_namespace: Option<String>,
 }
 
-impl Exclude {
+impl NodeExclusions {
     /// Whether nothing is excluded.
     #[must_use]
     pub fn is_empty(&self) -> bool {

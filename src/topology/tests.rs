@@ -57,7 +57,7 @@ struct Case {
     config: Option<KubeletConfig>,
     policies: Option<Vec<(String, String)>>,
     remembered: BTreeSet<String>,
-    rules: Rules,
+    rules: ZoneRules,
 }
 
 impl Default for Case {
@@ -71,7 +71,7 @@ impl Default for Case {
             config: None,
             policies: None,
             remembered: BTreeSet::new(),
-            rules: Rules { fillers: true, ..Default::default() },
+            rules: ZoneRules { fillers: true, ..Default::default() },
         }
     }
 }

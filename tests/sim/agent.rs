@@ -8,7 +8,7 @@ use numacast::config::Config;
 use numacast::sim::api_server::{ApiServer, PODS, TOPOLOGIES};
 use numacast::sim::kubelet::{Call, ContainerSpec, Fault, Options, PodSpec, RestartTiming, Role, Split};
 use numacast::telemetry::registry::Registry;
-use numacast::topology::Exclude;
+use numacast::topology::NodeExclusions;
 use numacast::util::glob::PodPattern;
 use serde_json::json;
 use tonic::Code;
@@ -180,7 +180,7 @@ async fn the_node_owns_the_object() {
 async fn excluded_pods_and_resources_are_left_out() {
     let server = api_server().await;
     let env = Environment::with(Node::with(quick()), server, |settings| {
-        settings.rules.exclude = Exclude {
+        settings.rules.exclude = NodeExclusions {
             resources: ["example.com/nic".to_owned()].into(),
             pods: vec![PodPattern { namespace: "infra".parse().unwrap(), name: "dns-?".parse().unwrap() }],
             outside_namespace: None,

@@ -9,7 +9,7 @@ use numacast::config::{Config, Consumer, PodSource};
 use numacast::scheduler::FingerprintMethod;
 use numacast::sim::api_server::{EVENTS, PODS, TOPOLOGIES};
 use numacast::sim::kubelet::{Call, Fault, PodSpec};
-use numacast::topology::Exclude;
+use numacast::topology::NodeExclusions;
 use numacast::util::glob::PodPattern;
 use serde_json::{Value, json};
 
@@ -274,7 +274,7 @@ async fn the_first_write_after_a_restart_reserves_for_pods_bound_meanwhile() {
 async fn nothing_is_reserved_for_excluded_pods() {
     let env = start_idle_with(Consumer::Kai, |settings| {
         let pattern = PodPattern { namespace: "default".parse().unwrap(), name: "mine".parse().unwrap() };
-        settings.rules.exclude = Exclude { pods: vec![pattern], ..Exclude::default() };
+        settings.rules.exclude = NodeExclusions { pods: vec![pattern], ..NodeExclusions::default() };
     })
     .await;
     let [one, other] = free(&env);

@@ -7,7 +7,7 @@ use numacast::agent::Settings;
 use numacast::scheduler::{Fingerprint, FingerprintMethod, FingerprintView, Informer, pod_hash};
 use numacast::sim::api_server::{ApiServer, EVENTS, Fault, PODS, Rule, TOPOLOGIES};
 use numacast::sim::kubelet::{Call, Fault as KubeletFault, PodSpec, Role};
-use numacast::topology::Exclude;
+use numacast::topology::NodeExclusions;
 use numacast::util::glob::PodPattern;
 use serde_json::{Value, json};
 
@@ -289,8 +289,11 @@ async fn the_last_set_of_pods_is_used_while_the_watch_is_broken() {
 async fn excluded_pods_are_in_the_fingerprint() {
     let env = Environment::with(Node::with(quick()), api_server().await, |settings| {
         let pattern = PodPattern { namespace: "default".parse().unwrap(), name: "a".parse().unwrap() };
-        settings.rules.exclude =
-            Exclude { pods: vec![pattern], outside_namespace: Some("default".into()), ..Exclude::default() };
+        settings.rules.exclude = NodeExclusions {
+            pods: vec![pattern],
+            outside_namespace: Some("default".into()),
+            ..NodeExclusions::default()
+        };
     });
     run(&env, &db("a")).await;
     covers(&env, "a").await;

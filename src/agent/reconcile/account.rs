@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::agent::observe::Scan;
 use crate::pod::Pod;
 use crate::scheduler::{FingerprintGate, GateInput, GateSettings, Publishable, Requirements, Reservation};
-use crate::topology::{self, Exclude, Inputs, Rules, Topology};
+use crate::topology::{self, Inputs, NodeExclusions, Topology, ZoneRules};
 
 /// A scan and its topology. It does not change any more.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl Account {
         scan: Scan,
         policies: Option<&[(String, String)]>,
         remembered: &BTreeSet<String>,
-        rules: &Rules,
+        rules: &ZoneRules,
     ) -> Self {
         let topology = topology::account(&Inputs {
             machine: &scan.inventory.machine,
@@ -58,7 +58,7 @@ impl Account {
         &'a self,
         number: u64,
         is_responding: bool,
-        exclude: &'a Exclude,
+        exclude: &'a NodeExclusions,
     ) -> GateInput<'a> {
         GateInput {
             usage: &self.scan.usage,
@@ -77,7 +77,7 @@ impl Account {
         &self,
         settings: &GateSettings,
         pods: Option<&[Pod]>,
-        exclude: &Exclude,
+        exclude: &NodeExclusions,
     ) -> Vec<Reservation> {
         let input = self.gate_input(0, true, exclude);
         FingerprintGate::new(settings.clone()).evaluate(pods, &input, Duration::ZERO).reservations

@@ -16,7 +16,7 @@ use crate::agent::report::Reason;
 use crate::pod::PodName;
 use crate::pod_source::PodCache;
 use crate::scheduler::{Decision, FingerprintGate, FingerprintView, GateSettings, Publishable, Verdict};
-use crate::topology::Exclude;
+use crate::topology::NodeExclusions;
 
 /// How long the first object waits for the node's pods to be synced.
 const FIRST_LIST: Duration = Duration::from_secs(2);
@@ -87,7 +87,7 @@ impl FingerprintGuard {
     }
 
     /// Returns the pods that the published fingerprint covers.
-    pub(in super::super) fn covered_pods(&self, pods: &PodCache, exclude: &Exclude) -> Vec<PodName> {
+    pub(in super::super) fn covered_pods(&self, pods: &PodCache, exclude: &NodeExclusions) -> Vec<PodName> {
         let Some(account) = &self.account else { return Vec::new() };
         let input = account.gate_input(self.accounts, self.is_responding, exclude);
         pods.with(|pods| self.gate.covered_pods(pods, &input))
@@ -99,7 +99,7 @@ impl FingerprintGuard {
     pub(super) fn check(
         &mut self,
         pods: &PodCache,
-        exclude: &Exclude,
+        exclude: &NodeExclusions,
         scope: Scope,
         now: Instant,
         events: &mut Vec<(Reason, String)>,
@@ -133,7 +133,7 @@ impl FingerprintGuard {
         is_early && self.evaluated.is_some_and(is_done)
     }
 
-    fn evaluate(&mut self, pods: &PodCache, exclude: &Exclude, now: Instant) -> Option<Verdict> {
+    fn evaluate(&mut self, pods: &PodCache, exclude: &NodeExclusions, now: Instant) -> Option<Verdict> {
         let input = self.account.as_ref()?.gate_input(self.accounts, self.is_responding, exclude);
         let (gate, at) = (&mut self.gate, now.duration_since(self.started));
         Some(pods.with(|pods| gate.evaluate(pods, &input, at)))
@@ -199,7 +199,7 @@ impl FingerprintGuard {
         &mut self,
         verdict: Verdict,
         pods: &PodCache,
-        exclude: &Exclude,
+        exclude: &NodeExclusions,
         now: Instant,
     ) -> Option<Newest> {
         let input = self.account.as_ref()?.gate_input(self.accounts, self.is_responding, exclude);

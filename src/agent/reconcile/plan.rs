@@ -9,7 +9,7 @@ use crate::agent::metrics::Outcome;
 use crate::agent::observe::Scan;
 use crate::agent::report::Reason;
 use crate::pod_source::{PodCache, PodView};
-use crate::topology::Rules;
+use crate::topology::ZoneRules;
 
 pub(in super::super) enum Change {
     Scanned {
@@ -31,7 +31,7 @@ pub(in super::super) struct Context<'a> {
     pub(in super::super) view: &'a PodView,
     /// The object before this agent's first write.
     pub(in super::super) live_object: &'a LiveObject,
-    pub(in super::super) rules: &'a Rules,
+    pub(in super::super) rules: &'a ZoneRules,
     /// Whether the API server, from which the kubelet gets its pods, does not respond.
     pub(in super::super) is_api_server_down: bool,
 }

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::kubelet::{Allocatable, Connection, ContainerUsage, KubeletConfig, MemoryBlock};
 use crate::machine::{Machine, NumaNode};
 use crate::pod::{Container, Pod};
-use crate::topology::Rules;
+use crate::topology::ZoneRules;
 
 /// Returns a scan of a node with the CPUs 0-3, on which these pods have these CPUs.
 fn scan(pods: &[(&str, &str)]) -> Scan {
@@ -69,7 +69,7 @@ impl Bench {
             pods: &self.pods,
             view: &self.view,
             live_object: &self.live_object,
-            rules: &Rules::default(),
+            rules: &ZoneRules::default(),
             is_api_server_down: false,
         };
         self.reconciler.step(change, &context, now)

@@ -38,7 +38,7 @@ fn accounted(
         config: None,
         policies: None,
         remembered: &BTreeSet::new(),
-        rules: &topology::Rules::default(),
+        rules: &topology::ZoneRules::default(),
     });
     let amounts = |zone: &topology::Zone| {
         let of = |(name, amounts): (&String, &topology::Amounts)| {

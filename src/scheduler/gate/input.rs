@@ -6,7 +6,7 @@ use crate::kubelet::Usage;
 use crate::scheduler::{
     FingerprintMethod, FingerprintView, Informer, NodeContext, PluginRelease, Requirements,
 };
-use crate::topology::{Exclude, Topology};
+use crate::topology::{NodeExclusions, Topology};
 
 /// The plugin's configuration, and how long to wait for pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +59,7 @@ pub struct GateInput<'a> {
     /// The topology computed from that List.
     pub topology: &'a Topology,
     /// What is excluded from the topology.
-    pub exclude: &'a Exclude,
+    pub exclude: &'a NodeExclusions,
     /// Whether the kubelet responds. While it does not, no pod can become accounted, so the time does not
     /// count against [`GateSettings::give_up_after`].
     pub is_responding: bool,

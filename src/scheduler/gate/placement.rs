@@ -58,7 +58,7 @@ mod tests {
     use crate::nrt::POLICY;
     use crate::pod::Phase;
     use crate::scheduler::{GateSettings, NodeContext, Requirements};
-    use crate::topology::{Amounts, Exclude, Topology, Zone};
+    use crate::topology::{Amounts, NodeExclusions, Topology, Zone};
 
     fn machine() -> Machine {
         let node = |id: Id, cpus: &str| NumaNode { id, cpus: cpus.parse().unwrap(), ..NumaNode::default() };
@@ -111,7 +111,7 @@ mod tests {
         placement: bool,
     ) -> Option<String> {
         let (machine, usage) = (machine(), Usage { pods: entries });
-        let (requirements, exclude) = (Requirements::default(), Exclude::default());
+        let (requirements, exclude) = (Requirements::default(), NodeExclusions::default());
         let node = NodeContext::of_machine(&machine);
         let input = GateInput {
             usage: &usage,

@@ -10,7 +10,7 @@ use crate::kubelet::{DeviceGroup, MemoryBlock};
 use crate::machine::{Id, IdSet, Machine};
 use crate::pod::{Container, ContainerKind};
 use crate::scheduler::{NodeContext, Requirements};
-use crate::topology::{Amounts, Exclude, Topology};
+use crate::topology::{Amounts, NodeExclusions, Topology};
 
 use Phase::{Failed, Pending, Running, Succeeded, Unknown};
 
@@ -84,7 +84,7 @@ impl Bench {
 
     /// Calls `action` with the gate and its input.
     fn act<T>(&mut self, names: &str, action: impl FnOnce(&mut FingerprintGate, &GateInput<'_>) -> T) -> T {
-        let (usage, machine, exclude) = (list(names), Machine::default(), Exclude::default());
+        let (usage, machine, exclude) = (list(names), Machine::default(), NodeExclusions::default());
         let node = NodeContext::of_machine(&machine);
         let input = GateInput {
             usage: &usage,

@@ -73,7 +73,7 @@ fn an_excluded_resource_is_in_no_zone_even_if_used_or_remembered() {
 
 #[test]
 fn every_exclusion_has_a_warning() {
-    let mut exclude = Exclude::default();
+    let mut exclude = NodeExclusions::default();
     assert!(exclude.is_empty());
     assert_eq!(exclude.warnings(), Vec::<String>::new());
     exclude.resources = ["hugepages-2Mi", "example.com/nic"].map(str::to_owned).into();

@@ -65,7 +65,7 @@ prop_compose! {
             usage: Usage { pods },
             config,
             remembered,
-            rules: Rules { fillers, ..Default::default() },
+            rules: ZoneRules { fillers, ..Default::default() },
             ..Default::default()
         }
     }

@@ -9,7 +9,7 @@ use numacast::pod;
 use numacast::scheduler::{
     Decision, FingerprintGate, FingerprintView, GateInput, GateSettings, NodeContext, Requirements, Verdict,
 };
-use numacast::topology::{Amounts, Exclude, Topology, Zone};
+use numacast::topology::{Amounts, NodeExclusions, Topology, Zone};
 
 use super::bug::Bug;
 use super::cluster::{NAMESPACE, NodeId, Object, Phase, Pod, PodId, PodState};
@@ -273,7 +273,7 @@ impl Agent {
         }
         let now = Duration::from_micros(sim.now);
         // The pods have no init containers, so the machine does not matter.
-        let (machine, exclude) = (Machine::default(), Exclude::default());
+        let (machine, exclude) = (Machine::default(), NodeExclusions::default());
         let input = GateInput {
             usage: &self.usage,
             list_number: self.lists,

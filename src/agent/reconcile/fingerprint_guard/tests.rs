@@ -6,7 +6,7 @@ use crate::agent::observe::{Inventory, Scan};
 use crate::kubelet::{Allocatable, ContainerUsage, PodUsage, Usage};
 use crate::machine::{Machine, NumaNode};
 use crate::pod::{Container, Pod};
-use crate::topology::Rules;
+use crate::topology::ZoneRules;
 
 /// Returns an account of a node with the CPUs 0-3, on which these pods have these CPUs.
 fn account(pods: &[(&str, &str)]) -> Account {
@@ -29,7 +29,7 @@ fn account(pods: &[(&str, &str)]) -> Account {
         inventory: Arc::new(Inventory { machine, allocatable, ..Inventory::default() }),
         ..Scan::default()
     };
-    Account::new(scan, None, &BTreeSet::new(), &Rules::default())
+    Account::new(scan, None, &BTreeSet::new(), &ZoneRules::default())
 }
 
 /// Returns a Guaranteed pod with one CPU.
@@ -64,7 +64,7 @@ impl Bench {
 
     fn check(&mut self, scope: Scope, milliseconds: u64) -> Option<Newest> {
         let now = self.start + Duration::from_millis(milliseconds);
-        self.guard.check(&self.pods, &Exclude::default(), scope, now, &mut self.events)
+        self.guard.check(&self.pods, &NodeExclusions::default(), scope, now, &mut self.events)
     }
 
     /// Returns when the guard is to be checked again, in milliseconds after its start.
@@ -82,7 +82,7 @@ fn published(newest: Option<Newest>) -> (bool, bool) {
 #[test]
 fn nothing_is_published_without_an_account() {
     let mut guard = FingerprintGuard::new(GateSettings::default(), Instant::now());
-    let (pods, exclude) = (PodCache::none(), Exclude::default());
+    let (pods, exclude) = (PodCache::none(), NodeExclusions::default());
     assert!(guard.check(&pods, &exclude, Scope::All, Instant::now(), &mut Vec::new()).is_none());
 }
 
@@ -124,7 +124,7 @@ fn the_fingerprint_is_withheld_until_a_bound_pod_is_accounted_for() {
     bench.guard.accept(account(&[("a", "1")]));
     assert_eq!(published(bench.check(Scope::All, 60)), (true, false));
     assert_eq!((bench.guard.bound_pods.scan_at, bench.guard.bound_pods.unaccounted.len()), (None, 0));
-    let covered = bench.guard.covered_pods(&bench.pods, &Exclude::default());
+    let covered = bench.guard.covered_pods(&bench.pods, &NodeExclusions::default());
     assert_eq!(covered, [("ns".to_owned(), "a".to_owned())]);
 }
 
@@ -147,7 +147,7 @@ fn reservations_are_published_at_once() {
     let newest = bench.check(Scope::Urgent, 0).expect("it waits");
     assert_eq!(newest.publishable.zones()[0].resources["cpu"].available, 3);
     let account = account(&[]);
-    let reservations = account.reservations(&settings, Some(&[pod("a")]), &Exclude::default());
+    let reservations = account.reservations(&settings, Some(&[pod("a")]), &NodeExclusions::default());
     assert_eq!((reservations.len(), &reservations), (1, &newest.verdict.reservations));
     assert_eq!(account.with_reservations(&reservations), newest.publishable);
 }

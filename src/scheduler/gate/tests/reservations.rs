@@ -80,15 +80,15 @@ fn with_reservations_the_fingerprint_is_withheld_at_once() {
 #[test]
 fn nothing_is_reserved_for_excluded_pods_and_unlisted_resources() {
     let pods = [pod("a", "1", Pending)];
-    let reserved = |bench: &mut Bench, exclude: Exclude| {
+    let reserved = |bench: &mut Bench, exclude: NodeExclusions| {
         bench.act("", |gate, input| {
             let input = GateInput { exclude: &exclude, ..*input };
             gate.evaluate(Some(&pods), &input, ms(0)).reservations.len()
         })
     };
-    assert_eq!(reserved(&mut bench(true), Exclude::default()), 1);
-    let outside = Exclude { outside_namespace: Some("other".into()), ..Exclude::default() };
+    assert_eq!(reserved(&mut bench(true), NodeExclusions::default()), 1);
+    let outside = NodeExclusions { outside_namespace: Some("other".into()), ..NodeExclusions::default() };
     assert_eq!(reserved(&mut bench(true), outside), 0);
     let mut without_zones = Bench { topology: Topology::default(), ..bench(true) };
-    assert_eq!(reserved(&mut without_zones, Exclude::default()), 0);
+    assert_eq!(reserved(&mut without_zones, NodeExclusions::default()), 0);
 }
