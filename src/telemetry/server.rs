@@ -35,10 +35,12 @@ use super::tls::Tls;
 use crate::util::task::Task;
 use rates::Rates;
 
-/// Maximum number of open connections. An idle one takes about 10 KiB.
-const CONNECTIONS: usize = 64;
-/// Maximum number of open connections per address. A kubelet or a scraper has one or two.
-const CONNECTIONS_PER_ADDRESS: usize = 16;
+/// Maximum number of open connections. An idle one takes 1.2 KiB, one that has sent something 14 KiB.
+const CONNECTIONS: usize = 512;
+/// Maximum number of open connections per address. A kubelet or a scraper has one or two. If another client
+/// has the same address, this many of its connections must arrive between a probe's connection and the probe's
+/// request to close that.
+const CONNECTIONS_PER_ADDRESS: usize = 256;
 /// The listen backlog, unless `net.core.somaxconn` is lower. If it is full, a probe retries after one second,
 /// which is too late.
 const BACKLOG: u32 = 4096;
@@ -260,20 +262,28 @@ async fn serve(stream: TcpStream, address: IpAddr, shared: Arc<Shared>, requeste
     }
 }
 
-/// Serves one request, which is counted once it is there, but before the TLS handshake if there is one.
+/// Serves one request once the client has sent something: an idle connection has no buffers.
 async fn connection(stream: TcpStream, address: IpAddr, shared: &Shared, requested: &AtomicBool) {
+    // Not `readable`, which may complete although nothing has arrived.
+    if stream.peek(&mut [0]).await.is_ok() {
+        Box::pin(exchange(stream, address, shared, requested)).await;
+    }
+}
+
+/// Serves one request, which is counted once it is there, but before the TLS handshake if there is one.
+async fn exchange(stream: TcpStream, address: IpAddr, shared: &Shared, requested: &AtomicBool) {
     let take = || shared.rates.take(address);
-    let Some(tls) = &shared.tls else { return exchange(stream, shared, requested, take).await };
+    let Some(tls) = &shared.tls else { return serve_http(stream, shared, requested, take).await };
     let Some(acceptor) = tls.acceptor() else { return };
     let Ok(hello) = LazyConfigAcceptor::new(Acceptor::default(), stream).await else { return };
     if take()
         && let Ok(stream) = hello.into_stream(Arc::clone(acceptor.config())).await
     {
-        exchange(stream, shared, requested, || true).await;
+        serve_http(stream, shared, requested, || true).await;
     }
 }
 
-async fn exchange(
+async fn serve_http(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     shared: &Shared,
     requested: &AtomicBool,
