@@ -17,6 +17,7 @@ impl Config {
         let (proxy, annotations) = (&self.proxy, &self.proxy.annotations);
         let (merged, devices) = (annotations.are_merged(), annotations.has(Koordinator::Devices));
         let of_devices = annotations.has(Koordinator::SharedIds) || annotations.has(Koordinator::Allocatable);
+        let has_names = !annotations.koordinator_resources.is_empty();
         let has_view = self.view() != FingerprintView::None;
         let is_old = self.publish.api_version == Version::V1alpha1;
         let has_bindings = self.pods.source.may_be_api_server();
@@ -39,7 +40,7 @@ impl Config {
             (!has_bindings && self.view() == FingerprintView::Scheduler, "pods.source", view),
             (!has_bindings && self.reserves(), "publish.reserve", reserve),
             (of_devices && !devices, "proxy.annotations.koordinator", only),
-            (!annotations.resources.is_empty() && !devices, "proxy.annotations.resources", only),
+            (has_names && !devices, "proxy.annotations.koordinatorResources", only),
             (proxy.fail_closed && !merged, "proxy.failClosed", nothing),
             (proxy.zones && !(proxy.enabled && merged), "proxy.zones", no_zones),
         ]
@@ -200,8 +201,9 @@ mod tests {
             let with_cpus = keys(|c| c.proxy.annotations.koordinator = [Koordinator::Cpus, what].into());
             assert_eq!(with_cpus, ["proxy.annotations.koordinator"]);
         }
-        let named = |p: &mut Proxy| p.annotations.resources = [("gpu".into(), "a.b/c".into())].into();
-        assert_eq!(of_devices(named), ["proxy.annotations.resources"]);
+        let named =
+            |p: &mut Proxy| p.annotations.koordinator_resources = [("gpu".into(), "a.b/c".into())].into();
+        assert_eq!(of_devices(named), ["proxy.annotations.koordinatorResources"]);
         assert!(of_devices(|p| p.fail_closed = true).is_empty(), "CPUs are merged");
         let nothing = |c: &mut Config| {
             c.proxy.fail_closed = true;

@@ -16,7 +16,7 @@ pub const EVERY_NODE: &str = "*";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Exclude {
-    /// Resources that no zone lists, by node name, or `"*"` for every node. Both lists of a node apply.
+    /// Resources that no zone lists, by node name, or `"*"` for every node in addition to its own list.
     ///
     /// For example `{"*": [hugepages-1Gi], worker-1: [example.com/nic]}`, as NFD's `excludeList` and RTE's
     /// `resourceExclude`. A layer that sets the key replaces the whole map. The fingerprint does not change.

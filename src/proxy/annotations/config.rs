@@ -28,22 +28,24 @@ pub struct Annotations {
     /// Resource names of Koordinator's devices by type (`gpu`), or type and vendor (`gpu/huawei`), in place
     /// of the built-in names.
     #[serde(deserialize_with = "resources")]
-    pub resources: BTreeMap<String, String>,
+    pub koordinator_resources: BTreeMap<String, String>,
     /// Other annotations that list devices: entries of `annotation` (its key), `resource`, and the paths
     /// `path`, `id` and `container`.
     ///
     /// They follow Koordinator's, in this order; a device that a pod gets twice counts for the first
-    /// container.
+    /// container. An entry has one resource: an annotation with devices of several needs an entry for each.
     ///
     /// `path` selects the devices in the annotation's JSON by names of fields and positions in lists, such as
     /// `devices.0`. `*` is every element of a list, in order, or every field, sorted by name. A backslash
     /// escapes a special character in a name: `nvidia\.com/gpu`. Without `path`, the text is a list of ids,
     /// separated by commas. A path that selects nothing yields no device and is no error.
     ///
-    /// `id` and `container` are paths below a device. Without `id`, the device itself is the id. The
-    /// container `*` is the key of the first field that a `*` of `path` matched. Without `container`, it is
-    /// found as for Koordinator: the one that requests the resource, else the first that is no sidecar.
-    /// Nothing verifies such an annotation: anybody who creates a pod can write it.
+    /// `id` and `container` are paths below a device, to its id and to the name of its container. Without
+    /// `id`, the device itself is the id. Where the names of containers are fields above the devices, as in
+    /// `{"main": ["A", "B"]}` with the path `*.*`, set `container` to `*`: it stands for the first field that
+    /// a `*` of `path` matched, here `main`. Without `container`, it is found as for Koordinator: the one
+    /// that requests the resource, else the first that is no sidecar. Nothing verifies such an annotation:
+    /// anybody who creates a pod can write it.
     #[schemars(with = "Vec<RawMapping>")]
     pub mappings: Vec<AnnotationMapping>,
 }
@@ -76,8 +78,8 @@ pub struct AnnotationMapping {
     /// The path from a device to its id; without it, the device is the id.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<JsonPath>,
-    /// The path from a device to its container's name, or `*`: the key that a wildcard of `path` matched.
-    /// Without it, the container is found by its requests.
+    /// The path from a device to its container's name, or `*`: the name of the first field that a wildcard of
+    /// `path` matched. Without it, the container is found by its requests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<JsonPath>,
 }
@@ -146,7 +148,11 @@ fn resources<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<Stri
 
 impl Default for Annotations {
     fn default() -> Self {
-        Self { koordinator: [Koordinator::Devices].into(), resources: BTreeMap::new(), mappings: Vec::new() }
+        Self {
+            koordinator: [Koordinator::Devices].into(),
+            koordinator_resources: BTreeMap::new(),
+            mappings: Vec::new(),
+        }
     }
 }
 
@@ -174,9 +180,9 @@ mod tests {
             |yaml: &str| serde_saphyr::from_str::<Annotations>(yaml).map_err(|error| error.to_string());
         for (yaml, reason) in [
             ("{koordinator: [gpus]}", "unknown variant `gpus`"),
-            ("{resources: {'GPU': nvidia.com/gpu}}", "`GPU` is no type of device"),
-            ("{resources: {'gpu/a/b': nvidia.com/gpu}}", "`gpu/a/b` is no type of device"),
-            ("{resources: {gpu: cpu}}", "`cpu` is no device"),
+            ("{koordinatorResources: {'GPU': nvidia.com/gpu}}", "`GPU` is no type of device"),
+            ("{koordinatorResources: {'gpu/a/b': nvidia.com/gpu}}", "`gpu/a/b` is no type of device"),
+            ("{koordinatorResources: {gpu: cpu}}", "`cpu` is no device"),
             ("{mappings: [{annotation: 'a b', resource: a.b/c}]}", "`a b` is no key of an annotation"),
             ("{mappings: [{annotation: a.b/c, resource: memory}]}", "`memory` is no device"),
             ("{mappings: [{resource: a.b/c}]}", "annotation"),
@@ -198,8 +204,8 @@ mod tests {
             let error = read(yaml).unwrap_err();
             assert!(error.contains(reason), "{yaml}: {error}");
         }
-        let valid =
-            read("{resources: {gpu/huawei: huawei.com/npu}, mappings: [{annotation: a, resource: a.b/c}]}");
-        assert_eq!(valid.unwrap().mappings[0].id, None);
+        let valid = "{koordinatorResources: {gpu/huawei: huawei.com/npu}, \
+                     mappings: [{annotation: a, resource: a.b/c}]}";
+        assert_eq!(read(valid).unwrap().mappings[0].id, None);
     }
 }

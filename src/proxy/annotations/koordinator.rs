@@ -36,7 +36,7 @@ pub(super) fn read_devices(reader: &mut PodReader<'_>, text: &str) {
 
 fn read_type(reader: &mut PodReader<'_>, kind: &str, devices: Vec<JsonDevice>) {
     let resource: Option<Arc<str>> =
-        resource_names::resource(&reader.rules.resources, kind, reader.node.vendor());
+        resource_names::resource(&reader.rules.koordinator_resources, kind, reader.node.vendor());
     let Some(resource) = resource else {
         return reader.errors.add_malformed(DEVICES, "a type of device that makes no valid resource name");
     };

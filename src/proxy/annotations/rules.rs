@@ -19,8 +19,8 @@ use crate::proxy::allocations::{Allocations, CpusAndMemory, DeviceName, DeviceTa
 #[derive(Clone, Debug)]
 pub struct Rules {
     pub(super) koordinator: bool,
-    /// Configured resource names by type, or type and vendor.
-    pub(super) resources: BTreeMap<String, Arc<str>>,
+    /// Configured resource names of Koordinator's devices by type, or type and vendor.
+    pub(super) koordinator_resources: BTreeMap<String, Arc<str>>,
     pub(super) cpus: bool,
     pub(super) shared_ids: bool,
     pub(super) allocatable: bool,
@@ -31,10 +31,10 @@ impl Rules {
     /// Creates the rules; with `zones`, they include the node's own devices.
     #[must_use]
     pub fn new(annotations: &Annotations, zones: bool) -> Self {
-        let resources = annotations.resources.iter();
+        let names = annotations.koordinator_resources.iter();
         Self {
             koordinator: annotations.has(Koordinator::Devices),
-            resources: resources.map(|(kind, name)| (kind.clone(), name.as_str().into())).collect(),
+            koordinator_resources: names.map(|(kind, name)| (kind.clone(), name.as_str().into())).collect(),
             cpus: annotations.has(Koordinator::Cpus),
             shared_ids: annotations.has(Koordinator::SharedIds),
             allocatable: zones || annotations.has(Koordinator::Allocatable),
@@ -94,7 +94,7 @@ impl Rules {
             return DeviceTable::default();
         }
         for device in node.devices().filter(|device| device.healthy) {
-            let name = resource_names::resource(&self.resources, &device.kind, node.vendor());
+            let name = resource_names::resource(&self.koordinator_resources, &device.kind, node.vendor());
             let Some(name) = name else { continue };
             let resource = allocated.resource(name.as_bytes());
             let is_allocated = |id: &str| {

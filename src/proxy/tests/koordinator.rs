@@ -223,8 +223,8 @@ fn accelerators_are_named_by_their_vendor() {
     ] {
         assert_eq!(resource(vendor), expected, "{vendor}");
     }
-    let configured =
-        "resources: {gpu: example.com/any, gpu/huawei: huawei.com/Ascend910, rdma: example.com/rdma}";
+    let configured = "koordinatorResources: {gpu: example.com/any, gpu/huawei: huawei.com/Ascend910, \
+                      rdma: example.com/rdma}";
     let pods = [pod("p", DEVICES, r#"{"gpu":[{"id":"x"}],"rdma":[{"id":"y"}]}"#, &[container("main", &[])])];
     for (vendor, name) in [("huawei", "huawei.com/Ascend910"), ("nvidia", "example.com/any")] {
         let node = reported(vendor, &[device("gpu", "x", 0, None), device("rdma", "y", 0, None)]);
