@@ -27,7 +27,7 @@ use crate::topology::Zone;
 
 pub use exclusive::is_exclusive;
 pub use fingerprint::{Fingerprint, FingerprintMethod, PodFingerprint, pod_hash};
-pub use gate::{Decision, FingerprintGate, GateInput, GateSettings, Verdict};
+pub use gate::{Decision, FingerprintGate, GateInput, GateSettings, Verdict, WithholdReason};
 pub use init_containers::NodeContext;
 pub use placement::Placement;
 pub use publishable::Publishable;

@@ -12,16 +12,13 @@ use crate::agent::live_object::LiveObject;
 use crate::agent::metrics::{Metrics, Outcome};
 use crate::agent::observe::Scan;
 use crate::agent::publish::Publisher;
-use crate::agent::reconcile::{Change, Context, Plan, Reconciler, Requeue, Scope};
+use crate::agent::reconcile::{Change, Context, FIRST_LIST, Plan, Reconciler, Requeue, Scope};
 use crate::agent::report::{EventRecorder, Reporter};
 use crate::agent::settings::Settings;
 use crate::cluster::{Cluster, ClusterError};
 use crate::pod::TerminalPods;
 use crate::pod_source::{PodCache, PodView};
 use crate::topology::ZoneRules;
-
-/// How long a single pass waits for the pods.
-const FIRST_LIST: Duration = Duration::from_secs(2);
 
 /// Minimum interval between two checks of the API server: all agents of a cluster may wait for their kubelets
 /// at the same time.

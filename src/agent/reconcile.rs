@@ -34,7 +34,7 @@ use crate::pod_source::{PodCache, PodView};
 use crate::topology::Finding;
 
 pub use account::Account;
-pub(super) use fingerprint_guard::Scope;
+pub(super) use fingerprint_guard::{FIRST_LIST, Scope};
 pub(super) use plan::{Change, Context, Plan};
 pub(super) use schedule::Requeue;
 

@@ -13,7 +13,7 @@ use crate::agent::metrics::Metrics;
 use crate::agent::observe::Scan;
 use crate::agent::settings::Settings;
 use crate::pod::PodName;
-use crate::scheduler::{Decision, Publishable, Reservation, Verdict, totals};
+use crate::scheduler::{Decision, Publishable, Reservation, Verdict, WithholdReason, totals};
 
 pub(super) use events::{EventRecorder, Reason};
 
@@ -88,11 +88,17 @@ impl Reporter {
         covered_pods: impl FnOnce() -> Vec<PodName>,
     ) {
         if is_new || self.unaccounted != verdict.unaccounted {
-            if verdict.decision == Decision::Withhold {
-                debug!("the fingerprint is withheld for {:?}", verdict.unaccounted);
+            match verdict.decision {
+                Decision::Withhold(WithholdReason::PodsUnknown) => {
+                    debug!("the fingerprint is withheld: the node's pods are unknown");
+                }
+                Decision::Withhold(WithholdReason::UnaccountedPods) => {
+                    debug!("the fingerprint is withheld for {:?}", verdict.unaccounted);
+                }
+                Decision::Publish | Decision::Wait => {}
             }
             if let (Some(file), Some(fingerprint)) = (&self.status_file, verdict.fingerprint) {
-                file.write(&self.node, fingerprint, covered_pods(), &verdict.unaccounted);
+                file.write(&self.node, fingerprint, covered_pods(), verdict);
             }
             self.unaccounted.clone_from(&verdict.unaccounted);
         }

@@ -1,4 +1,17 @@
 //! Decides which fingerprint the object has, and when it is withheld.
+//!
+//! All reasons to withhold it, also those that other modules decide on, as listed in `docs/operations.md`:
+//!
+//! - A: the pods are unknown (`evaluate`).
+//! - B: a bound pod is not in the zones (`decide` and `pod_state`), each pod for at most `give_up_after`:
+//!     - B1: for longer than `withhold_after`, or at once with `reserve`.
+//!     - B2: for `MAX_EXTENSION` times that, there was always one pod or another.
+//!     - B3: the List has lacked a running pod for `MISSING_LIMIT`.
+//!     - B4: its entry is that of an earlier pod with the same name (`is_predecessors`).
+//!     - B5: it was deleted while Pending, and may still be admitted (`is_terminating`).
+//! - C: while the kubelet does not respond, B lasts longer (`Reconciler::failed`, `wait_of`).
+//! - D: the agent stops (`PublishTask::withhold_at_the_end`).
+//! - E: the agent has started and cannot write its first object (`PublishTask::withhold_until_first_write`).
 
 mod input;
 mod placement;
@@ -19,11 +32,12 @@ use crate::pod::{Phase, Pod, PodName};
 use crate::topology::Zone;
 
 pub use input::{GateInput, GateSettings};
-pub use verdict::{Decision, Verdict};
+pub use verdict::{Decision, Verdict, WithholdReason};
 
 use pod_state::{Entry, PodState};
 
-/// A wait that new pods keep extending ends after this many times [`GateSettings::withhold_after`].
+/// The fingerprint is withheld if, for this many times [`GateSettings::withhold_after`], there was always a
+/// pod to wait for, even if none of them for longer than that.
 const MAX_EXTENSION: u32 = 3;
 
 /// Keeps the published fingerprint in agreement with the plugin's.
@@ -86,12 +100,14 @@ impl FingerprintGate {
             self.add_leftovers(pods, input, &mut verdict);
         }
         if is_scheduler_view {
-            verdict.decision =
-                if pods.is_some() { self.decide(&mut verdict, now) } else { Decision::Withhold };
+            verdict.decision = match pods {
+                Some(_) => self.decide(&mut verdict, now),
+                None => Decision::Withhold(WithholdReason::PodsUnknown),
+            };
         }
         let zones = &input.topology.zones;
         let value = match (self.settings.view, verdict.decision) {
-            (FingerprintView::Scheduler, Decision::Withhold) => Some(Fingerprint::WITHHELD),
+            (FingerprintView::Scheduler, Decision::Withhold(_)) => Some(Fingerprint::WITHHELD),
             (FingerprintView::Scheduler, _) => {
                 Some(self.plugin_fingerprint(pods.as_deref().unwrap_or_default(), zones))
             }
@@ -112,7 +128,7 @@ impl FingerprintGate {
     ) -> Publishable {
         let placement = match verdict.decision {
             Decision::Publish => self.placement(pods, input),
-            Decision::Wait | Decision::Withhold => None,
+            Decision::Wait | Decision::Withhold(_) => None,
         };
         Publishable::new(input.topology, verdict.fingerprint, &verdict.reservations, placement)
     }
@@ -176,7 +192,8 @@ impl FingerprintGate {
         }
     }
 
-    /// Withholds as soon as one pod has been waited for long enough.
+    /// Publishes if no pod is waited for. Otherwise publishes nothing until one has been waited for too long,
+    /// then withholds the fingerprint.
     fn decide(&mut self, verdict: &mut Verdict, now: Duration) -> Decision {
         let waiting_since = self.pods.values().filter_map(PodState::waiting_since);
         let Some(oldest) = waiting_since.min() else {
@@ -187,7 +204,7 @@ impl FingerprintGate {
         let limit = if self.settings.reserve { Duration::ZERO } else { self.settings.withhold_after };
         let until = (oldest + limit).min(deferred_since + limit * MAX_EXTENSION);
         if now >= until {
-            return Decision::Withhold;
+            return Decision::Withhold(WithholdReason::UnaccountedPods);
         }
         verdict.recheck_by(until);
         Decision::Wait

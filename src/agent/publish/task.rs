@@ -21,7 +21,7 @@ use crate::scheduler::{FingerprintView, Publishable};
 use crate::util::backoff::jittered;
 use crate::util::log_throttle::LastLogged;
 
-/// How long the live object is trusted at startup while the node cannot be read.
+/// How long the live object is trusted at startup without a write of this agent.
 const TRUSTED: Duration = Duration::from_millis(500);
 
 /// What the publisher has done so far.
@@ -43,7 +43,7 @@ enum Wake {
     Newest,
     /// The pending attempt is due, or a refresh.
     Due,
-    /// There is no state yet, and the live object should not be trusted any longer.
+    /// This agent has not written yet, and the live object should not be trusted any longer.
     Withhold,
     /// An event of the watch on the object, or its error.
     Object(Result<ObjectEvent, ClusterError>),
@@ -75,12 +75,14 @@ struct WatchedObject {
     watch: Option<ObjectWatch>,
 }
 
-/// When the fingerprint of the object is withheld because no agent can account for the pods.
+/// When to withhold the fingerprint of the object because no agent accounts for the pods: before the first
+/// write, and at shutdown.
 struct WithheldFingerprint {
     /// Whether that is done: in the scheduler's view only.
     is_enabled: bool,
-    /// The live object with its fingerprint withheld; and when to write it unless there is a state by then.
-    unread: Option<(NodeResourceTopology, Instant)>,
+    /// The live object with its fingerprint withheld, and when to write it; `None` once that or a state of
+    /// this agent is written.
+    unwritten: Option<(NodeResourceTopology, Instant)>,
     /// Whether the object that was written last has no fingerprint that can match.
     is_withheld: bool,
 }
@@ -113,7 +115,7 @@ impl PublishTask {
             watch_error: LastLogged::default(),
             fingerprint: WithheldFingerprint {
                 is_enabled: settings.gate.view == FingerprintView::Scheduler,
-                unread: None,
+                unwritten: None,
                 is_withheld: false,
             },
         }
@@ -131,7 +133,7 @@ impl PublishTask {
         while let Some(wake) = self.wait().await {
             match wake {
                 Wake::Newest => self.take_newest(),
-                Wake::Withhold => self.withhold_unread().await,
+                Wake::Withhold => self.withhold_until_first_write().await,
                 Wake::Object(Ok(ObjectEvent::Applied(metadata))) => self.object_changed(*metadata).await,
                 Wake::Object(Ok(ObjectEvent::Deleted(last))) => self.object_deleted(last.as_deref()),
                 Wake::Object(Err(error)) => self.watch_failed(&error),
@@ -147,7 +149,7 @@ impl PublishTask {
     /// The next one to start publishes a fingerprint again.
     async fn withhold_at_the_end(&mut self) {
         let newest = self.newest.borrow().clone();
-        let written = match (newest, self.fingerprint.unread.take()) {
+        let written = match (newest, self.fingerprint.unwritten.take()) {
             (_, Some((object, _))) => self.writer.write_withheld(&object).await,
             (Some(newest), None) if self.has_matching_fingerprint() => {
                 self.writer.write(&newest.withheld()).await
@@ -169,12 +171,15 @@ impl PublishTask {
             && self.writer.metadata.as_ref().is_some_and(is_up_to_date)
     }
 
-    /// Withholds the fingerprint of the live object: the node has been unreadable since this agent started,
-    /// and pods may have been bound that the object does not account for.
-    async fn withhold_unread(&mut self) {
-        let Some((object, due)) = &mut self.fingerprint.unread else { return };
+    /// Withholds the fingerprint of the live object: this agent has not written yet, since it cannot read the
+    /// node or its writes fail, and pods may have been bound that the object does not account for.
+    async fn withhold_until_first_write(&mut self) {
+        let Some((object, due)) = &mut self.fingerprint.unwritten else { return };
         match self.writer.write_withheld(object).await {
-            Ok(()) => self.fingerprint.unread = None,
+            Ok(()) => {
+                self.fingerprint.unwritten = None;
+                debug!("the fingerprint is withheld until this agent's first write");
+            }
             Err(error) => {
                 debug!("{error}; trying again");
                 *due = Instant::now() + TRUSTED;
@@ -192,7 +197,7 @@ impl PublishTask {
                     // The fingerprint of another publisher's object is not withheld before it is taken over.
                     let is_ours = self.fingerprint.is_enabled && self.first == Some(WriteReason::First);
                     let object = live_object.object().filter(|_| is_ours).and_then(withheld);
-                    self.fingerprint.unread = object.map(|object| (object, Instant::now() + TRUSTED));
+                    self.fingerprint.unwritten = object.map(|object| (object, Instant::now() + TRUSTED));
                     self.live_object.send_replace(live_object);
                     return;
                 }
@@ -208,7 +213,7 @@ impl PublishTask {
             Some(_) => self.retry.not_before.unwrap_or(self.refresh_at),
             None => self.refresh_at,
         };
-        let unread = self.fingerprint.unread.as_ref().map(|(_, due)| *due);
+        let withhold_at = self.fingerprint.unwritten.as_ref().map(|(_, due)| *due);
         let event = async {
             match &mut self.watched.watch {
                 Some(watch) => watch.next().await,
@@ -219,7 +224,7 @@ impl PublishTask {
             changed = self.newest.changed() => changed.ok().map(|()| Wake::Newest),
             event = event => Some(Wake::Object(event)),
             () = sleep_until(due), if !is_idle => Some(Wake::Due),
-            () = sleep_until(unread.unwrap_or(due)), if unread.is_some() => Some(Wake::Withhold),
+            () = sleep_until(withhold_at.unwrap_or(due)), if withhold_at.is_some() => Some(Wake::Withhold),
         }
     }
 
@@ -250,7 +255,7 @@ impl PublishTask {
 
     fn written(&mut self, reason: WriteReason, took: Duration) {
         self.metrics.wrote(reason, took);
-        (self.pending, self.first, self.fingerprint.unread) = (None, None, None);
+        (self.pending, self.first, self.fingerprint.unwritten) = (None, None, None);
         let refresh_at = Instant::now() + jittered(self.refresh_interval);
         let stale_owner_due = self.ownership.stale_owner_due(self.refresh_interval);
         self.refresh_at = stale_owner_due.map_or(refresh_at, |due| refresh_at.min(due));

@@ -13,7 +13,8 @@ const DELAY: Duration = Duration::from_millis(5);
 /// Maximum delay between the first scans: a kubelet admits a pod within 5 ms, or within 30 ms on a large
 /// node.
 const FIRST_LIMIT: Duration = Duration::from_millis(10);
-/// The number of first scans. They end when the fingerprint is withheld for the pod.
+/// The number of first scans. After them the fingerprint is withheld for the pod, with the default of
+/// `fingerprint.withholdAfter`.
 const FIRST_SCANS: u32 = 5;
 /// Maximum delay in the first second: a kubelet under load takes longer, and what it has allocated should not
 /// wait for as long again. The rate limit of Lists is no faster.

@@ -18,8 +18,9 @@ use crate::pod_source::PodCache;
 use crate::scheduler::{Decision, FingerprintGate, FingerprintView, GateSettings, Publishable, Verdict};
 use crate::topology::NodeExclusions;
 
-/// How long the first object waits for the node's pods to be synced.
-const FIRST_LIST: Duration = Duration::from_secs(2);
+/// How long the first object waits for the node's pods to be synced; also how long `--once` does before its
+/// first scan.
+pub(in super::super) const FIRST_LIST: Duration = Duration::from_secs(2);
 /// Like [`FIRST_LIST`], if only reservations protect a pod that was bound before: longer than the backoff
 /// after one failed list.
 const FIRST_LIST_TO_RESERVE: Duration = Duration::from_secs(12);
@@ -117,7 +118,9 @@ impl FingerprintGuard {
         events.extend(verdict.given_up.iter().filter_map(|pod| self.given_up(pod)));
         let is_published = match scope {
             Scope::All => verdict.decision != Decision::Wait,
-            Scope::Urgent => self.gate.settings().reserve || verdict.decision == Decision::Withhold,
+            Scope::Urgent => {
+                self.gate.settings().reserve || matches!(verdict.decision, Decision::Withhold(_))
+            }
         };
         self.evaluated = Some((version, scope == Scope::All || is_published));
         if is_published { self.newest(verdict, pods, exclude, now) } else { None }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::pod::PodName;
-use crate::scheduler::PodFingerprint;
+use crate::scheduler::{Decision, PodFingerprint, Verdict, WithholdReason};
 use crate::util::log_throttle::LogOnce;
 
 /// Handle to the task that writes the file. It writes only the newest content, never a queue.
@@ -22,6 +22,9 @@ struct Status<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pods: Vec<Name<'a>>,
     node_name: &'a str,
+    /// Our addition: why the fingerprint is withheld.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    withheld_reason: Option<WithholdReason>,
     /// Our addition: the pods that the fingerprint is withheld for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     withheld_for: Vec<Name<'a>>,
@@ -54,20 +57,25 @@ impl StatusFile {
         Self(newest)
     }
 
-    /// Writes the object's fingerprint, the pods that it covers, and those that it is withheld for.
+    /// Writes the object's fingerprint, the pods that it covers, and why and for which pods it is withheld.
     pub(super) fn write(
         &self,
         node: &str,
         fingerprint: PodFingerprint,
         mut pods: Vec<PodName>,
-        withheld_for: &[PodName],
+        verdict: &Verdict,
     ) {
         pods.sort();
+        let withheld_reason = match verdict.decision {
+            Decision::Withhold(reason) => Some(reason),
+            Decision::Publish | Decision::Wait => None,
+        };
         let status = Status {
             fingerprint_computed: fingerprint.value.to_string(),
             pods: names(&pods),
             node_name: node,
-            withheld_for: if fingerprint.is_withheld() { names(withheld_for) } else { Vec::new() },
+            withheld_reason,
+            withheld_for: if withheld_reason.is_some() { names(&verdict.unaccounted) } else { Vec::new() },
         };
         self.0.send_replace(serde_json::to_string(&status).unwrap_or_default());
     }
@@ -96,18 +104,32 @@ mod tests {
         let file = StatusFile(sender);
         let pod = |name: &str| ("ns1".to_owned(), name.to_owned());
         let of_pods = Fingerprint::of([pod_hash("ns1", "n1"), pod_hash("ns1", "n2")]);
-        file.write("w", fingerprint(of_pods), vec![pod("n2"), pod("n1")], &[]);
+        file.write("w", fingerprint(of_pods), vec![pod("n2"), pod("n1")], &Verdict::default());
         assert_eq!(
             *receiver.borrow(),
             "{\"fingerprintComputed\":\"pfp0v001a5a0bb7911344362\",\
              \"pods\":[{\"Namespace\":\"ns1\",\"Name\":\"n1\"},{\"Namespace\":\"ns1\",\"Name\":\"n2\"}],\
              \"nodeName\":\"w\"}"
         );
-        file.write("w", fingerprint(Fingerprint::WITHHELD), vec![], &[pod("n3")]);
+        let withheld = |reason, unaccounted| Verdict {
+            decision: Decision::Withhold(reason),
+            unaccounted,
+            ..Verdict::default()
+        };
+        let verdict = withheld(WithholdReason::UnaccountedPods, vec![pod("n3")]);
+        file.write("w", fingerprint(Fingerprint::WITHHELD), vec![], &verdict);
         assert_eq!(
             *receiver.borrow(),
             "{\"fingerprintComputed\":\"pfp0v0010000000000000000\",\"nodeName\":\"w\",\
+             \"withheldReason\":\"UnaccountedPods\",\
              \"withheldFor\":[{\"Namespace\":\"ns1\",\"Name\":\"n3\"}]}"
+        );
+        let verdict = withheld(WithholdReason::PodsUnknown, Vec::new());
+        file.write("w", fingerprint(Fingerprint::WITHHELD), vec![], &verdict);
+        assert_eq!(
+            *receiver.borrow(),
+            "{\"fingerprintComputed\":\"pfp0v0010000000000000000\",\"nodeName\":\"w\",\
+             \"withheldReason\":\"PodsUnknown\"}"
         );
     }
 }

@@ -19,14 +19,14 @@ pub struct GateSettings {
     pub informer: Informer,
     /// Which rule the plugin applies to pods with exclusive resources.
     pub release: PluginRelease,
-    /// How long a bound pod may be unaccounted before the fingerprint is withheld. A pod accounted for in
-    /// time costs one write instead of two.
+    /// How long a bound pod may be missing in the zones before the fingerprint is withheld. Nothing is
+    /// written until then: if the kubelet admits the pod in time, one write accounts for it instead of two.
     pub withhold_after: Duration,
     /// How long the fingerprint may be withheld, or resources reserved, for one pod; only time in which the
     /// kubelet responds counts.
     pub give_up_after: Duration,
-    /// Whether the zones reserve what unaccounted pods will be allocated. If so, `withhold_after` is not
-    /// applied.
+    /// Whether the zones reserve what unaccounted pods will be allocated. If so, the object is written at
+    /// once, with the fingerprint withheld, as if `withhold_after` were 0.
     pub reserve: bool,
     /// Whether to publish the placement of containers.
     pub placement: bool,

@@ -132,8 +132,8 @@ impl FingerprintGate {
             self.entries.insert(pod.full_name(), entry);
             return self.listed_state(pod, now, verdict);
         }
-        // A List requested after the pod ran shows what it still is allocated. The next one may have been
-        // requested before.
+        // What a terminating pod is still allocated is in any List that was requested after it left Pending.
+        // The List after `ran_at_list` may have been requested before, the following ones were not.
         if is_terminating(pod) && wait.ran_at_list.is_some_and(|number| input.list_number > number + 1) {
             return PodState::Accounted;
         }

@@ -15,6 +15,7 @@ use crate::topology::{Amounts, NodeExclusions, Topology};
 use Phase::{Failed, Pending, Running, Succeeded, Unknown};
 
 const WITHHOLD_AFTER: Duration = Duration::from_millis(20);
+const UNACCOUNTED: Decision = Decision::Withhold(WithholdReason::UnaccountedPods);
 
 fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)
@@ -110,7 +111,7 @@ impl Bench {
 
     fn decision(&mut self, pods: &[Pod], names: &str, milliseconds: u64) -> Decision {
         let verdict = self.evaluate(pods, names, ms(milliseconds));
-        assert_eq!(verdict.fingerprint.unwrap().is_withheld(), verdict.decision == Decision::Withhold);
+        assert_eq!(verdict.fingerprint.unwrap().is_withheld(), verdict.decision == UNACCOUNTED);
         verdict.decision
     }
 }
@@ -243,7 +244,8 @@ fn the_kubelets_view_covers_its_list() {
 fn the_fingerprint_is_withheld_before_the_pods_are_known() {
     let mut bench = Bench::new();
     let verdict = bench.act("a+", |gate, input| gate.evaluate(None::<[&Pod; 0]>, input, ms(0)));
-    assert_eq!((verdict.decision, value(&verdict)), (Decision::Withhold, Some(Fingerprint::WITHHELD)));
+    assert_eq!(verdict.decision, Decision::Withhold(WithholdReason::PodsUnknown));
+    assert_eq!(value(&verdict), Some(Fingerprint::WITHHELD));
     assert_eq!(bench.decision(&[pod("a", "1", Running)], "a+", 1), Decision::Publish);
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::pod::PodName;
 use crate::scheduler::{PodFingerprint, Reservation};
 
@@ -14,7 +16,16 @@ pub enum Decision {
     /// Publish nothing yet: a pod is being admitted, and one write a moment later may cover everything.
     Wait,
     /// Publish the fingerprint that never matches.
-    Withhold,
+    Withhold(WithholdReason),
+}
+
+/// Why the fingerprint is withheld.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum WithholdReason {
+    /// No source has listed the node's pods yet.
+    PodsUnknown,
+    /// The zones do not account for all bound pods: [`Verdict::unaccounted`].
+    UnaccountedPods,
 }
 
 /// What to publish now, and why.

@@ -297,7 +297,7 @@ impl Agent {
             policy: true,
             fingerprint: self.fingerprint(&verdict),
             accounts,
-            withheld: verdict.decision == Decision::Withhold && self.bug == Bug::None,
+            withheld: matches!(verdict.decision, Decision::Withhold(_)) && self.bug == Bug::None,
             ..Object::default()
         };
         if !self.may_be_delayed(&object, sim.now) {

@@ -11,7 +11,7 @@ fn the_fingerprint_is_withheld_until_the_list_shows_the_cpus_of_a_bound_pod() {
     assert_eq!((waiting.decision, waiting.recheck_at), (Decision::Wait, Some(ms(120))));
     assert_eq!(waiting.unaccounted, [("ns".to_owned(), "b".to_owned())]);
     assert_eq!(bench.decision(&pods, "a+ b", 119), Decision::Wait, "it is named before it is admitted");
-    assert_eq!(bench.decision(&pods, "a+ b", 120), Decision::Withhold);
+    assert_eq!(bench.decision(&pods, "a+ b", 120), UNACCOUNTED);
     let accounted = bench.evaluate(&pods, "a+ b+", ms(150));
     assert_eq!(accounted.decision, Decision::Publish);
     assert_eq!(value(&accounted), fingerprint("a b"), "the plugin will count it in a moment");
@@ -33,7 +33,7 @@ fn pods_bound_one_after_another_do_not_defer_the_decision_indefinitely() {
     }
     let waits = usize::try_from(MAX_EXTENSION).unwrap() * 20 / 19 + 1;
     assert!(decisions[..waits].iter().all(|decision| *decision == Decision::Wait), "{decisions:?}");
-    assert!(decisions[waits..].contains(&Decision::Withhold), "{decisions:?}");
+    assert!(decisions[waits..].contains(&UNACCOUNTED), "{decisions:?}");
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn a_terminated_pod_is_not_waited_for() {
     for gone in [pod("a", "1", Succeeded), pod("a", "1", Failed)] {
         let mut bench = Bench::new();
         assert_eq!(bench.decision(&[pod("a", "1", Pending)], "", 0), Decision::Wait);
-        assert_eq!(bench.decision(&[pod("a", "1", Pending)], "", 100), Decision::Withhold);
+        assert_eq!(bench.decision(&[pod("a", "1", Pending)], "", 100), UNACCOUNTED);
         assert_eq!(bench.decision(slice::from_ref(&gone), "", 101), Decision::Publish, "{gone:?}");
         assert_eq!(bench.decision(&[], "", 102), Decision::Publish);
     }
@@ -62,8 +62,8 @@ fn a_pod_deleted_while_running_is_waited_for_until_a_later_list() {
     let mut bench = Bench::new();
     assert_eq!(bench.decision(&terminating(), "", 0), Decision::Wait);
     // The List from before its admission, and one that may have been requested before the deletion.
-    assert_eq!(bench.evaluate_again(&terminating(), "", ms(100)).decision, Decision::Withhold);
-    assert_eq!(bench.decision(&terminating(), "", 101), Decision::Withhold);
+    assert_eq!(bench.evaluate_again(&terminating(), "", ms(100)).decision, UNACCOUNTED);
+    assert_eq!(bench.decision(&terminating(), "", 101), UNACCOUNTED);
     assert_eq!(bench.decision(&terminating(), "", 102), Decision::Publish, "what it had is free");
     let mut bench = Bench::new();
     assert_eq!(bench.decision(&[pod("a", "1", Running)], "a+", 0), Decision::Publish);
@@ -79,7 +79,7 @@ fn a_pod_deleted_while_pending_is_waited_for_until_it_is_gone() {
     assert_eq!(bench.decision(&[pod("a", "1", Pending)], "", 0), Decision::Wait);
     assert_eq!(
         bench.decision(&[gone()], "", 100),
-        Decision::Withhold,
+        UNACCOUNTED,
         "the kubelet may admit it before it learns of the deletion"
     );
     assert_eq!(bench.decision(&[gone()], "a+", 200), Decision::Publish, "admitted until it terminates");
@@ -101,9 +101,9 @@ fn a_pod_with_the_name_of_an_earlier_one_is_distinguished() {
     // The kubelet has not learned yet that the first pod was force-deleted.
     let second = [pod("a", "2", Pending)];
     assert_eq!(bench.decision(&second, "a+", 10), Decision::Wait, "those CPUs are the first pod's");
-    assert_eq!(bench.decision(&second, "a+", 30), Decision::Withhold);
-    assert_eq!(bench.decision(&second, "a a+", 35), Decision::Withhold, "the first is being torn down");
-    assert_eq!(bench.decision(&second, "", 40), Decision::Withhold);
+    assert_eq!(bench.decision(&second, "a+", 30), UNACCOUNTED);
+    assert_eq!(bench.decision(&second, "a a+", 35), UNACCOUNTED, "the first is being torn down");
+    assert_eq!(bench.decision(&second, "", 40), UNACCOUNTED);
     assert_eq!(bench.decision(&second, "a+", 70), Decision::Publish);
     assert_eq!(bench.decision(&second, "", 75), Decision::Wait);
     assert_eq!(bench.decision(&[pod("a", "2", Running)], "a+", 80), Decision::Publish);
@@ -123,7 +123,7 @@ fn a_successor_with_the_same_cpus_is_accounted_by_a_later_list() {
     assert_eq!(bench.decision(&[pod("a", "2", Pending)], "a+", 10), Decision::Wait);
     let running = [pod("a", "2", Running)];
     bench.number -= 1;
-    assert_eq!(bench.decision(&running, "a+", 50), Decision::Withhold, "the same List");
+    assert_eq!(bench.decision(&running, "a+", 50), UNACCOUNTED, "the same List");
     assert_eq!(bench.decision(&running, "a+", 60), Decision::Publish);
 }
 
@@ -138,7 +138,7 @@ fn a_running_pod_missing_from_the_list_for_long_is_waited_for() {
     assert_eq!(bench.decision(&pods, "", 300), Decision::Publish);
     assert_eq!(bench.decision(&pods, "", 10_299), Decision::Publish);
     assert_eq!(bench.decision(&pods, "", 10_300), Decision::Wait, "the kubelet lost it");
-    assert_eq!(bench.decision(&pods, "", 10_400), Decision::Withhold);
+    assert_eq!(bench.decision(&pods, "", 10_400), UNACCOUNTED);
     assert_eq!(bench.decision(&[pod("a", "1", Succeeded)], "", 10_500), Decision::Publish);
 }
 
@@ -148,13 +148,13 @@ fn a_pod_is_given_up_after_a_limit_in_which_the_kubelet_responded() {
     let pods = [pod("a", "1", Pending)];
     assert_eq!(bench.decision(&pods, "", 0), Decision::Wait);
     let withheld = bench.evaluate(&pods, "", ms(30_000));
-    assert_eq!((withheld.decision, withheld.recheck_at), (Decision::Withhold, Some(ms(60_000))));
+    assert_eq!((withheld.decision, withheld.recheck_at), (UNACCOUNTED, Some(ms(60_000))));
     // Time in which the kubelet does not respond does not count, whenever that was noticed.
     bench.is_responding = false;
     assert_eq!(bench.evaluate(&pods, "", ms(500_000)).recheck_at, Some(ms(530_000)));
     bench.is_responding = true;
     assert_eq!(bench.evaluate(&pods, "", ms(600_000)).recheck_at, Some(ms(630_000)));
-    assert_eq!(bench.decision(&pods, "", 629_999), Decision::Withhold);
+    assert_eq!(bench.decision(&pods, "", 629_999), UNACCOUNTED);
     let given_up = bench.evaluate(&pods, "", ms(630_000));
     assert_eq!(given_up.decision, Decision::Publish);
     assert_eq!(given_up.given_up, [("ns".to_owned(), "a".to_owned())]);
