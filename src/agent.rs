@@ -141,7 +141,7 @@ impl Agent {
         self.executor.publisher.published.clone()
     }
 
-    /// Returns a sender that replaces the rules of the settings at any time.
+    /// Returns the sender for changed rules. They replace those of the settings, and cause a scan.
     #[must_use]
     pub fn rules(&self) -> watch::Sender<ZoneRules> {
         self.rules.clone()

@@ -1,3 +1,10 @@
+//! Applies changes of the configuration file to a running process, and handles its signals.
+//!
+//! When the file changes, and at SIGHUP, all layers (file, environment, flags) are merged again. A changed
+//! log level applies at once, in the agent also changed exclusions and fillers (`Reload::is_live`); for any
+//! other changed key the log says that it requires a restart. If the file is invalid, the last configuration
+//! stays. SIGUSR1 toggles the log level `debug`.
+
 use std::path::Path;
 
 use anyhow::anyhow;

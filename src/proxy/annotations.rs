@@ -5,9 +5,17 @@
 //! [`Allocations`](super::Allocations) that are merged into responses. Annotations are untrusted: anybody who
 //! creates a pod can write them.
 //!
-//! **To support another annotation format**, add a file like `mapping.rs` with a function that parses the
-//! annotation and passes the devices to `PodReader::allocate`; call it in `PodReader::read`; and add its key
-//! to `Rules::keys` and its switch to [`Annotations`].
+//! **To support another annotation format**, first see whether `mapping.rs` can read it or be extended to do
+//! so. If not:
+//!
+//! 1. add a file like it, with a function that parses the annotation and passes the devices of each resource
+//!    to `PodReader::allocate`, and call it in `PodReader::read`;
+//! 2. add a switch to [`Annotations`] (a configuration key) and to [`Annotations::are_merged`], without which
+//!    nothing is read;
+//! 3. copy the switch to [`Rules`], and add the annotation's key to [`Rules::keys`]: other annotations are
+//!    not kept;
+//! 4. if it needs Koordinator's Device, include it in `reads_devices` (`src/config/settings.rs`) and in the
+//!    chart's permission to read Devices.
 
 mod budget;
 mod config;

@@ -8,14 +8,19 @@ use crate::pod::{Container, ContainerKind};
 /// The amount that stands for a whole device.
 const WHOLE: u64 = 100;
 
-/// Returns the index in `containers` for each of `count` devices; `None` if no container can have them. Fewer
-/// than `count` if fewer are requested: an annotation is untrusted, and must not make responses large.
+/// Assigns `count` devices to a pod's containers. Returns the container's index for each device; `None` if no
+/// container can have any.
 ///
-/// Containers with requests get as many as they request, in the order of the specification. More devices may
-/// be allocated than are requested, unless they are accelerators; the rest, up to `MAX_UNREQUESTED`, goes to
-/// the last of these containers. Without any request, the first app container gets all, up to the same limit.
-/// Each device is listed for one container: if two request half a card each, for the first. Koordinator lets
-/// every container of a pod see all of its accelerators, but clients that count ids count devices.
+/// - Containers that request devices get as many as they request, in the order of the specification.
+/// - Up to `MAX_UNREQUESTED` more go to the last of these containers, unless they are accelerators.
+/// - If no container requests any, up to `MAX_UNREQUESTED` go to the first app container.
+/// - Init containers get none.
+///
+/// The indices are fewer than `count` if devices are left over: an annotation is untrusted, and must not make
+/// responses large.
+///
+/// A device is assigned to one container only, even if two request half of it each: clients count ids.
+/// (Koordinator itself lets every container of a pod see all of the pod's accelerators.)
 pub(super) fn assign(
     containers: &[Container],
     kind: Option<&str>,
@@ -26,8 +31,8 @@ pub(super) fn assign(
         let all = containers.iter().enumerate();
         all.filter(|(_, container)| container.kind != ContainerKind::Init)
     };
-    // If requests are counts (`RequestsAsCount` of Koordinator's `device-allocate-hint`), they add up to what
-    // was allocated.
+    // Requests are hundredths of a device, or counts (`RequestsAsCount` of Koordinator's
+    // `device-allocate-hint`) if they add up to what was allocated.
     let requests = running().flat_map(|(_, container)| container.requested());
     let has_unit = kind.is_some_and(|kind| kind != GPU);
     let requests = requests.filter(|(name, _)| has_unit && unprefixed(name) == kind);

@@ -1,5 +1,5 @@
-//! Annotations in a format that the configuration describes: JSON with a path to the devices, or ids
-//! separated by commas.
+//! Annotations in a format that an entry of `mappings` describes: JSON with a path to the devices, or ids
+//! separated by commas. An entry has one resource; an annotation with several is read once for each entry.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};

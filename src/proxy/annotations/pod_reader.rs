@@ -108,8 +108,11 @@ impl<'a> PodReader<'a> {
         None
     }
 
-    /// Allocates devices to the containers that they appear to be for. `kind` is Koordinator's type of
-    /// device, which has several resource names.
+    /// Allocates devices of one resource to the containers that request it (see `assign`). Requests and
+    /// limits apply to each call on its own: call it once per annotation and resource, with all its devices.
+    ///
+    /// `kind` is Koordinator's type of device, such as `gpu`, if it is one: containers can request it by more
+    /// names than `resource`.
     pub(super) fn allocate(&mut self, kind: Option<&str>, resource: &Arc<str>, groups: Vec<DeviceGroup>) {
         if groups.is_empty() {
             return;
@@ -132,6 +135,8 @@ impl<'a> PodReader<'a> {
         }
     }
 
+    /// Allocates a device to the container `name`. `before` is the number of devices of this resource that
+    /// the annotation has already allocated to it.
     pub(super) fn allocate_to(&mut self, name: &str, resource: &Arc<str>, group: DeviceGroup, before: usize) {
         let containers = &self.pod.containers;
         match containers.iter().position(|container| &*container.name == name) {
