@@ -201,8 +201,9 @@ mod tests {
             let with_cpus = keys(|c| c.proxy.annotations.koordinator = [Koordinator::Cpus, what].into());
             assert_eq!(with_cpus, ["proxy.annotations.koordinator"]);
         }
-        let named =
-            |p: &mut Proxy| p.annotations.koordinator_resources = [("gpu".into(), "a.b/c".into())].into();
+        let named = |p: &mut Proxy| {
+            p.annotations.koordinator_resources = [("gpu".into(), "a.b/c".into())].into();
+        };
         assert_eq!(of_devices(named), ["proxy.annotations.koordinatorResources"]);
         assert!(of_devices(|p| p.fail_closed = true).is_empty(), "CPUs are merged");
         let nothing = |c: &mut Config| {
