@@ -4,11 +4,11 @@
 //!
 //! - A: the pods are unknown (`evaluate`).
 //! - B: a bound pod is not in the zones (`decide` and `pod_state`), each pod for at most `give_up_after`:
-//!     - B1: for longer than `withhold_after`, or at once with `reserve`.
-//!     - B2: for `MAX_EXTENSION` times that, there was always one pod or another.
-//!     - B3: the List has lacked a running pod for `MISSING_LIMIT`.
-//!     - B4: its entry is that of an earlier pod with the same name (`is_predecessors`).
-//!     - B5: it was deleted while Pending, and may still be admitted (`is_terminating`).
+//!   - B1: for longer than `withhold_after`, or at once with `reserve`.
+//!   - B2: for `MAX_EXTENSION` times that, there was always one pod or another.
+//!   - B3: the List has lacked a running pod for `MISSING_LIMIT`.
+//!   - B4: its entry is that of an earlier pod with the same name (`is_predecessors`).
+//!   - B5: it was deleted while Pending, and may still be admitted (`is_terminating`).
 //! - C: while the kubelet does not respond, B lasts longer (`Reconciler::failed`, `wait_of`).
 //! - D: the agent stops (`PublishTask::withhold_at_the_end`).
 //! - E: the agent has started and cannot write its first object (`PublishTask::withhold_until_first_write`).

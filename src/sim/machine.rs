@@ -164,7 +164,8 @@ pub struct DeviceSpec {
 pub struct Device {
     /// The plugin's id.
     pub id: String,
-    /// The NUMA nodes it is attached to; empty for a device without topology.
+    /// The NUMA nodes it is attached to. Hardware usually reports one; a device near a socket with several
+    /// nodes lists all of them. Empty for a device without topology.
     #[serde(default)]
     pub numa: Vec<Id>,
     /// Whether the plugin reports it as unhealthy.

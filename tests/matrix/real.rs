@@ -33,8 +33,8 @@ const CHECKPOINT_REJECTED: &str = "[memorymanager] the expected machine state is
 /// NUMA nodes, here 2^34.
 const NEWEST_ONLY: [&str; 1] = ["gb200"];
 
-/// Returns every machine as described, cycling through the versions; and on one machine every combination of
-/// policies, on the newest version and on an older one, so that each older version gets each policy.
+/// Returns every machine as described, on one version; and on one machine every combination of policies, on
+/// the newest version and on an older one, so that each older version gets each policy.
 pub(crate) fn cells() -> Result<Vec<Cell>> {
     let (newest, older) = (newest_version()?, names(&parts::script("kubelets"), "")?);
     let versions: Vec<&String> = older.iter().chain([&newest]).collect();
@@ -45,9 +45,9 @@ pub(crate) fn cells() -> Result<Vec<Cell>> {
         version: version.to_owned(),
         policies,
     };
-    let described = machines.iter().enumerate().map(|(index, machine)| {
+    let described = machines.iter().map(|machine| {
         let newest_only = NEWEST_ONLY.contains(&machine.as_str());
-        let version = if newest_only { &newest } else { versions[index % versions.len()] };
+        let version = if newest_only { &newest } else { versions[hash(machine) % versions.len()] };
         cell(machine, version, None)
     });
     // The older version advances with each combination, and once more after each block of one CPU and one
@@ -57,6 +57,13 @@ pub(crate) fn cells() -> Result<Vec<Cell>> {
         [older, &newest].map(|version| cell(COMMON, version, Some(policies)))
     });
     Ok(described.chain(combined).collect())
+}
+
+/// Returns a hash of a machine's name (FNV-1a), which determines its version: a new machine does not change
+/// the versions of the others.
+fn hash(name: &str) -> usize {
+    let step = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(16_777_619);
+    name.bytes().fold(2_166_136_261, step) as usize
 }
 
 fn combinations() -> Vec<Policies> {

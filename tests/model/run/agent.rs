@@ -264,7 +264,7 @@ impl Agent {
 
     fn decide(&mut self, sim: &mut Simulation) {
         if !self.has_scanned {
-            return self.withhold_unread(sim);
+            return self.withhold_until_first_write(sim);
         }
         let deadline = self.started + FIRST_PODS_TIMEOUT;
         if self.settings.reserve && self.pods.is_none() && sim.now < deadline {
@@ -339,7 +339,7 @@ impl Agent {
     }
 
     /// Keeps the object of an earlier process for a while, then withholds its fingerprint.
-    fn withhold_unread(&mut self, sim: &mut Simulation) {
+    fn withhold_until_first_write(&mut self, sim: &mut Simulation) {
         let until = self.started + UNREAD_TIMEOUT;
         if sim.now < until {
             self.recheck_at = Some(until);

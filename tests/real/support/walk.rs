@@ -63,7 +63,7 @@ impl Walk {
             stopped: BTreeSet::new(),
             lost: Vec::new(),
             max_pods,
-            // Two of them exceed a node, unless many pods are to fit.
+            // Two such pods request more memory than one node has, unless many pods are to fit.
             wide: if max_pods < 50 { 66 } else { 7 },
             started: 0,
             steps: 0,
