@@ -469,6 +469,7 @@ async fn the_status_file_lists_the_pods() {
     is_withheld(&env).await;
     env.wait_for(|| (read()?["withheldFor"] == json!([{"Namespace": "default", "Name": "b"}])).then_some(()))
         .await;
+    assert_eq!(read().unwrap()["withheldReason"], "UnaccountedPods");
     env.stop().await;
 }
 
