@@ -6,6 +6,7 @@ pub mod file;
 pub mod glob;
 pub mod json_path;
 pub mod log_throttle;
+pub(crate) mod sync;
 pub mod task;
 pub(crate) mod text;
 pub(crate) mod token_bucket;

@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Peer;
+use crate::util::sync::lock;
 use crate::util::token_bucket::TokenBucket;
 
 /// Failed calls of one client per second: beyond that, their responses are delayed. A process with 200
@@ -70,11 +71,7 @@ impl Connection {
     }
 
     pub(super) fn set_write_blocked(&self, is_blocked: bool) {
-        *self.write_blocked() = is_blocked.then(Instant::now);
-    }
-
-    fn write_blocked(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.write_blocked.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.write_blocked) = is_blocked.then(Instant::now);
     }
 
     pub(super) fn set_succeeded(&self) {
@@ -143,7 +140,7 @@ impl Clients {
         self: &Arc<Self>,
         mut peer: Peer,
     ) -> Result<(Admitted, Option<Arc<Connection>>), Arc<Peer>> {
-        let state = &mut *self.state();
+        let state = &mut *lock(&self.state);
         let id = state.next_id;
         state.next_id += 1;
         if peer.client == 0 {
@@ -177,14 +174,14 @@ impl Clients {
     }
 
     pub(super) fn shut_down(&self, how: Shutdown) {
-        self.state().connections.values().for_each(|connection| connection.shut_down(how));
+        lock(&self.state).connections.values().for_each(|connection| connection.shut_down(how));
     }
 
     /// Returns the connections that have not read for `read_timeout`, although there was data. If the last
     /// check was late (`was_late`), all timeouts restart.
     pub(super) fn unread(&self, read_timeout: Duration, was_late: bool) -> Vec<Arc<Connection>> {
-        let (state, now) = (self.state(), Instant::now());
-        let is_unread = |one: &&Arc<Connection>| match &mut *one.write_blocked() {
+        let (state, now) = (lock(&self.state), Instant::now());
+        let is_unread = |one: &&Arc<Connection>| match &mut *lock(&one.write_blocked) {
             Some(since) if was_late => {
                 *since = now;
                 false
@@ -198,9 +195,11 @@ impl Clients {
     /// Charges the cost of received frames and returns how long to wait before reading more from the
     /// connection.
     pub(super) fn charge(&self, connection: &Connection, cost: usize) -> ReadDelay {
-        let (state, now) = (&mut *self.state(), Instant::now());
+        let (state, now) = (&mut *lock(&self.state), Instant::now());
         let seconds = cost as f64 * state.clients.len() as f64 / GUARANTEED_COST_PER_SECOND;
-        let Some(client) = state.clients.get_mut(&connection.peer.client) else { return ReadDelay::default() };
+        let Some(client) = state.clients.get_mut(&connection.peer.client) else {
+            return ReadDelay::default();
+        };
         let cost = u32::try_from(cost).unwrap_or(u32::MAX);
         let own = client.cost.take_many(cost, now);
         if client.guaranteed.take_unless_in_debt(seconds, now) {
@@ -214,13 +213,9 @@ impl Clients {
 
     /// Records a failed call of this client and returns how long to delay its response.
     pub(super) fn failed(&self, client: u64) -> Duration {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let client = state.clients.get_mut(&client);
         client.map_or(Duration::ZERO, |client| client.failures.take(Instant::now()))
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -254,8 +249,9 @@ impl State {
         if most == 1 || single.len() > limit / 2 {
             return least_used(&single, limit / NEW_CONNECTION_SHARE).cloned();
         }
-        let oldest = || candidates.iter().find(|one| one.peer.client == largest.peer.client).copied().cloned();
-        self.oldest_idle(largest.peer.client).or_else(|| (most > own + 1).then(oldest).flatten())
+        let client = largest.peer.client;
+        let oldest = || candidates.iter().find(|one| one.peer.client == client).copied().cloned();
+        self.oldest_idle(client).or_else(|| (most > own + 1).then(oldest).flatten())
     }
 
     /// Returns the connections of the user that has more than half of them, else all; the oldest first.
@@ -295,7 +291,7 @@ fn least_used<'a>(single: &[&'a Arc<Connection>], new_ones: usize) -> Option<&'a
 
 impl Drop for Admitted {
     fn drop(&mut self) {
-        self.clients.state().remove(&self.connection);
+        lock(&self.clients.state).remove(&self.connection);
     }
 }
 

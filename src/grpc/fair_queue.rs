@@ -2,11 +2,12 @@
 //! are served round-robin, one call at a time.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::oneshot;
 
 use super::Limits;
+use crate::util::sync::lock;
 
 /// A client with fewer open calls than this is admitted regardless of the total, which can exceed its limit
 /// by this much for each connection.
@@ -57,7 +58,7 @@ impl FairQueue {
     /// counts once per connection and can open as many as there may be, so clients with few calls are
     /// admitted regardless.
     pub(super) fn open(self: &Arc<Self>, client: u64) -> Option<OpenCall> {
-        let state = &mut *self.state();
+        let state = &mut *lock(&self.0);
         let calls = state.clients.get(&client).map_or(0, |client| client.open);
         let Limits { open_calls, open_calls_per_client, .. } = state.limits;
         if state.open >= open_calls && calls >= MIN_OPEN_CALLS || calls >= open_calls_per_client {
@@ -67,16 +68,12 @@ impl FairQueue {
         state.clients.entry(client).or_default().open += 1;
         Some(OpenCall { queue: Arc::clone(self), client })
     }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl OpenCall {
     pub(super) async fn acquire(&self) -> RunPermit<'_> {
         let (permit, granted) = {
-            let mut state = self.queue.state();
+            let mut state = lock(&self.queue.0);
             let ticket = state.next_ticket;
             state.next_ticket += 1;
             let (grant, granted) = oneshot::channel();
@@ -122,7 +119,7 @@ impl State {
 impl Drop for RunPermit<'_> {
     fn drop(&mut self) {
         let OpenCall { queue, client: id } = self.call;
-        let state = &mut *queue.state();
+        let state = &mut *lock(&queue.0);
         let Some(client) = state.clients.get_mut(id) else { return };
         // It was granted if it no longer waits.
         if client.waiting.remove(&self.ticket).is_none() {
@@ -136,7 +133,7 @@ impl Drop for RunPermit<'_> {
 
 impl Drop for OpenCall {
     fn drop(&mut self) {
-        let mut state = self.queue.state();
+        let mut state = lock(&self.queue.0);
         state.open -= 1;
         let Some(client) = state.clients.get_mut(&self.client) else { return };
         client.open -= 1;
@@ -223,7 +220,7 @@ mod tests {
         assert!(poll(&mut waiting[1]).is_some());
         drop(waiting);
         drop(calls);
-        let state = queue.state();
+        let state = lock(&queue.0);
         assert_eq!((state.open, state.running, state.clients.len()), (0, 0, 0));
     }
 

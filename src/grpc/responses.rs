@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hyper::body::{Buf, Bytes};
@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::clients::Connection;
 use super::message::{HEAD, Message};
+use crate::util::sync::lock;
 
 /// While others wait for room, no response is sent for longer than this, whatever its progress.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
@@ -89,15 +90,19 @@ impl Responses {
     }
 
     pub(super) fn has_room(&self, client: u64) -> bool {
-        !self.is_full(&self.state(), client)
+        !self.is_full(&lock(&self.state), client)
     }
 
     /// Counts a response as being sent. Each of its slices holds the returned guard.
-    pub(super) fn add(self: &Arc<Self>, message: &Message, connection: &Arc<Connection>) -> Arc<ResponseGuard> {
+    pub(super) fn add(
+        self: &Arc<Self>,
+        message: &Message,
+        connection: &Arc<Connection>,
+    ) -> Arc<ResponseGuard> {
         let (client, buffer) = (connection.peer.client, (message.body.as_ptr() as usize, message.body.len()));
         let (bytes, now) = (message.len() + PREFIX, Instant::now());
         let bytes_left = Arc::new(AtomicUsize::new(bytes));
-        let state = &mut *self.state();
+        let state = &mut *lock(&self.state);
         let id = state.next_id;
         state.next_id += 1;
         state.all.add(buffer);
@@ -115,7 +120,7 @@ impl Responses {
     /// Returns the connections whose responses make no progress. To be called every second; if the last call
     /// was late (`was_late`), perhaps because the process was stopped, all timeouts restart.
     pub(super) fn stalled(&self, was_late: bool) -> Vec<Arc<Connection>> {
-        let (mut state, now) = (self.state(), Instant::now());
+        let (mut state, now) = (lock(&self.state), Instant::now());
         let mut sending = std::mem::take(&mut state.sending);
         if was_late {
             sending.values_mut().for_each(|one| (one.since, one.progress.1) = (now, now));
@@ -138,10 +143,6 @@ impl Responses {
     fn is_full(&self, state: &State, client: u64) -> bool {
         let own = state.clients.get(&client).map_or(0, |buffers| buffers.bytes);
         state.all.bytes >= self.limit || own >= self.limit / 2
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -166,7 +167,7 @@ impl Buffers {
 
 impl Drop for ResponseGuard {
     fn drop(&mut self) {
-        let state = &mut *self.responses.state();
+        let state = &mut *lock(&self.responses.state);
         state.sending.remove(&self.id);
         state.all.remove(self.buffer);
         if let Some(buffers) = state.clients.get_mut(&self.client) {

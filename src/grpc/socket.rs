@@ -87,7 +87,9 @@ impl SocketFile {
                 } else if number == 0 {
                     let kind = if is_socket(&found) { "socket" } else { "file" };
                     let path = path.display();
-                    warn!("{path}: another process's {kind} is in its place now; new clients connect to that");
+                    warn!(
+                        "{path}: another process's {kind} is in its place now; new clients connect to that"
+                    );
                 }
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {

@@ -145,7 +145,7 @@ impl grpc::Observer for Metrics {
         };
         // The kubelet does not count calls rejected by its limiter.
         if code != Code::ResourceExhausted || method == "watch" {
-            self.requests.with([method, version, code_name(code)]).inc();
+            self.requests.with([method, version, &code_name(code)]).inc();
         }
     }
 

@@ -173,7 +173,7 @@ impl grpc::Observer for Metrics {
             "List" | "Get" | "GetAllocatableResources" => method,
             _ => "other",
         };
-        self.requests.with([method, version, grpc::code_name(code), &peer.name]).inc();
+        self.requests.with([method, version, &grpc::code_name(code), &peer.name]).inc();
         self.request_seconds.with([method]).observe(took.as_secs_f64());
     }
 

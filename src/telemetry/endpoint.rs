@@ -31,18 +31,18 @@ impl FromStr for Endpoint {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = |()| {
-            format!(
-                "`{text}` is neither an IP address with a port, such as 127.0.0.1:9742, nor a port of every address, such as \
-                 :9742, nor none"
-            )
-        };
         let port = text.strip_prefix(':').filter(|port| port.bytes().all(|byte| byte.is_ascii_digit()));
-        match (text, port) {
-            ("none", _) => Ok(Self::Nowhere),
-            (_, Some(port)) => port.parse().map(Self::Everywhere).map_err(|_| error(())),
-            _ => text.parse().map(Self::At).map_err(|_| error(())),
-        }
+        let parsed = match (text, port) {
+            ("none", _) => Some(Self::Nowhere),
+            (_, Some(port)) => port.parse().ok().map(Self::Everywhere),
+            _ => text.parse().ok().map(Self::At),
+        };
+        parsed.ok_or_else(|| {
+            format!(
+                "`{text}` is neither an IP address with a port, such as 127.0.0.1:9742, nor a port of every \
+                 address, such as :9742, nor none"
+            )
+        })
     }
 }
 

@@ -3,10 +3,12 @@
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use crate::util::sync::lock;
 
 /// The kubelet's three probes. Each returns the reasons why it fails, one sentence each; it succeeds if there
 /// are none.
@@ -57,7 +59,7 @@ impl Recent {
 
     /// Confirms the condition.
     pub fn confirm(&self) {
-        *self.confirmed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *lock(&self.confirmed) = Some(Instant::now());
     }
 
     /// Returns a condition that the start confirms.
@@ -69,7 +71,7 @@ impl Recent {
 
     /// Returns the time since it was last confirmed.
     pub fn age(&self) -> Option<Duration> {
-        self.confirmed.lock().unwrap_or_else(PoisonError::into_inner).map(|at| at.elapsed())
+        lock(&self.confirmed).map(|at| at.elapsed())
     }
 
     /// Returns why the condition fails, if it does.
@@ -114,26 +116,23 @@ impl Probes for ServerHealth {
     }
 
     fn ready(&self) -> Vec<String> {
-        let is_serving = self.is_serving.load(Ordering::Relaxed);
-        let served = unless(is_serving, &format!("{} is not served; see the log", self.socket));
+        let (is_serving, is_synced) =
+            (self.is_serving.load(Ordering::Relaxed), self.is_synced.load(Ordering::Relaxed));
+        let unserved = (!is_serving).then(|| format!("{} is not served; see the log", self.socket));
         let response = self.response.as_ref().and_then(Recent::reason);
-        let synced = unless(self.is_synced.load(Ordering::Relaxed), self.unsynced);
-        [served, response, synced].into_iter().flatten().collect()
+        let unsynced = (!is_synced).then(|| self.unsynced.to_owned());
+        [unserved, response, unsynced].into_iter().flatten().collect()
     }
 
     fn started(&self) -> Vec<String> {
         let is_serving = self.is_serving.load(Ordering::Relaxed);
-        unless(is_serving, &format!("{} is not served yet", self.socket)).into_iter().collect()
+        (!is_serving).then(|| format!("{} is not served yet", self.socket)).into_iter().collect()
     }
 }
 
 /// Returns the reason for a failing probe if `age` exceeds `limit`.
 #[must_use]
 pub fn late(what: &str, age: Duration, limit: Duration) -> Option<String> {
-    let (seconds, most) = (age.as_secs(), limit.as_secs());
-    (age > limit).then(|| format!("{what} for {seconds} s, more than {most} s; see the log"))
-}
-
-fn unless(holds: bool, why: &str) -> Option<String> {
-    (!holds).then(|| why.to_owned())
+    let (age_seconds, limit_seconds) = (age.as_secs(), limit.as_secs());
+    (age > limit).then(|| format!("{what} for {age_seconds} s, more than {limit_seconds} s; see the log"))
 }

@@ -1,6 +1,6 @@
 //! Logs, and their level, which may change while the process runs.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,6 +11,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::reload::{self, Handle};
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{Layer, Registry};
+
+use crate::util::sync::lock;
 
 /// The least severe level that is logged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -67,7 +69,7 @@ impl LogSwitch {
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) -> LogLevel {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         change(&mut state);
         let level = match state.is_debugging {
             true => state.configured.max(LogLevel::Debug),

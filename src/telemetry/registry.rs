@@ -6,13 +6,15 @@ use std::array;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus_client::encoding::text;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::{MetricType, TypedMetric, gauge};
 use prometheus_client::registry::Metric;
+
+use crate::util::sync::lock;
 
 pub use prometheus_client::metrics::counter::Counter;
 pub use prometheus_client::metrics::histogram::Histogram;
@@ -240,10 +242,6 @@ impl<const N: usize, M: Clone> Family<N, M> {
         Self(Arc::new(Shared { labels, new, series: Mutex::new(Series::new()) }))
     }
 
-    fn series(&self) -> MutexGuard<'_, Series<N, M>> {
-        self.0.series.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Creates these series at 0, so that their first increment is visible to `rate()`.
     #[must_use]
     pub fn at_zero<'a>(self, values: impl IntoIterator<Item = [&'a str; N]>) -> Self {
@@ -253,17 +251,17 @@ impl<const N: usize, M: Clone> Family<N, M> {
 
     /// Returns the series with these label values, creating it if there is none.
     pub fn with(&self, values: [&str; N]) -> M {
-        self.series().with(&self.0, values).clone()
+        lock(&self.0.series).with(&self.0, values).clone()
     }
 
     /// Removes all series but these.
     pub fn retain(&self, keep: impl Fn(&[String; N]) -> bool) {
-        self.series().by_values.retain(|values, _| keep(values));
+        lock(&self.0.series).by_values.retain(|values, _| keep(values));
     }
 
     /// Removes all series.
     pub fn clear(&self) {
-        *self.series() = Series::new();
+        *lock(&self.0.series) = Series::new();
     }
 }
 
@@ -286,13 +284,13 @@ impl<const N: usize> Family<N, Gauge> {
         for (values, value) in new {
             series.with(&self.0, values.each_ref().map(|value| value.as_ref())).inc_by(value);
         }
-        *self.series() = series;
+        *lock(&self.0.series) = series;
     }
 }
 
 impl<const N: usize, M: EncodeMetric + TypedMetric + Clone> EncodeMetric for Family<N, M> {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        for (values, metric) in &self.series().by_values {
+        for (values, metric) in &lock(&self.0.series).by_values {
             // An empty set of labels would be encoded as `{}`.
             if N == 0 {
                 return metric.encode(encoder);
@@ -308,7 +306,7 @@ impl<const N: usize, M: EncodeMetric + TypedMetric + Clone> EncodeMetric for Fam
     }
 
     fn is_empty(&self) -> bool {
-        self.series().by_values.is_empty()
+        lock(&self.0.series).by_values.is_empty()
     }
 }
 

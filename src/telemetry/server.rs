@@ -11,7 +11,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -32,14 +32,15 @@ use super::endpoint::Endpoint;
 use super::health::Probes;
 use super::registry::Registry;
 use super::tls::Tls;
+use crate::util::sync::lock;
 use crate::util::task::Task;
 use rates::Rates;
 
 /// Maximum number of open connections. An idle one takes 1.2 KiB, one that has sent something 14 KiB.
 const CONNECTIONS: usize = 512;
 /// Maximum number of open connections per address. A kubelet or a scraper has one or two. If another client
-/// has the same address, this many of its connections must arrive between a probe's connection and the probe's
-/// request to close that.
+/// has the same address, this many of its connections must arrive between a probe's connection and the
+/// probe's request to close that.
 const CONNECTIONS_PER_ADDRESS: usize = 256;
 /// The listen backlog, unless `net.core.somaxconn` is lower. If it is full, a probe retries after one second,
 /// which is too late.
@@ -172,7 +173,7 @@ struct Shared {
 
 impl Shared {
     fn encode(&self, metrics: &Registry) -> Bytes {
-        let mut encoded = self.encoded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut encoded = lock(&self.encoded);
         if let Some((at, text)) = &*encoded
             && at.elapsed() < REUSE
         {
@@ -244,13 +245,11 @@ impl Connections {
 
     /// Closes the address's oldest connection without a request, or if all have sent one, its oldest.
     fn close_one(&mut self, address: IpAddr) {
-        let silent = |open: &Connection| open.address == address && !open.requested.load(Ordering::Relaxed);
-        let position = self.0.iter().position(silent);
-        let Some(position) = position.or_else(|| self.0.iter().position(|open| open.address == address))
-        else {
-            return;
-        };
-        self.0.remove(position).task.abort();
+        let of_address = self.0.iter().enumerate().filter(|(_, open)| open.address == address);
+        let first = of_address.min_by_key(|(_, open)| open.requested.load(Ordering::Relaxed));
+        if let Some((position, _)) = first {
+            self.0.remove(position).task.abort();
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustls::crypto::ring;
@@ -15,6 +15,8 @@ use rustls::{RootCertStore, ServerConfig};
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
+
+use crate::util::sync::lock;
 
 /// Minimum interval between checks of the files, which happen when a client connects.
 const CHECK: Duration = Duration::from_secs(1);
@@ -64,7 +66,7 @@ impl Tls {
     /// Returns the acceptor for the next connection. Reads the files inline: they are small and connections
     /// are rare.
     pub(super) fn acceptor(&self) -> Option<TlsAcceptor> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         if state.checked.elapsed() >= CHECK {
             reload(&self.files, &mut state);
         }

@@ -1,11 +1,13 @@
 //! Keeps repeated messages out of the log.
 
 use std::mem;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::{info, warn};
+
+use super::sync::lock;
 
 /// Remembers the state that was last logged, so that it is logged once until it changes.
 #[derive(Debug)]
@@ -14,7 +16,7 @@ pub struct LastLogged<T = ()>(Mutex<Option<T>>);
 impl<T: PartialEq> LastLogged<T> {
     /// Returns true if `value` is not the last one recorded, and records it: the caller should log it.
     pub fn is_new(&self, value: T) -> bool {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = lock(&self.0);
         let is_new = last.as_ref() != Some(&value);
         *last = Some(value);
         is_new
@@ -22,7 +24,7 @@ impl<T: PartialEq> LastLogged<T> {
 
     /// Forgets the recorded value, so that the next one is logged again. Returns true if there was one.
     pub fn reset(&self) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().is_some()
+        lock(&self.0).take().is_some()
     }
 }
 
@@ -71,7 +73,7 @@ impl LogThrottle {
     /// Returns the number of messages suppressed since the last one if a message may be logged now, else
     /// `None`.
     pub fn admit(&self) -> Option<u64> {
-        let (now, mut last) = (Instant::now(), self.last.lock().unwrap_or_else(PoisonError::into_inner));
+        let (now, mut last) = (Instant::now(), lock(&self.last));
         let (logged, suppressed) = &mut *last;
         if logged.is_some_and(|logged| now - logged < self.period) {
             *suppressed += 1;

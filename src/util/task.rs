@@ -21,11 +21,6 @@ impl Task {
     pub fn is_finished(&self) -> bool {
         self.0.is_finished()
     }
-
-    /// Aborts the task at its next await.
-    pub fn abort(&self) {
-        self.0.abort();
-    }
 }
 
 impl Future for Task {
@@ -38,6 +33,6 @@ impl Future for Task {
 
 impl Drop for Task {
     fn drop(&mut self) {
-        self.abort();
+        self.0.abort();
     }
 }

@@ -41,14 +41,10 @@ pub struct Field {
 pub enum Value {
     /// An integer or a boolean.
     Varint(u64),
-    /// Eight bytes, little-endian.
-    Fixed64(u64),
     /// A string, bytes, a message or packed numbers: the range of the content, without the length before it.
     Bytes(Range<usize>),
-    /// A group: the range of its fields, without its end.
-    Group(Range<usize>),
-    /// Four bytes, little-endian.
-    Fixed32(u32),
+    /// Four or eight bytes, or a group, whose content nothing needs.
+    Other,
 }
 
 /// The fields of a message, in wire order. Ends after the first error.
@@ -94,9 +90,9 @@ impl Fields<'_> {
         let start = self.at;
         let (number, kind) = self.key()?;
         let value = match kind {
-            GROUP => Value::Group(self.group(number)?),
-            _ => self.value(start, kind)?,
-        };
+            GROUP => self.group(number),
+            _ => self.value(start, kind),
+        }?;
         Ok(Field { number, record: start..self.at, value })
     }
 
@@ -106,8 +102,8 @@ impl Fields<'_> {
         match kind {
             BYTES => Ok(Value::Bytes(self.delimited()?)),
             VARINT => Ok(Value::Varint(self.varint()?)),
-            FIXED64 => Ok(Value::Fixed64(u64::from_le_bytes(self.fixed()?))),
-            FIXED32 => Ok(Value::Fixed32(u32::from_le_bytes(self.fixed()?))),
+            FIXED64 => self.fixed(8),
+            FIXED32 => self.fixed(4),
             _ => Err(WireError { reason: "an unknown wire type", at: start }),
         }
     }
@@ -162,15 +158,16 @@ impl Fields<'_> {
         }
     }
 
-    fn fixed<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
-        let found = self.bytes[self.at..self.end].first_chunk::<N>();
-        let found = *found.ok_or(WireError { reason: "a truncated number", at: self.at })?;
-        self.at += N;
-        Ok(found)
+    fn fixed(&mut self, length: usize) -> Result<Value, WireError> {
+        if self.end - self.at < length {
+            return Err(WireError { reason: "a truncated number", at: self.at });
+        }
+        self.at += length;
+        Ok(Value::Other)
     }
 
     /// Skips a group and those in it, without recursion.
-    fn group(&mut self, number: u32) -> Result<Range<usize>, WireError> {
+    fn group(&mut self, number: u32) -> Result<Value, WireError> {
         let start = self.at;
         let mut open = vec![number];
         loop {
@@ -184,7 +181,7 @@ impl Fields<'_> {
                 GROUP => return Err(WireError { reason: "too many nested groups", at }),
                 GROUP_END if open.pop() == Some(number) => {
                     if open.is_empty() {
-                        return Ok(start..at);
+                        return Ok(Value::Other);
                     }
                 }
                 GROUP_END => return Err(WireError { reason: "the end of another group", at }),

@@ -242,6 +242,7 @@ mod src {
         pub mod glob;
         pub mod json_path;
         pub mod log_throttle;
+        pub(crate) mod sync;
         pub mod task;
         pub(crate) mod text;
         pub mod wire;

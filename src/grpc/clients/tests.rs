@@ -36,7 +36,8 @@ fn the_client_with_the_most_connections_loses_one() {
     assert_eq!(admit(&clients, admitted, 10), Ok(Some(5)), "a new client is admitted nevertheless");
     assert_eq!(admitted[5].connection.shutdown.load(Ordering::Relaxed), Shutdown::Abort as u8);
     admitted.clear();
-    assert!(clients.state().connections.is_empty() && clients.state().clients.is_empty());
+    let state = lock(&clients.state);
+    assert!(state.connections.is_empty() && state.clients.is_empty());
 }
 
 #[test]

@@ -151,7 +151,8 @@ pub(super) struct Literal<'a> {
 impl Literal<'_> {
     /// Returns true if it begins with a colon, whose Huffman code has 7 bits.
     fn is_pseudo(&self) -> bool {
-        self.bytes.first().is_some_and(|first| if self.is_coded { first >> 1 == 0x5c } else { *first == b':' })
+        let is_colon = |first: &u8| if self.is_coded { first >> 1 == 0x5c } else { *first == b':' };
+        self.bytes.first().is_some_and(is_colon)
     }
 
     /// Overwrites it with letters: as many as it had characters, in as many bytes. A Huffman code that does

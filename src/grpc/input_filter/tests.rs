@@ -261,7 +261,11 @@ fn the_cost_of_fields_grows_with_their_number_and_length() {
     assert_eq!(whole(&authority(0)), REQUEST_COST + 4 + 46);
     assert_eq!(whole(&authority(0x80)), REQUEST_COST + 4 + 46 + 1000);
     let broken = [authority(0x80), vec![0xff; 6]].concat();
-    assert_eq!(whole(&broken), REQUEST_COST + MAX_FIELDS + 46 + 1000, "also in a frame that is not understood");
+    assert_eq!(
+        whole(&broken),
+        REQUEST_COST + MAX_FIELDS + 46 + 1000,
+        "also in a frame that is not understood"
+    );
     // A frame that is not understood is charged for the most fields it may contain.
     assert_eq!(whole(&[0xbe, 0xff, 0xff, 0xff, 0xff, 0xff]), REQUEST_COST + 9);
     assert_eq!(cost(&[0xbe; 500], CONTINUATION, 0), REQUEST_COST + 500 + 3);

@@ -3,10 +3,11 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use tokio::time::Instant;
 
+use crate::util::sync::lock;
 use crate::util::token_bucket::TokenBucket;
 
 /// Requests per second of one address, and its burst. Prometheus, the kubelet and a person make a few.
@@ -41,7 +42,7 @@ impl Rates {
     }
 
     pub(super) fn allow(&self, address: IpAddr) -> bool {
-        let (state, now) = (self.state(), Instant::now());
+        let (state, now) = (lock(&self.0), Instant::now());
         let has = |bucket: &TokenBucket| bucket.wait(now).is_zero();
         // An address that is not remembered has its reserve.
         state
@@ -51,7 +52,7 @@ impl Rates {
     }
 
     pub(super) fn take(&self, address: IpAddr) -> bool {
-        let (mut state, now) = (self.state(), Instant::now());
+        let (mut state, now) = (lock(&self.0), Instant::now());
         let State { addresses, all } = &mut *state;
         if addresses.len() >= ADDRESSES && !addresses.contains_key(&address) {
             forget_one(addresses);
@@ -63,10 +64,6 @@ impl Rates {
         });
         own.used = now;
         own.each.take_now(now) && (own.reserved.take_now(now) || all.take_now(now))
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -133,6 +130,6 @@ mod tests {
             // In this order, whatever the clock's resolution.
             advance(Duration::from_micros(1)).await;
         }
-        assert_eq!(rates.state().addresses.len(), ADDRESSES);
+        assert_eq!(lock(&rates.0).addresses.len(), ADDRESSES);
     }
 }
