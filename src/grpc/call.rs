@@ -98,10 +98,7 @@ impl Handler<'_> {
                     never = drain(&mut body) => match never {},
                 }
             }
-            Err(status) => {
-                send_status(respond, StatusCode::OK, &status);
-                (status.code(), 0)
-            }
+            Err(status) => send_status(respond, StatusCode::OK, &status),
         }
     }
 
@@ -116,16 +113,13 @@ impl Handler<'_> {
             never = drain(&mut body) => match never {},
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return (Code::Cancelled, 0),
         }
-        send_status(respond, http, &status);
-        (status.code(), 0)
+        send_status(respond, http, &status)
     }
 
     /// Rejects a call because too many are open, immediately: waiting takes memory as well.
     fn reject_call(&self, respond: &mut SendResponse<Slice>) -> (Code, usize) {
         self.report(Violation::Calls, || "has thousands of calls open: further ones are rejected".into());
-        let status = Status::resource_exhausted("too many calls are open");
-        send_status(respond, StatusCode::OK, &status);
-        (status.code(), 0)
+        send_status(respond, StatusCode::OK, &Status::resource_exhausted("too many calls are open"))
     }
 
     /// Returns the response, once the call may run, within its deadline. If many calls fail, failed ones are

@@ -168,12 +168,18 @@ async fn capacity(stream: &mut SendStream<Slice>, bytes: usize) -> Result<usize,
     Ok(capacity)
 }
 
-pub(super) fn send_status(respond: &mut SendResponse<Slice>, http: StatusCode, status: &Status) {
+/// Responds with only a status. Returns what [`Handler::send`] does.
+pub(super) fn send_status(
+    respond: &mut SendResponse<Slice>,
+    http: StatusCode,
+    status: &Status,
+) -> (Code, usize) {
     let mut response = Response::new(());
     *response.status_mut() = http;
     *response.headers_mut() = status_headers(status);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(GRPC));
     let _ = respond.send_response(response, true);
+    (status.code(), 0)
 }
 
 fn status_headers(status: &Status) -> HeaderMap {

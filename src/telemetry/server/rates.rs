@@ -54,8 +54,12 @@ impl Rates {
     pub(super) fn take(&self, address: IpAddr) -> bool {
         let (mut state, now) = (lock(&self.0), Instant::now());
         let State { addresses, all } = &mut *state;
-        if addresses.len() >= ADDRESSES && !addresses.contains_key(&address) {
-            forget_one(addresses);
+        if addresses.len() >= ADDRESSES
+            && !addresses.contains_key(&address)
+            && let Some((&oldest, _)) = addresses.iter().min_by_key(|(_, own)| own.used)
+        {
+            // The longest unused one: a client in a loop is remembered.
+            addresses.remove(&oldest);
         }
         let own = addresses.entry(address).or_insert_with(|| Address {
             each: bucket(EACH, now),
@@ -69,14 +73,6 @@ impl Rates {
 
 fn bucket([per_second, burst]: [f64; 2], now: Instant) -> TokenBucket {
     TokenBucket::new(per_second, burst, now)
-}
-
-/// Forgets the address whose last request is the oldest; a client in a loop is remembered.
-fn forget_one(addresses: &mut HashMap<IpAddr, Address>) {
-    let oldest = addresses.iter().min_by_key(|(_, own)| own.used).map(|(address, _)| *address);
-    if let Some(address) = oldest {
-        addresses.remove(&address);
-    }
 }
 
 #[cfg(test)]
