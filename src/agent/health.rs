@@ -1,12 +1,13 @@
 //! Health of the agent. All times use the monotonic clock, so changes to the wall clock have no effect.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::telemetry::health::{Probes, Recent, late};
+use crate::util::sync::lock;
 
 /// Maximum number of calls in one iteration of the loop, each with its own deadline: a scan that is restarted
 /// twice.
@@ -48,10 +49,6 @@ impl Health {
         }
     }
 
-    fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn loop_ran(&self) {
         self.iteration.confirm();
     }
@@ -62,7 +59,7 @@ impl Health {
 
     /// Records a pending write: a new topology, or one whose write failed or was undone.
     pub(crate) fn write_pending(&self) {
-        let (mut pending, now) = (self.pending(), Instant::now());
+        let (mut pending, now) = (lock(&self.pending), Instant::now());
         pending.since.get_or_insert(now);
         pending.newest = Some(now);
     }
@@ -71,20 +68,20 @@ impl Health {
     /// be written. Later ones are still pending.
     pub(crate) fn published(&self, took: Duration) {
         self.publish.confirm();
-        let (mut pending, now) = (self.pending(), Instant::now());
+        let (mut pending, now) = (lock(&self.pending), Instant::now());
         pending.since = pending.newest.filter(|newest| *newest + took > now);
     }
 
     /// Sets the path that this process can never read again but a new container can; `None` if there is none.
     pub(crate) fn unreachable_file(&self, path: Option<PathBuf>) {
-        *self.unreachable_file.lock().unwrap_or_else(PoisonError::into_inner) = path;
+        *lock(&self.unreachable_file) = path;
     }
 }
 
 impl Probes for Health {
     /// Fails if the loop is stuck, or if only a restart can help.
     fn live(&self) -> Vec<String> {
-        let stale = self.unreachable_file.lock().unwrap_or_else(PoisonError::into_inner);
+        let stale = lock(&self.unreachable_file);
         let stale = stale.as_ref().map(|path| {
             format!("{} was replaced on the host, and only a new container sees the new one", path.display())
         });
@@ -93,7 +90,7 @@ impl Probes for Health {
 
     /// Fails if the last scan or the last publish is too old, or a write is pending for too long.
     fn ready(&self) -> Vec<String> {
-        let pending = self.publish.age().and(self.pending().since);
+        let pending = self.publish.age().and(lock(&self.pending).since);
         let pending =
             pending.and_then(|since| late("the newest state was not published", since.elapsed(), PENDING));
         [self.scan.reason(), self.publish.reason(), pending].into_iter().flatten().collect()

@@ -1,11 +1,12 @@
 //! Health of the controller. All times use the monotonic clock.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::telemetry::health::{Probes, Recent, late};
+use crate::util::sync::lock;
 
 /// Maximum interval between iterations of the loop, which normally iterates each second.
 const ITERATION: Duration = Duration::from_secs(60);
@@ -49,25 +50,21 @@ impl Health {
         Self { limits, iteration, lease: Recent::new("the Lease was not seen", LEASE), passes: Mutex::default() }
     }
 
-    fn passes(&self) -> MutexGuard<'_, Option<Passes>> {
-        self.passes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn leads(&self, leads: bool) {
         let leading = Passes { leading_since: Instant::now(), garbage: None, fleet: None };
-        *self.passes() = leads.then_some(leading);
+        *lock(&self.passes) = leads.then_some(leading);
     }
 
     /// Records a garbage collection pass, whatever its result.
     pub(crate) fn garbage_pass(&self) {
-        if let Some(passes) = &mut *self.passes() {
+        if let Some(passes) = &mut *lock(&self.passes) {
             passes.garbage = Some(Instant::now());
         }
     }
 
     /// Records that all objects were summed up; the next pass is due after `next`.
     pub(crate) fn fleet_pass(&self, next: Duration) {
-        if let Some(passes) = &mut *self.passes() {
+        if let Some(passes) = &mut *lock(&self.passes) {
             passes.fleet = Some((Instant::now(), next));
         }
     }
@@ -81,7 +78,7 @@ impl Probes for Health {
     /// A replica that does not lead is ready if it sees the Lease; a leader must also complete its passes.
     fn ready(&self) -> Vec<String> {
         let lease = self.lease.reason().filter(|_| self.limits.lease);
-        let Some(Passes { leading_since, garbage, fleet }) = *self.passes() else {
+        let Some(Passes { leading_since, garbage, fleet }) = *lock(&self.passes) else {
             return lease.into_iter().collect();
         };
         let (at, next) = fleet.unwrap_or((leading_since, self.limits.fleet));
@@ -94,7 +91,7 @@ impl Probes for Health {
     }
 
     fn started(&self) -> Vec<String> {
-        let started = self.lease.age().is_some() || self.passes().is_some();
+        let started = self.lease.age().is_some() || lock(&self.passes).is_some();
         self.lease.reason().filter(|_| !started).into_iter().collect()
     }
 }

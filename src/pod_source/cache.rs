@@ -19,11 +19,12 @@ use super::selector::{PodSources, SourceSelector};
 use crate::cluster::Cluster;
 use crate::pod::{Liveness, Pod, PodName};
 use crate::util::log_throttle::LastLogged;
+use crate::util::sync::lock;
 use crate::util::task::Task;
 
 pub use pods::RELEASE_TIMEOUT;
 
-use pods::{CachedPods, lock};
+use pods::CachedPods;
 use updater::Updater;
 
 /// A view of the node's pods at one moment.

@@ -3,7 +3,7 @@
 mod error_log;
 mod lookups;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::future::join_all;
@@ -20,6 +20,7 @@ use super::metrics::Metrics;
 use crate::pod::{Pod, PodName};
 use crate::pod_source::PodCache;
 use crate::util::log_throttle::LastLogged;
+use crate::util::sync::lock;
 
 use error_log::ErrorLog;
 pub(super) use lookups::PodLookup;
@@ -113,10 +114,6 @@ impl AnnotationState {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn is_synced(&self) -> bool {
         self.pods.is_synced()
     }
@@ -149,7 +146,7 @@ impl AnnotationState {
     }
 
     pub(super) fn allocations(&self) -> Arc<Allocations> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let versions = self.versions(&mut state);
         if state.for_clients.versions == Some(versions) {
             return Arc::clone(&state.for_clients.allocations);
@@ -166,7 +163,7 @@ impl AnnotationState {
         if self.freshness() == SourceFreshness::Unsynced {
             return None;
         }
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let versions = self.versions(&mut state);
         if state.for_zones.versions != Some(versions) {
             let allocations = self.read(&self.zone_rules, &state);
@@ -241,10 +238,10 @@ impl AnnotationState {
     /// Reads the node's devices once more if an annotation names one that the node is not known to have.
     async fn wait_for_devices(&self, deadline: Instant) {
         let Some(devices) = &self.devices else { return };
-        let since = self.state().unknown_device_since;
+        let since = lock(&self.state).unknown_device_since;
         if let Some(since) = since.filter(|since| !devices.has_read_since(*since)) {
             let _ = timeout_at(deadline, devices.read_now()).await;
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             // Whatever the result: no response waits twice for the same devices.
             if state.unknown_device_since == Some(since) {
                 state.unknown_device_since = None;
@@ -261,14 +258,14 @@ impl AnnotationState {
 
     fn pods_to_look_up(&self, merged: &Merged) -> Vec<PodName> {
         let unsettled = self.unsettled(merged);
-        let state = self.state();
+        let state = lock(&self.state);
         unsettled.into_iter().filter(|name| !state.lookups.is_fresh(name)).collect()
     }
 
     /// Returns how many pods of a response are unknown. A pod that does not exist is not unknown.
     fn count_unknown(&self, merged: &Merged) -> usize {
         let unsettled = self.unsettled(merged);
-        let state = self.state();
+        let state = lock(&self.state);
         let is_known = |name: &PodName| state.lookups.has_succeeded(name) || self.pods.contains(name);
         unsettled.iter().filter(|name| !is_known(name)).count()
     }
@@ -304,7 +301,7 @@ impl AnnotationState {
         }
         // Caches the failed lookups, so that no response waits for these pods again too soon.
         for name in names {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             if !self.pods.has_current(&name) && !state.lookups.is_fresh(&name) {
                 state.lookups.insert(name, None);
             }
@@ -328,7 +325,7 @@ impl AnnotationState {
     async fn look_up(&self, PodLookup { cluster, node, wanted }: &PodLookup, name: &PodName) -> bool {
         match cluster.get_pod(node, name, wanted).await {
             Ok(pod) => {
-                self.state().lookups.insert(name.clone(), Some(pod));
+                lock(&self.state).lookups.insert(name.clone(), Some(pod));
                 true
             }
             Err(error) => {

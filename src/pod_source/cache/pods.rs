@@ -1,7 +1,6 @@
 //! The cached pods, and which were recently deleted.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -29,10 +28,6 @@ pub(super) struct CachedPods {
     pub(super) version: u64,
     pub(super) failing_since: Option<Instant>,
     deletions: Deletions,
-}
-
-pub(super) fn lock(pods: &Mutex<CachedPods>) -> MutexGuard<'_, CachedPods> {
-    pods.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl CachedPods {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
 use super::PodView;
-use super::pods::{CachedPods, lock};
+use super::pods::CachedPods;
 use crate::cluster::Cluster;
 use crate::pod::PodEvent;
 use crate::pod_source::kind::PodSourceKind;
@@ -18,6 +18,7 @@ use crate::pod_source::metrics::PodSourceMetrics;
 use crate::pod_source::selector::SourceSelector;
 use crate::util::backoff::{back_off, jittered};
 use crate::util::log_throttle::LastLogged;
+use crate::util::sync::lock;
 
 /// The first kubelet whose List contains active pods only.
 const ACTIVE_PODS_ONLY: (u32, u32) = (1, 34);
