@@ -184,9 +184,14 @@ impl Metrics {
                 .at_zero(WriteReason::LABELS.map(|reason| [reason])),
             write_errors: registry.counters(
                 "numacast_publish_errors_total",
-                "Failed requests to the API server for the object; a write that fails with a conflict is repeated \
-                 once, and only the second failure counts",
-                [label("kind", "such as `unreachable`, `deadline`, `forbidden` or `no_crd`")],
+                "Failed reads and writes of the object, and reads of the Node for a write. Not counted: a failure \
+                 after which the write is repeated at once, such as a first conflict; removing what others left; \
+                 writes that only withhold the fingerprint",
+                [label(
+                    "kind",
+                    "such as `unreachable`, `deadline`, `forbidden`, `no_crd`, `conflict` (HTTP 409) or `invalid` \
+                     (400, 422)",
+                )],
             ),
             publish_seconds: registry.histogram(
                 "numacast_publish_duration_seconds",

@@ -5,10 +5,10 @@
 
 mod apply;
 pub(super) mod competing_managers;
-mod conflicts;
 mod drift;
 mod field_manager;
 mod object;
+mod other_writers;
 mod ownership;
 mod retry_timer;
 mod task;

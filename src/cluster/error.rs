@@ -36,7 +36,8 @@ pub enum ClusterError {
 }
 
 impl ClusterError {
-    /// Returns the kind of error, for a metric label.
+    /// Returns the kind of error, for a metric label. Rejected requests differ by status code: `conflict`
+    /// is a 409, and a 422 about the UID is `invalid`, unlike in [`Self::is_other_object_or_version`].
     pub const fn kind(&self) -> &'static str {
         match self {
             Self::NoConfig(_) => "no_config",
@@ -65,11 +66,12 @@ impl ClusterError {
         matches!(self, Self::Refused { code: 403, .. })
     }
 
-    /// Returns true if the object was written since it was read, or is not the one with the expected UID.
-    pub fn is_conflict(&self) -> bool {
+    /// Returns true if the object has another UID or version than the request names, or exists although it
+    /// was to be created: a 409, or a 422 about the UID. The API server rejects an apply that names a UID
+    /// with 409 if there is no object, and with 422 if there is another one.
+    pub fn is_other_object_or_version(&self) -> bool {
         match self {
             Self::Refused { code: 409, .. } => true,
-            // The API server rejects an apply whose UID differs from the object's.
             Self::Refused { code: 422, message, .. } => message.contains("metadata.uid"),
             _ => false,
         }

@@ -25,7 +25,7 @@ impl Cluster {
     }
 
     /// Creates a Lease.
-    /// Error: [`ClusterError::is_conflict`] if it exists already.
+    /// Error: [`ClusterError::is_other_object_or_version`] if it exists already.
     pub async fn create_lease(
         &self,
         namespace: &str,
@@ -40,7 +40,7 @@ impl Cluster {
     }
 
     /// Replaces a Lease that was read.
-    /// Error: [`ClusterError::is_conflict`] if it was written since.
+    /// Error: [`ClusterError::is_other_object_or_version`] if it was written since.
     pub async fn replace_lease(&self, namespace: &str, mut lease: Lease) -> Result<Lease, ClusterError> {
         // The server maintains these.
         lease.metadata.managed_fields = None;

@@ -80,8 +80,8 @@ impl Cluster {
     }
 
     /// Applies `object` (server-side apply). If it has a UID, the object must exist with that UID
-    /// ([`ClusterError::is_conflict`] otherwise); without one it is created if missing. Returns the object's
-    /// metadata; its version is unchanged if the apply changed nothing.
+    /// ([`ClusterError::is_other_object_or_version`] otherwise); without one it is created if missing.
+    /// Returns the object's metadata; its version is unchanged if the apply changed nothing.
     pub async fn apply(&self, object: &NodeResourceTopology) -> Result<ObjectMeta, ClusterError> {
         let name = object.name_any();
         let what = format!("apply noderesourcetopology {name}");
@@ -100,8 +100,8 @@ impl Cluster {
     }
 
     /// Changes an object by a JSON merge patch, which can also change fields of other managers. A patch with
-    /// a `resourceVersion` fails if the object has another one ([`ClusterError::is_conflict`]). Returns the
-    /// object's metadata.
+    /// a `resourceVersion` fails if the object has another one
+    /// ([`ClusterError::is_other_object_or_version`]). Returns the object's metadata.
     pub async fn merge(&self, name: &str, patch: &Value) -> Result<ObjectMeta, ClusterError> {
         let what = format!("patch noderesourcetopology {name}");
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
@@ -121,7 +121,7 @@ impl Cluster {
     }
 
     /// Deletes exactly this object, in the version that was read; returns false if it is gone. If it was
-    /// written since, it is not deleted: [`ClusterError::is_conflict`].
+    /// written since, it is not deleted: [`ClusterError::is_other_object_or_version`].
     pub async fn delete_topology(&self, meta: &NrtMeta) -> Result<bool, ClusterError> {
         self.delete_if(meta, Some(meta.version.clone()).filter(|version| !version.is_empty())).await
     }

@@ -229,7 +229,7 @@ impl LeaderElection {
                 Ok(true)
             }
             // Another replica was faster.
-            Err(error) if error.is_conflict() => Ok(false),
+            Err(error) if error.is_other_object_or_version() => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -244,7 +244,7 @@ async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, remov
             match cluster.delete_topology_by_uid(&meta).await {
                 Ok(deleted) => *removed += usize::from(deleted),
                 // Another object has this name now; the next pass checks whose it is.
-                Err(error) if error.is_conflict() => {}
+                Err(error) if error.is_other_object_or_version() => {}
                 Err(error) => {
                     let ends_pass = error.affects_every_call();
                     left.error = Some(error);

@@ -19,6 +19,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use numacast::cluster::ClusterError;
 use serde_json::json;
 
 use crate::sim_node::get;
@@ -273,11 +274,11 @@ async fn a_deletion_applies_to_one_version_of_an_object() -> Result<()> {
     // First the object is changed, then replaced by another one of the same name.
     fleet.add_objects(&one, "another").await?;
     let written = api.delete_topology(&first).await;
-    ensure!(written.as_ref().is_err_and(numacast::cluster::ClusterError::is_conflict), "{written:?}");
+    ensure!(written.as_ref().is_err_and(ClusterError::is_other_object_or_version), "{written:?}");
     fleet.delete_object(&one[0]).await?;
     fleet.add_objects(&one, "numacast").await?;
     for result in [api.delete_topology(&first).await, api.delete_topology_by_uid(&first).await] {
-        ensure!(result.as_ref().is_err_and(numacast::cluster::ClusterError::is_conflict), "{result:?}");
+        ensure!(result.as_ref().is_err_and(ClusterError::is_other_object_or_version), "{result:?}");
     }
     let second = look().await?;
     ensure!(api.delete_topology(&second).await?, "it is the one");

@@ -103,11 +103,11 @@ impl ObjectWriter {
         }
     }
 
-    /// Applies `state` to the object. If the object was deleted or recreated since it was last seen, reads it
-    /// and tries once more.
+    /// Applies `state` to the known object. If that one does not exist any more, reads the object that has
+    /// its name now, if any, and applies once more; the first error is only logged.
     pub(super) async fn write(&mut self, state: &Publishable) -> Result<(), ClusterError> {
         match self.apply(state).await {
-            Err(error) if error.is_conflict() => {
+            Err(error) if error.is_other_object_or_version() => {
                 debug!("{error}; reading it again");
                 self.metadata = None;
                 self.read().await?;

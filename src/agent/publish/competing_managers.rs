@@ -53,7 +53,7 @@ struct Writer {
     overwritten: VecDeque<Instant>,
     competes: bool,
     /// The number of its consecutive changes that were overwritten although it competes.
-    conflicts: u32,
+    overwrites: u32,
 }
 
 #[derive(Debug)]
@@ -74,7 +74,7 @@ impl CompetingManagers {
             last: now,
             overwritten: VecDeque::new(),
             competes: false,
-            conflicts: 0,
+            overwrites: 0,
         });
         if is_fresh {
             writer.last = now;
@@ -89,13 +89,13 @@ impl CompetingManagers {
         };
         if !writer.competes {
             writer.overwritten.push_back(now);
-            writer.conflicts = 0;
+            writer.overwrites = 0;
             return Reaction::TakeOver;
         }
         match self.policy {
             ConflictPolicy::Report => Reaction::Leave,
             ConflictPolicy::Overwrite => {
-                Reaction::Overwrite(back_off(&mut writer.conflicts, OVERWRITE_DELAY, OVERWRITE_LIMIT))
+                Reaction::Overwrite(back_off(&mut writer.overwrites, OVERWRITE_DELAY, OVERWRITE_LIMIT))
             }
         }
     }

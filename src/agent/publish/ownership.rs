@@ -1,4 +1,4 @@
-//! The state of conflicts with other writers of the object.
+//! What other writers did to the object, and who owns it.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -140,7 +140,7 @@ impl PublishTask {
                 Wake::Due if self.pending.is_none() => self.refresh().await,
                 Wake::Due => {}
             }
-            self.write_pending().await;
+            self.write_if_due().await;
         }
         self.withhold_at_the_end().await;
     }
@@ -234,7 +234,8 @@ impl PublishTask {
         self.retry.shorten(Instant::now());
     }
 
-    async fn write_pending(&mut self) {
+    /// Writes the newest state if a write is pending and no backoff delays it.
+    async fn write_if_due(&mut self) {
         let (Some(reason), now) = (self.pending, Instant::now()) else { return };
         if self.retry.not_before.is_some_and(|at| at > now) {
             return;
@@ -282,7 +283,8 @@ impl PublishTask {
         self.ownership.rejected_since = None;
     }
 
-    /// Logs an error, once per message, and backs off.
+    /// Counts, logs and reports an error of reading or writing the object, once per message in the log, and
+    /// backs off. Not called if the write only withholds the fingerprint or removes what others left.
     pub(super) fn fail(&mut self, error: &ClusterError) {
         self.metrics.write_errors.with([error.kind()]).inc();
         if self.pending.is_some() {

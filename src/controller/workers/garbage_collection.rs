@@ -222,7 +222,7 @@ impl Workers<'_> {
                 Ok(Outcome::HasNode) => self.state().garbage.node_exists(&meta.name),
                 Ok(Outcome::Unclassified) => self.state().garbage.retry_soon(),
                 // It was written meanwhile: its writer still exists.
-                Err(error) if error.is_conflict() => {
+                Err(error) if error.is_other_object_or_version() => {
                     self.metrics.errors.with(["delete", error.kind()]).inc();
                     debug!("{} is kept for now: {error}", meta.name);
                     self.state().garbage.retry_soon();

@@ -226,8 +226,8 @@ impl PublishTask {
                 let fields = leftovers.fields().join(", ");
                 info!("removed what others left in the NodeResourceTopology: {fields}");
             }
-            // The write that caused the conflict is handled by itself.
-            Err(error) if error.is_conflict() => debug!("{error}"),
+            // Somebody wrote the object meanwhile; the watch's event of that write follows.
+            Err(error) if error.is_other_object_or_version() => debug!("{error}"),
             Err(error) => warn!("what others left in the NodeResourceTopology stays: {error}"),
         }
     }
