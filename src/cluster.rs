@@ -52,7 +52,7 @@ pub use frames::FrameSplitter;
 pub use list_watch::{ListWatchEvent, ListWatchStream};
 pub use nodes::{KubeletEndpoint, SlimNode};
 pub use nrt_meta::{KEEP, NrtMeta, Writers};
-pub use nrt_summary::{NrtSummary, ResourceTotals, is_native};
+pub use nrt_summary::{NrtSummary, is_native};
 pub use object_watch::{ObjectEvent, ObjectWatch};
 pub use pages::Pages;
 pub use pods::{PodFrame, PodListDecoder};

@@ -37,6 +37,12 @@ impl Machine {
     pub fn node(&self, id: Id) -> Option<&NumaNode> {
         self.nodes.binary_search_by_key(&id, |node| node.id).ok().map(|at| &self.nodes[at])
     }
+
+    /// Returns the ids of the nodes with any of these CPUs.
+    #[must_use]
+    pub fn nodes_of(&self, cpus: &IdSet) -> IdSet {
+        self.nodes.iter().filter(|node| node.cpus.intersects(cpus)).map(|node| node.id).collect()
+    }
 }
 
 /// One online NUMA node.

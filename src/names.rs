@@ -14,7 +14,8 @@ pub(crate) fn is_device(name: &str) -> bool {
     parts.is_some_and(|(domain, rest)| is_dns_name(domain) && rest.len() <= 63 && is_qualified(rest))
 }
 
-/// Returns true for a DNS subdomain, the form of node names and of the domains of resources.
+/// Returns true for a DNS subdomain (RFC 1123), the form of the names of nodes and pods and of the domains of
+/// resources.
 pub(crate) fn is_dns_name(text: &str) -> bool {
     let is_label = |label: &str| {
         let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -28,4 +29,23 @@ pub(crate) fn is_qualified(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     text.bytes().all(inner) && edge(text.as_bytes().first()) && edge(text.as_bytes().last())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_dns_name;
+
+    #[test]
+    fn names_that_would_change_a_query_are_invalid() {
+        for name in ["web-0", "a", "10", "web.example-1", &"a".repeat(253)] {
+            assert!(is_dns_name(name), "{name}");
+        }
+        let long = "a".repeat(254);
+        for name in
+            ["", ".", "..", "a/b", "a&limit=1", "a%2Cspec.nodeName!=x", "A", "a b", "a?b", "a#", "\n", &long]
+        {
+            assert!(!is_dns_name(name), "{name}");
+        }
+        assert!(!["a.", "a..b", "-a", "a-", "a-.b"].into_iter().any(is_dns_name));
+    }
 }

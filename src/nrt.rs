@@ -27,6 +27,28 @@ pub fn zone_name(id: u16) -> String {
     format!("node-{id}")
 }
 
+/// CPUs, bytes or devices of one resource, in one zone or in several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amounts {
+    /// What the hardware has.
+    pub capacity: u64,
+    /// What the kubelet can allocate.
+    pub allocatable: u64,
+    /// The part of `allocatable` that is not in use.
+    pub available: u64,
+}
+
+impl Amounts {
+    /// Returns the sum of both.
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            capacity: self.capacity.saturating_add(other.capacity),
+            allocatable: self.allocatable.saturating_add(other.allocatable),
+            available: self.available.saturating_add(other.available),
+        }
+    }
+}
+
 /// What one node's NUMA zones have, and how its kubelet places pods on them.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[kube(

@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::kubelet::{Allocatable, Checkpoints, ContainerUsage, KubeletConfig, PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
 
+pub use crate::nrt::Amounts;
 pub use attributes::is_policy as is_policy_attribute;
 pub use finding::Finding;
 pub use rules::{NodeExclusions, ZoneRules};
@@ -123,17 +124,6 @@ pub struct Zone {
     pub costs: BTreeMap<Id, u32>,
     /// Resource name to amounts. Every zone lists the same names.
     pub resources: BTreeMap<String, Amounts>,
-}
-
-/// CPUs, bytes or devices of one resource in one zone.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Amounts {
-    /// What the hardware has.
-    pub capacity: u64,
-    /// What the kubelet can allocate.
-    pub allocatable: u64,
-    /// The part of `allocatable` that is not in use.
-    pub available: u64,
 }
 
 impl Amounts {

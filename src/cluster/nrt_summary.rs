@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::nrt_meta::{NrtMeta, RawMetadata};
-use crate::nrt::{AttributeInfo, ZONE_TYPE, policy_and_scope};
+use crate::nrt::{Amounts, AttributeInfo, ZONE_TYPE, policy_and_scope};
 use crate::quantity::Quantity;
 
 /// Maximum length of a resource's name in a message: that of a qualified name.
@@ -21,7 +21,7 @@ pub struct NrtSummary {
     /// The kubelet's Topology Manager scope.
     pub scope: Option<String>,
     /// Totals over all zones, by resource, without invalid quantities.
-    pub resources: BTreeMap<String, ResourceTotals>,
+    pub resources: BTreeMap<String, Amounts>,
     /// The resource of the first invalid quantity, and the error.
     pub invalid: Option<String>,
     /// Whether a zone is a NUMA node or there is no zone at all. Otherwise no scheduler reads the object as
@@ -38,28 +38,6 @@ pub fn is_native(resource: &str) -> bool {
     match resource.strip_prefix("hugepages-") {
         Some(size) => PAGE_SIZES.contains(&size),
         None => matches!(resource, "cpu" | "memory" | "ephemeral-storage"),
-    }
-}
-
-/// The totals of a resource: CPUs, bytes or devices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ResourceTotals {
-    /// What the hardware has.
-    pub capacity: u64,
-    /// What kubelets may allocate.
-    pub allocatable: u64,
-    /// What of that is free.
-    pub available: u64,
-}
-
-impl ResourceTotals {
-    /// Returns the sum of both.
-    pub fn plus(self, other: Self) -> Self {
-        Self {
-            capacity: self.capacity.saturating_add(other.capacity),
-            allocatable: self.allocatable.saturating_add(other.allocatable),
-            available: self.available.saturating_add(other.available),
-        }
     }
 }
 
@@ -92,8 +70,8 @@ struct RawResource {
 }
 
 impl RawResource {
-    fn totals(&self) -> Result<ResourceTotals, &str> {
-        Ok(ResourceTotals {
+    fn totals(&self) -> Result<Amounts, &str> {
+        Ok(Amounts {
             capacity: self.capacity.rounded_up()?,
             allocatable: self.allocatable.rounded_up()?,
             available: self.available.rounded_up()?,
@@ -127,7 +105,7 @@ impl From<RawObject> for NrtSummary {
     fn from(raw: RawObject) -> Self {
         let zones = raw.zones.unwrap_or_default();
         let describes_node = zones.is_empty() || zones.iter().any(|zone| zone.r#type == ZONE_TYPE);
-        let mut resources: BTreeMap<String, ResourceTotals> = BTreeMap::new();
+        let mut resources: BTreeMap<String, Amounts> = BTreeMap::new();
         let mut invalid = None;
         let numa = zones.into_iter().filter(|zone| zone.r#type == ZONE_TYPE);
         for resource in numa.flat_map(|zone| zone.resources.unwrap_or_default()) {
@@ -180,13 +158,13 @@ mod tests {
             object(vec![zone("Node", json!("8")), zone("Node", json!("8000e-3")), zone("Rack", json!("64"))]);
         assert_eq!((summary.policy.as_deref(), summary.scope.as_deref()), (Some("restricted"), Some("pod")));
         let gi = 1 << 30;
-        let cpu = ResourceTotals { capacity: 16, allocatable: 14, available: 6 };
-        let memory = ResourceTotals { capacity: 32 * gi, allocatable: 30 * gi, available: 2 };
+        let cpu = Amounts { capacity: 16, allocatable: 14, available: 6 };
+        let memory = Amounts { capacity: 32 * gi, allocatable: 30 * gi, available: 2 };
         assert_eq!((summary.resources["cpu"], summary.resources["memory"]), (cpu, memory));
         assert!(summary.describes_node && summary.invalid.is_none());
         let summary =
             object(vec![zone("Node", json!("8")), zone("Node", json!("1e-3x")), zone("Node", json!(["x"]))]);
-        let cpu = ResourceTotals { capacity: 8, allocatable: 7, available: 3 };
+        let cpu = Amounts { capacity: 8, allocatable: 7, available: 3 };
         assert_eq!((summary.resources["cpu"], summary.resources["memory"].capacity), (cpu, 48 * gi));
         let invalid = "cpu: `1e-3x` is not a Kubernetes quantity such as 4, 500m, 64Mi or 16Gi";
         assert_eq!(summary.invalid.as_deref(), Some(invalid));

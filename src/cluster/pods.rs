@@ -16,6 +16,7 @@ mod list_reader;
 mod watcher;
 
 use super::{Cluster, ClusterError};
+use crate::names::is_dns_name;
 use crate::pod::{Pod, PodName, Wanted};
 
 pub use frame::PodFrame;
@@ -41,7 +42,7 @@ impl Cluster {
         wanted: &Wanted,
     ) -> Result<Option<Pod>, ClusterError> {
         // A client of the proxy may request any name: an invalid one must not get into the query.
-        if !is_name(namespace) || !is_name(name) {
+        if !is_dns_name(namespace) || !is_dns_name(name) {
             return Ok(None);
         }
         // Constant, because messages with it are logged once.
@@ -54,31 +55,5 @@ impl Cluster {
             found = Some(pod.map_err(|reason| self.not_understood(what, reason))?);
         }
         Ok(found)
-    }
-}
-
-/// Returns true if `name` is a DNS subdomain (RFC 1123), as Kubernetes requires.
-fn is_name(name: &str) -> bool {
-    let allowed =
-        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
-    // `.` or `..` would change the path.
-    (1..=253).contains(&name.len()) && name.bytes().all(allowed) && !name.starts_with('.')
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn invalid_names_do_not_get_into_a_query() {
-        for name in ["web-0", "a", "10", "web.example-1"] {
-            assert!(is_name(name), "{name}");
-        }
-        let long = "a".repeat(254);
-        for name in
-            ["", ".", "..", "a/b", "a&limit=1", "a%2Cspec.nodeName!=x", "A", "a b", "a?b", "a#", "\n", &long]
-        {
-            assert!(!is_name(name), "{name}");
-        }
     }
 }

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use crate::cluster::{NrtSummary, ResourceTotals, is_native};
+use crate::cluster::{NrtSummary, is_native};
+use crate::nrt::Amounts;
 
 /// Maximum number of resources. Their names come from devices; a cluster has some dozens.
 const MAX_RESOURCES: usize = 1024;
@@ -29,7 +30,7 @@ pub(super) const NO_SCHEDULER: &str = "no pod of the scheduler runs:";
 pub(super) struct Fleet {
     /// Number of objects by policy and scope.
     pub(super) nodes: BTreeMap<(&'static str, &'static str), u64>,
-    pub(super) resources: BTreeMap<String, ResourceTotals>,
+    pub(super) resources: BTreeMap<String, Amounts>,
     /// Number of objects whose zones another field manager wrote.
     pub(super) foreign: u64,
     /// The first object with an invalid quantity: its name, and the error.
@@ -88,7 +89,7 @@ mod tests {
 
     fn summary(name: &str, policy: Option<&str>, scope: &str, cpus: u64) -> NrtSummary {
         let meta = if cpus > 0 { NrtMeta::ours(name) } else { NrtMeta::of_other(name, "nfd") };
-        let totals = ResourceTotals { capacity: cpus, allocatable: cpus, available: cpus / 2 };
+        let totals = Amounts { capacity: cpus, allocatable: cpus, available: cpus / 2 };
         NrtSummary {
             policy: policy.map(str::to_owned),
             scope: Some(scope.to_owned()),
@@ -106,7 +107,7 @@ mod tests {
         fleet.add(summary("d", Some("made-up"), "container", 2));
         let nodes = [(("other", "container"), 1), (("restricted", "pod"), 2), (("unknown", "other"), 1)];
         assert_eq!(fleet.nodes, nodes.into());
-        let cpu = ResourceTotals { capacity: 14, allocatable: 14, available: 7 };
+        let cpu = Amounts { capacity: 14, allocatable: 14, available: 7 };
         assert_eq!(fleet.resources["cpu"], cpu);
         assert_eq!((fleet.foreign, fleet.names.len()), (1, 4));
         assert!(fleet.names.contains("a") && !fleet.names.contains("e"));
@@ -138,7 +139,7 @@ mod tests {
         let mut fleet = Fleet::default();
         for of in 0..100 {
             let mut many = summary(&of.to_string(), None, "", 0);
-            many.resources = (0..5000).map(|n| (format!("a{of}-{n}"), ResourceTotals::default())).collect();
+            many.resources = (0..5000).map(|n| (format!("a{of}-{n}"), Amounts::default())).collect();
             fleet.add(many);
         }
         assert_eq!(fleet.resources.len(), MAX_RESOURCES);
@@ -151,7 +152,7 @@ mod tests {
     fn the_number_of_resources_per_object_is_limited() {
         let mut fleet = Fleet::default();
         let mut many = summary("a", None, "", 1);
-        many.resources.extend((0..5000).map(|n| (format!("a/{n}"), ResourceTotals::default())));
+        many.resources.extend((0..5000).map(|n| (format!("a/{n}"), Amounts::default())));
         fleet.add(many);
         assert_eq!(fleet.resources.len(), MAX_RESOURCES_PER_OBJECT + 1);
         assert_eq!(fleet.resources["cpu"].capacity, 1);

@@ -193,7 +193,7 @@ impl Metrics {
 mod tests {
     use super::super::health::Limits;
     use super::*;
-    use crate::cluster::ResourceTotals;
+    use crate::nrt::Amounts;
     use crate::telemetry::registry::samples;
 
     fn registered() -> (Registry, Metrics) {
@@ -209,7 +209,7 @@ mod tests {
         let (registry, metrics) = registered();
         metrics.leads(true);
         metrics.held_back.set(1);
-        let totals = ResourceTotals { capacity: 3, allocatable: 2, available: 1 };
+        let totals = Amounts { capacity: 3, allocatable: 2, available: 1 };
         let mut fleet = Fleet::new(None);
         fleet.nodes = [(("restricted", "pod"), 5)].into();
         fleet.resources = [("cpu".to_owned(), totals)].into();
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn resources_are_limited_and_native_ones_come_first() {
         let (registry, metrics) = registered();
-        let totals = ResourceTotals::default();
+        let totals = Amounts::default();
         let many = (0..1_000).map(|n| (format!("a.example.com/{n:04}-{}", "x".repeat(999)), totals));
         let made_up = (0..1_000).map(|n| (format!("a{n}"), totals));
         let mut fleet = Fleet::new(None);

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use crate::names::is_dns_name;
 use crate::util::text::serialize_as_text;
 
 /// An IP address or a host name with an optional port: `10.0.0.7`, `10.0.0.7:10250`, `fd00::7`,
@@ -36,18 +37,10 @@ impl FromStr for Address {
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         match bare {
             Some(host) if host.contains(':') && host.parse::<IpAddr>().is_ok() => Ok(of(host, port)),
-            None if is_name(host) => Ok(of(host, port)),
+            None if is_dns_name(&host.to_ascii_lowercase()) => Ok(of(host, port)),
             _ => Err(error()),
         }
     }
-}
-
-fn is_name(host: &str) -> bool {
-    let good = |label: &str| {
-        let inner = label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-        inner && !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
-    };
-    host.split('.').all(good)
 }
 
 impl fmt::Display for Address {
@@ -75,6 +68,7 @@ mod tests {
             ("[fd00::7]:10250", "fd00::7", Some(10250)),
             ("worker-1.example", "worker-1.example", None),
             ("worker:1", "worker", Some(1)),
+            ("Worker.example", "Worker.example", None),
         ] {
             let address: Address = text.parse().unwrap();
             assert_eq!((address.host.as_str(), address.port), (host, port));

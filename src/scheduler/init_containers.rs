@@ -109,24 +109,17 @@ impl<'a> NodeContext<'a> {
         if !matches!(&*config.topology_manager_policy, "restricted" | "single-numa-node") {
             return None;
         }
-        let nodes = self.nodes(entry, resource);
-        let mut ids = nodes.iter();
-        ids.next().filter(|_| ids.next().is_none())
-    }
-
-    fn nodes(&self, entry: &PodUsage, resource: &str) -> IdSet {
         let mut nodes = IdSet::new();
         for container in &entry.containers {
-            let on = |node: &&crate::machine::NumaNode| node.cpus.intersects(&container.cpus);
             if resource == "cpu" {
-                self.machine.nodes.iter().filter(on).for_each(|node| nodes.insert(node.id));
+                nodes.union_with(&self.machine.nodes_of(&container.cpus));
             }
             let blocks = container.memory.iter().filter(|block| block.resource == resource);
             blocks.for_each(|block| nodes.union_with(&block.nodes));
             let groups = container.devices.iter().filter(|group| group.resource == resource);
             groups.for_each(|group| nodes.union_with(&group.nodes));
         }
-        nodes
+        nodes.iter().next().filter(|_| nodes.len() == 1)
     }
 
     fn aligns_pods(&self) -> bool {

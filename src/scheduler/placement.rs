@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use twox_hash::XxHash64;
 
 use crate::kubelet::ContainerUsage;
-use crate::machine::{Id, IdSet, Machine};
+use crate::machine::{Id, Machine};
 use crate::nrt;
 use crate::topology::{HIGHEST_ZONE, Topology};
 
@@ -45,12 +45,7 @@ pub(super) struct Placed<'a> {
 /// Returns the one NUMA node of all resources of a container: its CPUs, its memory, and those of its devices
 /// that are on one node only. `None` if there is no such node, or several.
 pub(super) fn only_node(container: &ContainerUsage, machine: &Machine) -> Option<Id> {
-    let mut nodes = IdSet::new();
-    for node in &machine.nodes {
-        if node.cpus.intersects(&container.cpus) {
-            nodes.insert(node.id);
-        }
-    }
+    let mut nodes = machine.nodes_of(&container.cpus);
     container.memory.iter().for_each(|block| nodes.union_with(&block.nodes));
     let devices = container.devices.iter().map(|group| &group.nodes);
     devices.filter(|group| group.len() == 1).for_each(|group| nodes.union_with(group));
@@ -113,7 +108,7 @@ mod tests {
     use super::leb89::tests::decode;
     use super::*;
     use crate::kubelet::{DeviceGroup, MemoryBlock};
-    use crate::machine::NumaNode;
+    use crate::machine::{IdSet, NumaNode};
 
     fn placed<'a>(names: &'a str, zone: impl Into<Option<Id>>) -> Placed<'a> {
         let mut names = names.split('/');

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::kubelet::{ContainerUsage, MemoryBlock, PodUsage, Usage};
+use crate::kubelet::{PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
 use crate::pod::PodName;
 use crate::scheduler::Publishable;
@@ -60,17 +60,12 @@ fn changed_pods<'a>(before: &'a Footprints, now: &'a Footprints) -> Vec<(&'a Pod
 }
 
 fn nodes_of(pod: &PodUsage, machine: &Machine) -> IdSet {
-    let mut nodes = IdSet::new();
-    let mut cpus = pod.cpus.clone();
-    let mut memory: Vec<&MemoryBlock> = pod.memory.iter().collect();
-    for ContainerUsage { cpus: of_container, memory: blocks, devices, .. } in &pod.containers {
-        cpus.union_with(of_container);
-        memory.extend(blocks);
-        devices.iter().for_each(|group| nodes.union_with(&group.nodes));
-    }
-    memory.iter().for_each(|block| nodes.union_with(&block.nodes));
-    for node in machine.nodes.iter().filter(|node| node.cpus.intersects(&cpus)) {
-        nodes.insert(node.id);
+    let mut nodes = machine.nodes_of(&pod.cpus);
+    pod.memory.iter().for_each(|block| nodes.union_with(&block.nodes));
+    for container in &pod.containers {
+        nodes.union_with(&machine.nodes_of(&container.cpus));
+        container.memory.iter().for_each(|block| nodes.union_with(&block.nodes));
+        container.devices.iter().for_each(|group| nodes.union_with(&group.nodes));
     }
     nodes
 }
@@ -135,7 +130,7 @@ fn resource_change(name: &str, old: Option<Amounts>, now: Amounts) -> Option<Str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubelet::DeviceGroup;
+    use crate::kubelet::{ContainerUsage, DeviceGroup};
     use crate::machine::NumaNode;
     use crate::topology::Topology;
 
