@@ -31,7 +31,7 @@ use tonic::{Code, Status};
 pub use input_filter::filter_client_bytes;
 pub use limits::Limits;
 pub use message::{Message, MessageStream};
-pub(crate) use metrics::ServerMetrics;
+pub use metrics::ServerMetrics;
 pub use peer::Peer;
 pub use server::Server;
 pub use socket::{ServeError, Socket};
@@ -100,6 +100,10 @@ pub trait Service: Send + Sync + 'static {
     /// Handles a call; the future is dropped when the client cancels or the deadline expires. Use
     /// [`Call::unknown_service`] and [`Call::unknown_method`] for what is not served.
     fn call(&self, call: Call) -> BoxFuture<'static, Result<Reply, Status>>;
+
+    /// Called when a call ends, with the status code sent (`Cancelled` if the client left) and the duration.
+    /// The path is empty for a request that was not a gRPC call; otherwise it is untrusted client input.
+    fn finished(&self, _path: &str, _peer: &Peer, _code: Code, _took: Duration) {}
 }
 
 /// A client's violation of a limit or of the protocol, which is logged. It costs the client a connection or a
@@ -137,23 +141,6 @@ impl Violation {
         }
     }
 }
-
-/// Receives the server's statistics.
-pub trait Observer: Send + Sync + 'static {
-    /// Called when a call ends, with the status code sent (`Cancelled` if the client left), the bytes of
-    /// messages sent, and the duration. The path is empty for a request that was not a gRPC call; otherwise
-    /// it is untrusted client input.
-    fn finished(&self, _path: &str, _peer: &Peer, _code: Code, _bytes: usize, _took: Duration) {}
-
-    /// Called with the new number of connections.
-    fn connections(&self, _count: usize) {}
-
-    /// Called when a client was disconnected, rejected or slowed down.
-    fn violation(&self, _violation: Violation, _peer: &Peer) {}
-}
-
-/// Ignores everything.
-impl Observer for () {}
 
 #[cfg(test)]
 mod tests;

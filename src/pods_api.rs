@@ -136,8 +136,8 @@ fn raise_descriptor_limit() {
 
 fn start(socket: &Socket, service: &Arc<Service>) -> Result<Server, ServeError> {
     raise_descriptor_limit();
-    let observer = Arc::new(service.metrics.clone());
-    let server = Server::start(socket.clone(), limits(), Arc::new(Arc::clone(service)), observer)?;
+    let metrics = service.metrics.server.clone();
+    let server = Server::start(socket.clone(), limits(), Arc::new(Arc::clone(service)), metrics)?;
     info!("Pods API at {}", socket.path.display());
     Ok(server)
 }

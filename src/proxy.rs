@@ -195,8 +195,8 @@ impl Proxy {
         });
         // The wait for the call to the kubelet, and the call itself.
         let limits = Limits { response_timeout: 2 * self.settings.timeout, ..Limits::default() };
-        let (socket, observer) = (self.settings.socket.clone(), Arc::new(self.metrics.clone()));
-        let server = Server::start(socket, limits, Arc::new(service), observer)?;
+        let (socket, metrics) = (self.settings.socket.clone(), self.metrics.server.clone());
+        let server = Server::start(socket, limits, Arc::new(service), metrics)?;
         info!("podresources proxy at {}", self.settings.socket.path.display());
         Ok(server)
     }

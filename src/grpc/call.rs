@@ -42,30 +42,30 @@ pub(super) fn serve(
     let open = shared.queue.open(connection.peer.client);
     async move {
         let path = headers.as_ref().map(|headers| headers.path.clone()).unwrap_or_default();
-        let mut report = Report { started, connection: &connection, shared: &shared, path, outcome: None };
+        let code = Code::Cancelled;
+        let mut report = Report { started, connection: &connection, shared: &shared, path, code };
         let handler = Handler { connection: &connection, shared: &shared };
-        report.outcome = Some(match (open, headers) {
+        report.code = match (open, headers) {
             (Some(open), Ok(headers)) => handler.run(headers, open, body, &mut respond).await,
             (Some(_open), Err(invalid)) => handler.reject_headers(invalid, body, &mut respond).await,
             (None, _) => handler.reject_call(&mut respond),
-        });
+        };
     }
 }
 
-/// Reports a call to the observer when it ends, even if its connection ends.
+/// Reports a call to the service when it ends, even if its connection ends.
 struct Report<'a> {
     started: Instant,
     connection: &'a Connection,
     shared: &'a Shared,
     path: String,
-    /// The code that was sent to the client, and the bytes of messages; `None` if the client left.
-    outcome: Option<(Code, usize)>,
+    /// The code that was sent to the client; `Cancelled` if the client left.
+    code: Code,
 }
 
 impl Drop for Report<'_> {
     fn drop(&mut self) {
-        let (code, bytes) = self.outcome.unwrap_or((Code::Cancelled, 0));
-        self.shared.observer.finished(&self.path, &self.connection.peer, code, bytes, self.started.elapsed());
+        self.shared.service.finished(&self.path, &self.connection.peer, self.code, self.started.elapsed());
     }
 }
 
@@ -78,17 +78,17 @@ struct Handler<'a> {
 type Received<'a> = Result<(Bytes, Option<SemaphorePermit<'a>>), Status>;
 
 impl Handler<'_> {
-    /// Serves a call and returns the code that was sent, and the bytes of messages.
+    /// Serves a call and returns the code that was sent.
     async fn run(
         &self,
         headers: Headers,
         open: OpenCall,
         mut body: RecvStream,
         respond: &mut SendResponse<Slice>,
-    ) -> (Code, usize) {
+    ) -> Code {
         let reply = tokio::select! {
             reply = self.reply(&headers, &mut body, &open) => reply,
-            _ = poll_fn(|cx| respond.poll_reset(cx)) => return (Code::Cancelled, 0),
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => return Code::Cancelled,
         };
         match reply {
             Ok(reply) => {
@@ -107,17 +107,17 @@ impl Handler<'_> {
         InvalidHeaders(http, status): InvalidHeaders,
         mut body: RecvStream,
         respond: &mut SendResponse<Slice>,
-    ) -> (Code, usize) {
+    ) -> Code {
         tokio::select! {
             () = self.delay_failure() => {}
             never = drain(&mut body) => match never {},
-            _ = poll_fn(|cx| respond.poll_reset(cx)) => return (Code::Cancelled, 0),
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => return Code::Cancelled,
         }
         send_status(respond, http, &status)
     }
 
     /// Rejects a call because too many are open, immediately: waiting takes memory as well.
-    fn reject_call(&self, respond: &mut SendResponse<Slice>) -> (Code, usize) {
+    fn reject_call(&self, respond: &mut SendResponse<Slice>) -> Code {
         self.report(Violation::Calls, || "has thousands of calls open: further ones are rejected".into());
         send_status(respond, StatusCode::OK, &Status::resource_exhausted("too many calls are open"))
     }

@@ -4,15 +4,17 @@ use crate::telemetry::registry::{Counter, Family, Gauge, Label, Registry, label}
 
 const COMPONENT: Label = label("component", "`proxy` or `pods_api`");
 
+/// Counts connections, and violations of limits, of one server.
 #[derive(Clone, Debug)]
-pub(crate) struct ServerMetrics {
+pub struct ServerMetrics {
     component: &'static str,
     connections: Family<1, Gauge>,
     limits_exceeded: Family<2, Counter>,
 }
 
 impl ServerMetrics {
-    pub(crate) fn register(registry: &mut Registry, component: &'static str) -> Self {
+    /// Registers the metrics, with `component` as the value of that label.
+    pub fn register(registry: &mut Registry, component: &'static str) -> Self {
         Self {
             component,
             connections: registry.gauges("numacast_grpc_connections", "Connected clients", [COMPONENT]),
@@ -34,7 +36,7 @@ impl ServerMetrics {
         }
     }
 
-    pub(crate) fn connections(&self, count: usize) {
+    pub(super) fn connections(&self, count: usize) {
         self.connections.with([self.component]).set(count as u64);
     }
 

@@ -15,7 +15,7 @@ use super::clients::{Clients, Shutdown};
 use super::fair_queue::FairQueue;
 use super::responses::Responses;
 use super::socket::{ServeError, Socket, SocketFile};
-use super::{Limits, Observer, Peer, Service, Violation, call, connection};
+use super::{Limits, Peer, ServerMetrics, Service, Violation, call, connection};
 use crate::util::log_throttle::LogThrottle;
 use crate::util::task::Task;
 use crate::util::token_bucket::TokenBucket;
@@ -48,7 +48,7 @@ pub struct Server {
 pub(super) struct Shared {
     pub(super) limits: Limits,
     pub(super) service: Arc<dyn Service>,
-    pub(super) observer: Arc<dyn Observer>,
+    metrics: ServerMetrics,
     pub(super) clients: Arc<Clients>,
     pub(super) queue: Arc<FairQueue>,
     pub(super) responses: Arc<Responses>,
@@ -67,14 +67,14 @@ impl Server {
         socket: Socket,
         limits: Limits,
         service: Arc<dyn Service>,
-        observer: Arc<dyn Observer>,
+        metrics: ServerMetrics,
     ) -> Result<Self, ServeError> {
         let path = socket.path.clone();
         let file = SocketFile::bind(socket)?;
         let shared = Arc::new(Shared {
             limits,
             service,
-            observer,
+            metrics,
             clients: Clients::new(limits.connections, limits.connections_per_client),
             queue: FairQueue::new(limits),
             responses: Responses::new(limits.response_bytes, limits.read_timeout),
@@ -135,7 +135,7 @@ async fn serve(
                     sleep(ACCEPT_RETRY).await;
                 }
             },
-            Some(_) = connections.join_next() => shared.observer.connections(connections.len()),
+            Some(_) = connections.join_next() => shared.metrics.connections(connections.len()),
             _ = check.tick() => {
                 is_in_place.store(file.check(), Ordering::Relaxed);
                 close_stalled(&shared, checked.elapsed() > LATE_CHECK);
@@ -148,7 +148,7 @@ async fn serve(
     drop(file);
     shared.clients.shut_down(Shutdown::Graceful);
     let _ = timeout(STOP_TIMEOUT, async { while connections.join_next().await.is_some() {} }).await;
-    shared.observer.connections(0);
+    shared.metrics.connections(0);
 }
 
 fn admit(stream: UnixStream, shared: &Arc<Shared>, connections: &mut JoinSet<()>) {
@@ -159,7 +159,7 @@ fn admit(stream: UnixStream, shared: &Arc<Shared>, connections: &mut JoinSet<()>
                 shared.report(Violation::Connections, &closed.peer, text);
             }
             connections.spawn(connection::serve(stream, admitted, Arc::clone(shared)));
-            shared.observer.connections(connections.len());
+            shared.metrics.connections(connections.len());
         }
         Err(peer) => {
             let text = || "cannot connect: it has too many connections already, all of them busy".into();
@@ -179,10 +179,10 @@ fn close_stalled(shared: &Shared, was_late: bool) {
 }
 
 impl Shared {
-    /// Reports a client's violation to the observer, and logs it, at most once a minute for each kind. `text`
-    /// continues a sentence whose subject is the client.
+    /// Counts a client's violation, and logs it, at most once a minute for each kind. `text` continues a
+    /// sentence whose subject is the client.
     pub(super) fn report(&self, violation: Violation, peer: &Peer, text: impl FnOnce() -> String) {
-        self.observer.violation(violation, peer);
+        self.metrics.limit_exceeded(violation.as_str());
         let suppressed = match self.throttles[violation as usize].admit() {
             None => return,
             Some(0) => String::new(),

@@ -5,7 +5,6 @@ mod limits;
 mod pid_namespace;
 mod server;
 
-use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -23,11 +22,12 @@ use tonic::transport::Endpoint;
 
 use super::*;
 use crate::kubelet::proto::v1;
+use crate::telemetry::registry::{Registry, samples};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const LIST: &str = "/v1.PodResourcesLister/List";
 
-/// State of the test service, which has a method for each case, and its observer.
+/// State of the test service, which has a method for each case.
 #[derive(Default)]
 struct State {
     /// The response of `Large`.
@@ -36,9 +36,11 @@ struct State {
     hanging: AtomicUsize,
     /// Messages polled from `Count`.
     counted: AtomicUsize,
-    finished: Mutex<Vec<(String, Code, usize)>>,
-    violations: Mutex<BTreeMap<&'static str, usize>>,
+    /// Path, code and client's process of each call that ended.
+    finished: Mutex<Vec<Finished>>,
 }
+
+type Finished = (String, Code, Option<i32>);
 
 struct Hanging(Arc<State>);
 
@@ -85,30 +87,26 @@ impl Service for TestService {
         }
         .boxed()
     }
-}
 
-impl Observer for State {
-    fn finished(&self, path: &str, _: &Peer, code: Code, bytes: usize, _: Duration) {
-        self.finished.lock().unwrap().push((path.to_owned(), code, bytes));
-    }
-
-    fn violation(&self, violation: Violation, peer: &Peer) {
-        assert_eq!(peer.pid, i32::try_from(std::process::id()).ok(), "{peer}");
-        *self.violations.lock().unwrap().entry(violation.as_str()).or_default() += 1;
+    fn finished(&self, path: &str, peer: &Peer, code: Code, _: Duration) {
+        self.0.finished.lock().unwrap().push((path.to_owned(), code, peer.pid));
     }
 }
 
 struct Fixture {
     dir: TempDir,
     state: Arc<State>,
+    registry: Registry,
     server: Server,
 }
 
 fn start(limits: Limits) -> Fixture {
     let (dir, state) = (TempDir::new().unwrap(), Arc::new(State::default()));
     let socket = Socket { path: dir.path().join("kubelet.sock"), mode: 0o755, group: None };
-    let server = Server::start(socket, limits, Arc::new(TestService(state.clone())), state.clone()).unwrap();
-    Fixture { dir, state, server }
+    let mut registry = Registry::default();
+    let metrics = ServerMetrics::register(&mut registry, "test");
+    let server = Server::start(socket, limits, Arc::new(TestService(state.clone())), metrics).unwrap();
+    Fixture { dir, state, registry, server }
 }
 
 /// The outcome of a call.
@@ -151,10 +149,15 @@ impl Fixture {
     }
 
     fn violations(&self) -> Vec<(&'static str, usize)> {
-        self.state.violations.lock().unwrap().iter().map(|(what, count)| (*what, *count)).collect()
+        let reasons = ["calls", "connections", "failures", "flood", "garbage", "silent", "stalled"];
+        let counted = reasons.into_iter().filter_map(|reason| {
+            let of = format!(r#"numacast_grpc_limits_exceeded_total{{component="test",reason="{reason}"}} "#);
+            Some((reason, samples(&self.registry, &of).first()?.parse().unwrap()))
+        });
+        counted.collect()
     }
 
-    fn finished(&self) -> Vec<(String, Code, usize)> {
+    fn finished(&self) -> Vec<Finished> {
         self.state.finished.lock().unwrap().clone()
     }
 
@@ -203,6 +206,10 @@ async fn answer(response: ResponseFuture) -> Result<Response, h2::Error> {
     assert!(bytes.is_empty(), "{bytes:?}");
     let (code, text) = (status.code() as i32, status.message().to_owned());
     Ok(Response { http: head.status.as_u16(), code, text, messages })
+}
+
+fn own_pid() -> Option<i32> {
+    i32::try_from(std::process::id()).ok()
 }
 
 /// Waits until the condition holds, without a timeout.

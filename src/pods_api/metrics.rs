@@ -8,7 +8,7 @@ use tonic::Code;
 
 use super::service::{INFO, PODS};
 use super::watchers::WatcherObserver;
-use crate::grpc::{self, Peer, ServerMetrics, Violation, code_name};
+use crate::grpc::{self, ServerMetrics, code_name};
 use crate::pod_source::PodSourceMetrics;
 use crate::telemetry::health::{Recent, ServerHealth};
 use crate::telemetry::registry::{
@@ -41,7 +41,7 @@ fn health() -> ServerHealth {
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     health: Arc<ServerHealth>,
-    server: ServerMetrics,
+    pub(super) server: ServerMetrics,
     sources: PodSourceMetrics,
     requests: Family<3, Counter>,
     dropped_events: Counter,
@@ -127,10 +127,8 @@ impl Metrics {
         self.source_down(source);
         self.sources.count_error(source);
     }
-}
 
-impl grpc::Observer for Metrics {
-    fn finished(&self, path: &str, _: &Peer, code: Code, _: usize, _: Duration) {
+    pub(super) fn finished(&self, path: &str, code: Code) {
         let (service, method) = grpc::split_path(path);
         let version = match service {
             PODS => PODS_VERSION,
@@ -147,14 +145,6 @@ impl grpc::Observer for Metrics {
         if code != Code::ResourceExhausted || method == "watch" {
             self.requests.with([method, version, &code_name(code)]).inc();
         }
-    }
-
-    fn connections(&self, count: usize) {
-        self.server.connections(count);
-    }
-
-    fn violation(&self, violation: Violation, _: &Peer) {
-        self.server.limit_exceeded(violation.as_str());
     }
 }
 
@@ -194,11 +184,7 @@ mod tests {
     fn calls_are_counted_as_the_kubelet_counts_them() {
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry);
-        let peer = Peer { pid: None, uid: 0, name: "test".into(), client: 0 };
-        let call = |method: &str, code: Code| {
-            let path = format!("/{PODS}/{method}");
-            grpc::Observer::finished(&metrics, &path, &peer, code, 0, Duration::ZERO);
-        };
+        let call = |method: &str, code: Code| metrics.finished(&format!("/{PODS}/{method}"), code);
         call("ListPods", Code::Ok);
         call("ListPods", Code::ResourceExhausted);
         call("GetPod", Code::NotFound);

@@ -4,12 +4,13 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use prost::Message;
 use tokio::time::Instant;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::metrics::Metrics;
 use super::watch_cache::{GetError, SharedCache, Watch, lock};
@@ -51,6 +52,10 @@ enum Request {
 impl grpc::Service for Arc<Service> {
     fn call(&self, call: Call) -> BoxFuture<'static, Result<Reply, Status>> {
         ready(self.respond(&call)).boxed()
+    }
+
+    fn finished(&self, path: &str, _: &Peer, code: Code, _: Duration) {
+        self.metrics.finished(path, code);
     }
 }
 

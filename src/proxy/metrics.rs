@@ -8,7 +8,7 @@ use tonic::Code;
 
 use super::merge::Omitted;
 use super::service::{V1, V1ALPHA1};
-use crate::grpc::{self, Peer, ServerMetrics, Violation};
+use crate::grpc::{self, Peer, ServerMetrics};
 use crate::kubelet::{self, FinishedCall, Request, RequestMetrics};
 use crate::telemetry::health::{Recent, ServerHealth};
 use crate::telemetry::registry::{Counter, Family, Gauge, Histogram, Label, Registry, label};
@@ -39,7 +39,7 @@ fn health(needs_pods: bool) -> ServerHealth {
 pub(crate) struct Metrics {
     health: Arc<ServerHealth>,
     kubelet: RequestMetrics,
-    server: ServerMetrics,
+    pub(super) server: ServerMetrics,
     requests: Family<4, Counter>,
     request_seconds: Family<1, Histogram>,
     list_bytes: Gauge,
@@ -144,6 +144,21 @@ impl Metrics {
     pub(crate) fn device_error(&self, kind: &str) {
         self.device_errors.with([kind]).inc();
     }
+
+    pub(super) fn finished(&self, path: &str, peer: &Peer, code: Code, took: Duration) {
+        let (service, method) = grpc::split_path(path);
+        let version = match service {
+            V1 => "v1",
+            V1ALPHA1 => "v1alpha1",
+            _ => "other",
+        };
+        let method = match method {
+            "List" | "Get" | "GetAllocatableResources" => method,
+            _ => "other",
+        };
+        self.requests.with([method, version, &grpc::code_name(code), &peer.name]).inc();
+        self.request_seconds.with([method]).observe(took.as_secs_f64());
+    }
 }
 
 impl kubelet::Observer for Metrics {
@@ -158,31 +173,6 @@ impl kubelet::Observer for Metrics {
         if call.error.is_none() {
             self.health.response.iter().for_each(Recent::confirm);
         }
-    }
-}
-
-impl grpc::Observer for Metrics {
-    fn finished(&self, path: &str, peer: &Peer, code: Code, _: usize, took: Duration) {
-        let (service, method) = grpc::split_path(path);
-        let version = match service {
-            V1 => "v1",
-            V1ALPHA1 => "v1alpha1",
-            _ => "other",
-        };
-        let method = match method {
-            "List" | "Get" | "GetAllocatableResources" => method,
-            _ => "other",
-        };
-        self.requests.with([method, version, &grpc::code_name(code), &peer.name]).inc();
-        self.request_seconds.with([method]).observe(took.as_secs_f64());
-    }
-
-    fn connections(&self, count: usize) {
-        self.server.connections(count);
-    }
-
-    fn violation(&self, violation: Violation, _: &Peer) {
-        self.server.limit_exceeded(violation.as_str());
     }
 }
 
@@ -206,7 +196,7 @@ mod tests {
         let request = |client: &str| {
             let peer = Peer { pid: None, uid: 0, name: client.into(), client: 0 };
             let path = "/v1.PodResourcesLister/List";
-            grpc::Observer::finished(&metrics, path, &peer, Code::Ok, 0, Duration::ZERO);
+            metrics.finished(path, &peer, Code::Ok, Duration::ZERO);
         };
         (0..100).for_each(|number| request(&format!("c{number:03}{}", "x".repeat(100))));
         request("c000xxxxxxxxxxxxxxx");

@@ -1,6 +1,7 @@
 //! The proxied podresources API: the kubelet's responses with the devices from annotations.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -8,14 +9,14 @@ use prost::Message;
 use prost::bytes::Bytes;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
-use tonic::Status;
+use tonic::{Code, Status};
 use tracing::{info, warn};
 
 use super::allocations::Allocations;
 use super::annotation_state::{AnnotationState, SourceFreshness};
 use super::merge::{Merged, Omitted, Version, WireError};
 use super::metrics::Metrics;
-use crate::grpc::{self, Call, Reply};
+use crate::grpc::{self, Call, Peer, Reply};
 use crate::kubelet::proto::v1::GetPodResourcesRequest;
 use crate::kubelet::{Caller, Request, SharedClient, SharedResponse};
 use crate::util::log_throttle::LastLogged;
@@ -54,6 +55,10 @@ impl grpc::Service for Arc<Service> {
     fn call(&self, call: Call) -> BoxFuture<'static, Result<Reply, Status>> {
         let service = Self::clone(self);
         async move { Ok(Reply::One(service.respond(decode(&call)?).await?.into())) }.boxed()
+    }
+
+    fn finished(&self, path: &str, peer: &Peer, code: Code, took: Duration) {
+        self.metrics.finished(path, peer, code, took);
     }
 }
 
@@ -231,10 +236,7 @@ impl ServiceLog {
 
 #[cfg(test)]
 mod tests {
-    use tonic::Code;
-
     use super::*;
-    use crate::grpc::Peer;
 
     fn call(path: &str, message: Bytes) -> Call {
         let peer = Arc::new(Peer { pid: None, uid: 0, name: "test".into(), client: 0 });

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
 use hyper::body::Bytes;
-use numacast::grpc::{Call, Limits, Reply, Server, Service, Socket};
+use numacast::grpc::{Call, Limits, Reply, Server, ServerMetrics, Service, Socket};
+use numacast::telemetry::registry::Registry;
 use peak_alloc::PeakAlloc;
 use tempfile::TempDir;
 use tonic::Status;
@@ -69,7 +70,8 @@ impl Running {
         let (ready, listening) = std::sync::mpsc::channel();
         let serve = async move {
             let play = Arc::new(Play { large: vec![7; 1 << 20].into() });
-            let _server = Server::start(socket, limits, play, Arc::new(())).unwrap();
+            let metrics = ServerMetrics::register(&mut Registry::default(), "proxy");
+            let _server = Server::start(socket, limits, play, metrics).unwrap();
             ready.send(()).unwrap();
             let _ = stopped.await;
         };

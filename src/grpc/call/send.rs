@@ -41,15 +41,14 @@ impl Handler<'_> {
         respond: &mut SendResponse<Slice>,
         reply: Reply,
         deadline: Option<Instant>,
-    ) -> (Code, usize) {
+    ) -> Code {
         let mut response = Response::new(());
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(GRPC));
-        let Ok(mut stream) = respond.send_response(response, false) else { return (Code::Cancelled, 0) };
-        let mut bytes = 0;
+        let Ok(mut stream) = respond.send_response(response, false) else { return Code::Cancelled };
         let sending = async {
             match reply {
-                Reply::One(message) => self.send_one(&mut stream, message, &mut bytes).await,
-                Reply::Many(messages) => self.send_many(&mut stream, messages, &mut bytes).await,
+                Reply::One(message) => self.send_one(&mut stream, message).await,
+                Reply::Many(messages) => self.send_many(&mut stream, messages).await,
             }
         };
         let sent = match deadline {
@@ -61,22 +60,21 @@ impl Handler<'_> {
             Err(Stop::Status(status)) => status,
             Err(Stop::Gone(code)) => {
                 stream.send_reset(Reason::CANCEL);
-                return (code, bytes);
+                return code;
             }
             Err(Stop::TooSlow) => {
                 stream.send_reset(Reason::ENHANCE_YOUR_CALM);
-                return (Code::ResourceExhausted, bytes);
+                return Code::ResourceExhausted;
             }
         };
         let _ = stream.send_trailers(status_headers(&status));
-        (status.code(), bytes)
+        status.code()
     }
 
     async fn send_many(
         &self,
         stream: &mut SendStream<Slice>,
         mut messages: Pin<Box<dyn MessageStream>>,
-        bytes: &mut usize,
     ) -> Result<(), Stop> {
         loop {
             // The next message is not polled before this one is on its way.
@@ -97,21 +95,16 @@ impl Handler<'_> {
             };
             tokio::select! {
                 biased;
-                sent = message.send(stream, room, bytes) => sent?,
+                sent = message.send(stream, room) => sent?,
                 () = poll_fn(|cx| messages.as_mut().poll_abort(cx)) => return Err(Stop::TooSlow),
             }
         }
     }
 
-    async fn send_one(
-        &self,
-        stream: &mut SendStream<Slice>,
-        message: Message,
-        bytes: &mut usize,
-    ) -> Result<(), Stop> {
+    async fn send_one(&self, stream: &mut SendStream<Slice>, message: Message) -> Result<(), Stop> {
         let message = self.outgoing(message)?;
         let room = capacity(stream, message.size()).await?;
-        message.send(stream, room, bytes).await
+        message.send(stream, room).await
     }
 
     fn outgoing(&self, message: Message) -> Result<Outgoing, Stop> {
@@ -137,20 +130,13 @@ impl Outgoing {
     }
 
     /// Sends the message in slices, as fast as the client takes them; `room` is the capacity for the first.
-    async fn send(
-        mut self,
-        stream: &mut SendStream<Slice>,
-        room: usize,
-        bytes: &mut usize,
-    ) -> Result<(), Stop> {
+    async fn send(mut self, stream: &mut SendStream<Slice>, room: usize) -> Result<(), Stop> {
         let Message { head, head_length, body: rest } = &mut self.message;
         let (head, guard) = (&head[..*head_length], &self.guard);
         let slice = rest.split_to(rest.len().min(room.saturating_sub(PREFIX + head.len())));
-        *bytes += head.len() + slice.len();
         stream.send_data(Slice::first(self.length, head, slice, Arc::clone(guard)), false)?;
         while !rest.is_empty() {
             let slice = rest.split_to(capacity(stream, rest.len()).await?.min(rest.len()));
-            *bytes += slice.len();
             stream.send_data(Slice::next(slice, Arc::clone(guard)), false)?;
         }
         Ok(())
@@ -168,18 +154,14 @@ async fn capacity(stream: &mut SendStream<Slice>, bytes: usize) -> Result<usize,
     Ok(capacity)
 }
 
-/// Responds with only a status. Returns what [`Handler::send`] does.
-pub(super) fn send_status(
-    respond: &mut SendResponse<Slice>,
-    http: StatusCode,
-    status: &Status,
-) -> (Code, usize) {
+/// Responds with only a status, and returns its code.
+pub(super) fn send_status(respond: &mut SendResponse<Slice>, http: StatusCode, status: &Status) -> Code {
     let mut response = Response::new(());
     *response.status_mut() = http;
     *response.headers_mut() = status_headers(status);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(GRPC));
     let _ = respond.send_response(response, true);
-    (status.code(), 0)
+    status.code()
 }
 
 fn status_headers(status: &Status) -> HeaderMap {

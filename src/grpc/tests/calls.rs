@@ -16,7 +16,7 @@ async fn a_tonic_client_is_served() {
         (Code::Unimplemented, "unknown service v1.PodResourcesLister")
     );
     let finished = server.finished();
-    assert_eq!(finished[0], (LIST.into(), Code::Ok, 5));
+    assert_eq!(finished[0], (LIST.into(), Code::Ok, own_pid()));
     assert_eq!(finished[1].1, Code::Unimplemented);
 }
 
@@ -219,6 +219,7 @@ async fn calls_end_when_their_client_leaves() {
     until(|| server.hanging() == 0).await;
     // The second one ended with its connection.
     until(|| server.finished().len() == 2).await;
-    assert!(server.finished().iter().all(|finished| *finished == ("/t/Hang".into(), Code::Cancelled, 0)));
+    let cancelled = ("/t/Hang".to_owned(), Code::Cancelled, own_pid());
+    assert_eq!(server.finished(), [cancelled.clone(), cancelled]);
     assert_eq!(server.violations(), []);
 }

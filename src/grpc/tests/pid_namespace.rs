@@ -20,7 +20,8 @@ async fn run_part() {
         "serve" => {
             let socket = Socket { path, mode: 0o755, group: None };
             let service = Arc::new(TestService(Arc::new(State::default())));
-            served = Some(Server::start(socket, Limits::default(), service, Arc::new(())).unwrap());
+            let metrics = ServerMetrics::register(&mut Registry::default(), "test");
+            served = Some(Server::start(socket, Limits::default(), service, metrics).unwrap());
         }
         "attack" => {
             for _ in 0..520 {
