@@ -34,6 +34,7 @@ pub use message::{Message, MessageStream};
 pub use metrics::ServerMetrics;
 pub use peer::Peer;
 pub use server::Server;
+pub(crate) use server::keep_serving;
 pub use socket::{ServeError, Socket};
 
 /// One call.

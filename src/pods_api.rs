@@ -22,16 +22,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::time::{MissedTickBehavior, interval, sleep};
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::cluster::Cluster;
-use crate::grpc::{Limits, ServeError, Server, Socket};
+use crate::grpc::{Limits, ServeError, Server, Socket, keep_serving};
 use crate::pod::Wanted;
 use crate::pod_source::{PodSourceKind, PodSources};
 use crate::telemetry::health::Probes;
 use crate::telemetry::registry::Registry;
-use crate::util::backoff::back_off;
 
 use metrics::{INFO_VERSION, Metrics, PODS_VERSION, WatcherMetrics};
 use service::{Limiter, Service};
@@ -39,12 +37,6 @@ use source_follower::SourceFollower;
 use store::Store;
 use watch_cache::lock;
 
-/// Interval of the health checks.
-const CHECK: Duration = Duration::from_secs(5);
-/// Delay of the first retry if the socket cannot be served.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// Maximum delay between two retries.
-const MAX_RETRY: Duration = Duration::from_secs(30);
 /// Wanted limit of file descriptors: one per connection, including those being closed, and some for
 /// everything else.
 const DESCRIPTORS: u64 = 4096;
@@ -111,9 +103,10 @@ impl PodsApi {
     /// to start one until it succeeds.
     pub async fn run(self, mut server: Option<Server>, shutdown: impl Future<Output = ()>) {
         let Self { socket, follower, service } = self;
+        let check = |is_serving| check(&service, is_serving);
         tokio::select! {
             () = follower.run() => {}
-            () = keep_serving(&socket, &service, &mut server) => {}
+            () = keep_serving(&mut server, || start(&socket, &service), check) => {}
             () = shutdown => {}
         }
         // Watchers get a final status; the server waits until it is sent.
@@ -156,32 +149,10 @@ fn limits() -> Limits {
     }
 }
 
-async fn keep_serving(socket: &Socket, service: &Arc<Service>, server: &mut Option<Server>) {
-    let mut failures = 0;
-    while server.is_none() {
-        check(service, false);
-        match start(socket, service) {
-            Ok(started) => *server = Some(started),
-            Err(error) => {
-                if failures == 0 {
-                    warn!("{error}; trying again");
-                }
-                sleep(back_off(&mut failures, FIRST_RETRY, MAX_RETRY)).await;
-            }
-        }
-    }
-    let mut interval = interval(CHECK);
-    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        interval.tick().await;
-        check(service, server.as_ref().is_some_and(Server::is_serving));
-        service.caches().iter().for_each(|cache| lock(cache).drop_unused_list());
-    }
-}
-
-fn check(service: &Service, is_serving: bool) {
+async fn check(service: &Service, is_serving: Option<bool>) {
     let is_synced = service.caches().iter().any(|cache| lock(cache).is_synced());
-    service.metrics.health().checked(is_serving, is_synced);
+    service.metrics.health().checked(is_serving == Some(true), is_synced);
+    service.caches().iter().for_each(|cache| lock(cache).drop_unused_list());
 }
 
 #[cfg(test)]

@@ -24,17 +24,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::bytes::Bytes;
-use tokio::time::{MissedTickBehavior, interval, sleep};
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::cluster::Cluster;
-use crate::grpc::{Limits, ServeError, Server, Socket};
+use crate::grpc::{Limits, ServeError, Server, Socket, keep_serving};
 use crate::kubelet::{Caller, Request, SharedClient};
 use crate::pod::Wanted;
 use crate::pod_source::{PodCache, PodSourceMetrics, PodSources};
 use crate::telemetry::health::{Probes, Recent};
 use crate::telemetry::registry::Registry;
-use crate::util::backoff::back_off;
 
 pub use allocations::Allocations;
 use annotation_state::{AnnotationState, PodLookup, SourceFreshness};
@@ -43,14 +41,8 @@ use merge::{Merged, Version, WireError};
 use metrics::Metrics;
 use service::{Service, ServiceLog};
 
-/// Interval of the health checks.
-const CHECK: Duration = Duration::from_secs(5);
 /// A kubelet that has not responded for this long is called to check that it does: readiness allows 30 s.
 const MAX_RESPONSE_AGE: Duration = Duration::from_secs(10);
-/// Delay of the first retry if the socket cannot be served.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// Maximum delay between two retries.
-const MAX_RETRY: Duration = Duration::from_secs(30);
 
 /// The proxy's settings.
 #[derive(Clone, Debug)]
@@ -204,52 +196,27 @@ impl Proxy {
     /// Monitors `server` until `shutdown` completes. If there is none, starts it, retrying until that
     /// succeeds.
     pub async fn run(self, mut server: Option<Server>, shutdown: impl Future<Output = ()>) {
-        let mut shutdown = std::pin::pin!(shutdown);
-        let mut failures = 0;
-        while server.is_none() {
-            self.check(false);
-            match self.start() {
-                Ok(started) => server = Some(started),
-                Err(error) => {
-                    if failures == 0 {
-                        warn!("{error}; trying again");
-                    }
-                    tokio::select! {
-                        () = sleep(back_off(&mut failures, FIRST_RETRY, MAX_RETRY)) => {}
-                        () = &mut shutdown => return,
-                    }
-                }
-            }
-        }
         tokio::select! {
-            () = self.check_periodically(server.as_ref()) => {}
-            () = &mut shutdown => {}
+            () = keep_serving(&mut server, || self.start(), |is_serving| self.check(is_serving)) => {}
+            () = shutdown => {}
         }
         if let Some(server) = server {
             server.stop().await;
         }
     }
 
-    fn check(&self, is_serving: bool) {
+    /// Reports health, and calls the kubelet if there is a server and no client calls. `is_serving` is `None`
+    /// if there is no server.
+    async fn check(&self, is_serving: Option<bool>) {
         let is_synced = self.annotations.as_ref().is_none_or(|annotations| annotations.is_synced());
-        self.metrics.health().checked(is_serving, is_synced);
+        self.metrics.health().checked(is_serving == Some(true), is_synced);
         if let Some(annotations) = &self.annotations {
             self.metrics.passing_through(annotations.freshness() != SourceFreshness::Fresh);
         }
-    }
-
-    /// Reports health periodically, and calls the kubelet if no client does.
-    async fn check_periodically(&self, server: Option<&Server>) {
-        let mut interval = interval(CHECK);
-        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            interval.tick().await;
-            self.check(server.is_some_and(Server::is_serving));
-            let age = self.metrics.health().response.as_ref().and_then(Recent::age);
-            if age.is_none_or(|age| age > MAX_RESPONSE_AGE) {
-                // The observer of the calls records the result.
-                let _ = self.client.request(Request::List, Caller::Proxy).await;
-            }
+        let age = self.metrics.health().response.as_ref().and_then(Recent::age);
+        if is_serving.is_some() && age.is_none_or(|age| age > MAX_RESPONSE_AGE) {
+            // The observer of the calls records the result.
+            let _ = self.client.request(Request::List, Caller::Proxy).await;
         }
     }
 }

@@ -16,6 +16,7 @@ use super::fair_queue::FairQueue;
 use super::responses::Responses;
 use super::socket::{ServeError, Socket, SocketFile};
 use super::{Limits, Peer, ServerMetrics, Service, Violation, call, connection};
+use crate::util::backoff::back_off;
 use crate::util::log_throttle::LogThrottle;
 use crate::util::task::Task;
 use crate::util::token_bucket::TokenBucket;
@@ -35,6 +36,12 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Period in which each kind of violation is logged once.
 const LOG_PERIOD: Duration = Duration::from_secs(60);
+/// Interval of health checks.
+const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
+/// Delay of the first retry if the socket cannot be served.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+/// Maximum delay between two retries.
+const MAX_RETRY: Duration = Duration::from_secs(30);
 
 /// A running server. Dropping it closes the socket and all connections; the file stays, since clients take a
 /// missing file for "not available on this node", and a dead socket for "retry later".
@@ -101,6 +108,34 @@ impl Server {
     pub async fn stop(self) {
         self.stop.send_replace(true);
         let _ = self.task.await;
+    }
+}
+
+/// Keeps `server` running: if there is none, starts one, retrying until that succeeds. Calls `check` before
+/// each attempt with `None`, and every 5 s from then on with whether the server is serving.
+pub(crate) async fn keep_serving<F: Future<Output = ()>>(
+    server: &mut Option<Server>,
+    start: impl Fn() -> Result<Server, ServeError>,
+    check: impl Fn(Option<bool>) -> F,
+) {
+    let mut failures = 0;
+    while server.is_none() {
+        check(None).await;
+        match start() {
+            Ok(started) => *server = Some(started),
+            Err(error) => {
+                if failures == 0 {
+                    warn!("{error}; trying again");
+                }
+                sleep(back_off(&mut failures, FIRST_RETRY, MAX_RETRY)).await;
+            }
+        }
+    }
+    let mut interval = interval(HEALTH_INTERVAL);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        interval.tick().await;
+        check(server.as_ref().map(Server::is_serving)).await;
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) const INFO_VERSION: &str = "podinfo.v1alpha1";
 
 const VERSION: Label = label("server_api_version", "`v1alpha1`; `podinfo.v1alpha1` for PodInfo");
 
-/// Maximum interval between checks of the socket; see `crate::pods_api`.
+/// Maximum interval between checks of the socket; see `grpc::keep_serving`.
 const CHECK: Duration = Duration::from_secs(120);
 
 /// Returns the health of a server that has just started.
