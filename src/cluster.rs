@@ -20,7 +20,7 @@ mod pages;
 mod pods;
 mod protobuf;
 mod raw_request;
-mod scheduler;
+mod slim_pod;
 mod timed_backoff;
 mod topologies;
 mod unscheduled;
@@ -44,7 +44,7 @@ use crate::nrt::Form;
 use crate::util::error_chain::chain;
 
 pub use crate::watch_event::WatchEvent;
-pub use agents::{AgentPod, SlimDaemonSet, SlimPodSpec, pod_labels, runs_agents};
+pub use agents::{SlimDaemonSet, SlimPodSpec, pod_labels, runs_agents};
 pub use device::{Device, Devices};
 pub use error::ClusterError;
 pub use events::{EVENTS_NAMESPACE, NewEvent, Regarding};
@@ -57,7 +57,8 @@ pub use object_watch::{ObjectEvent, ObjectWatch};
 pub use pages::Pages;
 pub use pods::{PodFrame, PodListDecoder};
 pub use protobuf::{DecodeError, decode_status};
-pub use unscheduled::{NUDGE, UnscheduledPod};
+pub use slim_pod::SlimPod;
+pub use unscheduled::NUDGE;
 
 use error::Failure;
 

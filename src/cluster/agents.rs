@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use futures::stream::iter;
 use futures::{Stream, StreamExt};
+use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{NodeAffinity, NodeSelector, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
@@ -14,79 +15,15 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use super::list_watch::{ListWatchEvent, ListWatchParams, PartialObject};
+use super::list_watch::{ListWatchEvent, ListWatchParams};
 use super::metadata::metadata;
-use super::nodes::RawStatus;
 use super::pages::{Listing, Pages};
+use super::slim_pod::SlimPod;
 use super::{Cluster, ClusterError, Failure};
 use crate::watch_event::WatchEvent;
 
 /// Page size. A pod has some 10 KiB.
 const PAGE: u32 = 100;
-
-/// The decoded part of an agent's pod.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(from = "RawPod")]
-pub struct AgentPod {
-    version: String,
-    /// The pod's name.
-    pub name: String,
-    /// The node it is bound to; empty before.
-    pub node: String,
-    /// Whether the condition `Ready` is true.
-    pub ready: bool,
-    /// The DaemonSet that owns it.
-    pub daemon_set: Option<String>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawPod {
-    metadata: RawMetadata,
-    spec: RawSpec,
-    status: RawStatus,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct RawMetadata {
-    name: String,
-    resource_version: String,
-    owner_references: Option<Vec<RawOwner>>,
-}
-
-#[derive(Deserialize)]
-struct RawOwner {
-    kind: String,
-    name: String,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct RawSpec {
-    node_name: Option<String>,
-}
-
-impl From<RawPod> for AgentPod {
-    fn from(raw: RawPod) -> Self {
-        let RawPod { metadata, spec, status } = raw;
-        let RawMetadata { name, resource_version, owner_references } = metadata;
-        let mut owners = owner_references.into_iter().flatten();
-        Self {
-            version: resource_version,
-            name,
-            node: spec.node_name.unwrap_or_default(),
-            ready: status.is_ready(),
-            daemon_set: owners.find(|owner| owner.kind == "DaemonSet").map(|owner| owner.name),
-        }
-    }
-}
-
-impl PartialObject for AgentPod {
-    fn version(&self) -> &str {
-        &self.version
-    }
-}
 
 /// The part of a DaemonSet that the controller uses. Deserializing all of it adds 200 KiB to the binary,
 /// mostly for volumes.
@@ -210,13 +147,14 @@ impl Cluster {
         &self,
         namespace: &str,
         labels: &str,
-    ) -> impl Stream<Item = Result<WatchEvent<AgentPod>, String>> + Send + 'static {
+    ) -> impl Stream<Item = Result<WatchEvent<SlimPod>, String>> + Send + 'static {
         let params = ListWatchParams {
             what: "the agents' pods",
             path: pods_path(namespace),
             list: ListParams::default().labels(labels).match_any(),
             watch: WatchParams::default().labels(labels),
             metadata: false,
+            keep: |_: &SlimPod| true,
         };
         self.list_watch(params, Instant::now()).flat_map(|event| iter(watch_events(event)))
     }
@@ -232,6 +170,18 @@ impl Cluster {
         };
         Pages::new(self.clone(), listing)
     }
+
+    /// Returns when the oldest running container of the pods with these labels started; `None` if none runs.
+    pub async fn scheduler_started(
+        &self,
+        namespace: &str,
+        labels: &str,
+    ) -> Result<Option<Timestamp>, ClusterError> {
+        let mut started: Vec<Timestamp> = Vec::new();
+        let pages = self.labelled_pods::<SlimPod>(namespace, labels);
+        pages.for_each(|pod| started.extend(pod.started)).await?;
+        Ok(started.into_iter().min())
+    }
 }
 
 fn daemon_sets(namespace: &str) -> Request {
@@ -243,8 +193,8 @@ fn pods_path(namespace: &str) -> String {
 }
 
 fn watch_events(
-    event: Result<ListWatchEvent<AgentPod>, ClusterError>,
-) -> Vec<Result<WatchEvent<AgentPod>, String>> {
+    event: Result<ListWatchEvent<SlimPod>, ClusterError>,
+) -> Vec<Result<WatchEvent<SlimPod>, String>> {
     match event {
         Ok(ListWatchEvent::Listed(pods)) => WatchEvent::list(pods).map(Ok).collect(),
         Ok(ListWatchEvent::Applied(pod)) => vec![Ok(WatchEvent::Apply(pod))],

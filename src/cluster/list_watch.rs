@@ -18,13 +18,14 @@ use kube::core::Request;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::nodes::WATCH_SECONDS;
 use super::watch::{MAX_RETRY_AFTER, RESPONSE_TIMEOUT, requires_relist};
 use super::{Cluster, ClusterError};
 use crate::json_list::{List, ListSplitter, log_omitted};
 use crate::util::backoff::back_off;
 use crate::util::log_throttle::LastLogged;
 
+/// Requested watch timeout. Load balancers drop connections that are silent for longer.
+pub(super) const WATCH_SECONDS: u32 = 240;
 /// A connection still silent this long after the watch should have ended is dead.
 const GRACE: Duration = Duration::from_secs(15);
 /// A real API server sends a bookmark about once a minute. A watch that had one and is silent for longer than
@@ -38,11 +39,6 @@ const RETRY_LIMIT: Duration = Duration::from_secs(30);
 /// The decoded part of an object.
 pub(super) trait PartialObject: DeserializeOwned + Clone + Send + 'static {
     fn version(&self) -> &str;
-
-    /// Returns true if a list keeps the object.
-    fn is_kept(&self) -> bool {
-        true
-    }
 }
 
 /// An event about the watched objects.
@@ -60,8 +56,7 @@ pub enum ListWatchEvent<T> {
 pub type ListWatchStream<T> = BoxStream<'static, Result<ListWatchEvent<T>, ClusterError>>;
 
 /// The listed and watched resource.
-#[derive(Clone, Debug)]
-pub(super) struct ListWatchParams {
+pub(super) struct ListWatchParams<T> {
     /// The resource for messages, which put `list` or `watch` before it.
     pub(super) what: &'static str,
     pub(super) path: String,
@@ -69,13 +64,15 @@ pub(super) struct ListWatchParams {
     pub(super) watch: WatchParams,
     /// Request only the metadata of each object.
     pub(super) metadata: bool,
+    /// Whether a list keeps an object.
+    pub(super) keep: fn(&T) -> bool,
 }
 
 type Events<T> = BoxStream<'static, kube::Result<WatchEvent<T>>>;
 
 struct ListWatch<T> {
     cluster: Cluster,
-    params: ListWatchParams,
+    params: ListWatchParams<T>,
     /// The version of the last event. `None` if events may have been missed: a relist is needed.
     version: Option<String>,
     events: Option<Events<T>>,
@@ -91,7 +88,7 @@ impl Cluster {
     /// Lists and watches, starting at `not_before`.
     pub(super) fn list_watch<T: PartialObject>(
         &self,
-        params: ListWatchParams,
+        params: ListWatchParams<T>,
         not_before: Instant,
     ) -> ListWatchStream<T> {
         let params = ListWatchParams { watch: params.watch.timeout(WATCH_SECONDS), ..params };
@@ -174,12 +171,12 @@ impl<T: PartialObject> ListWatch<T> {
 
     /// Returns the kept objects of the list, and its version.
     async fn list(&mut self) -> Result<(Vec<T>, String), ClusterError> {
-        let ListWatchParams { what, path, list, metadata, .. } = &self.params;
+        let ListWatchParams { what, path, list, metadata, keep, .. } = &self.params;
         let what = format!("list {what}");
         let request = Request::new(path.clone());
         let request = if *metadata { request.list_metadata(list) } else { request.list(list) };
         let request = request.map_err(kube::Error::BuildRequest);
-        let call = async { read_list(self.cluster.send(request?.map(Body::from)).await?).await };
+        let call = async { read_list(self.cluster.send(request?.map(Body::from)).await?, *keep).await };
         let read = self.cluster.within(RESPONSE_TIMEOUT, &what, call).await;
         let read = read.map_err(|failure| self.cluster.explain_at(path, failure, &what))?;
         let (kept, list) = read.map_err(|reason| self.cluster.not_understood(&what, reason))?;
@@ -226,7 +223,10 @@ impl<T: PartialObject> ListWatch<T> {
 }
 
 /// Reads a list as it arrives: its kept objects and its end, or what is wrong with it.
-async fn read_list<T: PartialObject>(mut body: Body) -> kube::Result<Result<(Vec<T>, List), String>> {
+async fn read_list<T: PartialObject>(
+    mut body: Body,
+    keep: fn(&T) -> bool,
+) -> kube::Result<Result<(Vec<T>, List), String>> {
     let (mut list, mut kept) = (ListSplitter::default(), Vec::new());
     while let Some(frame) = body.frame().await {
         let Ok(piece) = frame.map_err(|error| kube::Error::Service(error.into()))?.into_data() else {
@@ -234,7 +234,7 @@ async fn read_list<T: PartialObject>(mut body: Body) -> kube::Result<Result<(Vec
         };
         let pushed = list.push(&piece, |item| {
             let item: T = serde_json::from_slice(item).map_err(|error| error.to_string())?;
-            kept.extend(Some(item).filter(PartialObject::is_kept));
+            kept.extend(Some(item).filter(keep));
             Ok(())
         });
         if let Err(reason) = pushed {

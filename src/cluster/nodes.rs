@@ -13,16 +13,16 @@ use kube::{Api, Resource};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::list_watch::WATCH_SECONDS;
 use super::metadata::OnlyMetadata;
 use super::pages::{Listing, Pages};
+use super::slim_pod::RawStatus;
 use super::timed_backoff::TimedBackoff;
 use super::{Built, Cluster, ClusterError, Failure, chain};
 use crate::watch_event::WatchEvent;
 
 /// Page size. A Node has some 15 KiB, mostly names of images, and a page is briefly held as text.
 const PAGE: u32 = 100;
-/// Requested watch timeout. Load balancers drop connections that are silent for longer.
-pub(super) const WATCH_SECONDS: u32 = 240;
 
 /// The decoded part of a Node.
 #[derive(Clone, Debug, Default, Deserialize, Resource)]
@@ -64,25 +64,6 @@ struct RawMetadata {
 #[serde(default)]
 struct RawSpec {
     taints: Option<Vec<Taint>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-pub(super) struct RawStatus {
-    conditions: Option<Vec<RawCondition>>,
-}
-
-#[derive(Deserialize)]
-struct RawCondition {
-    r#type: String,
-    status: String,
-}
-
-impl RawStatus {
-    pub(super) fn is_ready(&self) -> bool {
-        let ready = |condition: &RawCondition| condition.r#type == "Ready" && condition.status == "True";
-        self.conditions.iter().flatten().any(ready)
-    }
 }
 
 impl From<RawNode> for SlimNode {

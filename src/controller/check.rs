@@ -8,7 +8,7 @@ use super::fleet::{Fleet, NEWER, NO_SCHEDULER};
 use super::node_problems::Problem;
 use super::scheduler_pods::SchedulerPods;
 use super::settings::Settings;
-use crate::cluster::{AgentPod, Cluster, ClusterError, NrtSummary, SlimNode, pod_labels};
+use crate::cluster::{Cluster, ClusterError, NrtSummary, SlimNode, SlimPod, pod_labels};
 
 /// Maximum number of problems of each kind in the report.
 const MAX_PROBLEMS: usize = 100;
@@ -105,7 +105,7 @@ async fn read_agents(
         return Ok(None);
     };
     if let Some(labels) = pod_labels(&daemon_set) {
-        let add = |pod: AgentPod| {
+        let add = |pod: SlimPod| {
             let agent = state.agents.entry(pod.node).or_insert_with(|| (pod.name.clone(), pod.ready));
             if pod.ready {
                 *agent = (pod.name, true);

@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 
 use super::names::first_names;
 use super::settings::Settings;
-use crate::cluster::{AgentPod, Cluster, ClusterError, Pages, pod_labels, runs_agents};
+use crate::cluster::{Cluster, ClusterError, Pages, SlimPod, pod_labels, runs_agents};
 use crate::nrt::{Form, Version};
 
 /// How long the agents may take to terminate.
@@ -147,7 +147,7 @@ async fn delete_agents(
     if deleted {
         info!("deleted the DaemonSet {namespace}/{name}; waiting for its pods to end");
     }
-    let is_ours = |pod: &AgentPod| !labels.is_empty() || pod.daemon_set.as_deref() == Some(name);
+    let is_ours = |pod: &SlimPod| !labels.is_empty() || pod.daemon_set.as_deref() == Some(name);
     let started = Instant::now();
     let mut check_nodes_at = started + NODE_DOWN;
     loop {
@@ -172,12 +172,12 @@ async fn delete_agents(
 /// Returns the Nodes where agents run, or only those that are Ready. A pod without a Node writes nothing.
 async fn nodes_of_pods(
     cluster: &Cluster,
-    pages: Pages<AgentPod>,
-    is_ours: impl Fn(&AgentPod) -> bool,
+    pages: Pages<SlimPod>,
+    is_ours: impl Fn(&SlimPod) -> bool,
     only_ready: bool,
 ) -> Result<BTreeSet<String>, ClusterError> {
     let mut nodes: BTreeSet<String> = BTreeSet::new();
-    let add = |pod: AgentPod| nodes.extend((is_ours(&pod) && !pod.node.is_empty()).then_some(pod.node));
+    let add = |pod: SlimPod| nodes.extend((is_ours(&pod) && !pod.node.is_empty()).then_some(pod.node));
     pages.for_each(add).await?;
     if only_ready && !nodes.is_empty() {
         let mut ready = BTreeSet::new();

@@ -4,7 +4,7 @@ use futures::{Stream, StreamExt, pin_mut};
 use tokio::time::{Instant, sleep};
 
 use super::{CachedAgent, DaemonSet, Workers};
-use crate::cluster::{AgentPod, WatchEvent, pod_labels};
+use crate::cluster::{SlimPod, WatchEvent, pod_labels};
 use crate::controller::coverage::Coverage;
 use crate::controller::object_cache::ObjectCache;
 use crate::util::backoff::jittered;
@@ -88,10 +88,10 @@ impl Workers<'_> {
     }
 
     async fn watch_pods(&self, labels: &str) {
-        let reduced = |pod: AgentPod| {
+        let reduced = |pod: SlimPod| {
             (pod.name.into(), CachedAgent { node: pod.node.into(), ready: pod.ready })
         };
-        let apply = |event: Option<WatchEvent<AgentPod>>| match event {
+        let apply = |event: Option<WatchEvent<SlimPod>>| match event {
             Some(event) => drop(self.state().agents.apply(event.map(reduced))),
             None => self.state().agents.failed(Instant::now()),
         };

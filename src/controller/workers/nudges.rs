@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
 use super::Workers;
-use crate::cluster::{ClusterError, ListWatchEvent, ListWatchStream, NrtMeta, UnscheduledPod};
+use crate::cluster::{ClusterError, ListWatchEvent, ListWatchStream, NrtMeta, SlimPod};
 use crate::controller::nudge::Nudger;
 use crate::util::backoff::back_off;
 use crate::util::log_throttle::LogOnce;
@@ -24,7 +24,8 @@ struct Nudging<'a> {
     nudger: Nudger,
     /// The origin of the nudger's time.
     started: Instant,
-    pending: BTreeSet<Box<str>>,
+    /// Namespace and name of each.
+    pending: BTreeSet<(String, String)>,
     changes: Option<ListWatchStream<NrtMeta>>,
     /// When the watch of objects was last started.
     watched: Option<Instant>,
@@ -96,19 +97,21 @@ impl Nudging<'_> {
         }
     }
 
-    fn apply_pods(&mut self, event: Result<ListWatchEvent<UnscheduledPod>, ClusterError>) {
+    fn apply_pods(&mut self, event: Result<ListWatchEvent<SlimPod>, ClusterError>) {
         match event {
             Ok(ListWatchEvent::Listed(pods)) => {
                 self.pods_log.recovered("pods without a node can be watched again");
-                let listed: BTreeSet<_> = pods.into_iter().map(|pod| pod.name).collect();
+                let listed: BTreeSet<_> = pods.into_iter().map(|pod| (pod.namespace, pod.name)).collect();
                 // Drop pods that are gone first, so that new ones count even if their number is the same.
                 self.pending.retain(|name| listed.contains(name));
                 self.update_count();
                 self.pending = listed;
             }
-            Ok(ListWatchEvent::Applied(pod)) if pod.rejected => drop(self.pending.insert(pod.name)),
+            Ok(ListWatchEvent::Applied(pod)) if pod.rejected => {
+                self.pending.insert((pod.namespace, pod.name));
+            }
             Ok(ListWatchEvent::Applied(pod) | ListWatchEvent::Deleted(pod)) => {
-                self.pending.remove(&pod.name);
+                self.pending.remove(&(pod.namespace, pod.name));
             }
             Err(error) => {
                 self.workers.metrics.request_failed(&error);
