@@ -16,7 +16,6 @@ use crate::cluster::Cluster;
 use crate::pod_source::SharedInformer;
 use crate::pods_api::PodsApi;
 use crate::proxy::{self, Proxy};
-use crate::telemetry;
 use crate::telemetry::health::{All, Probes};
 use crate::telemetry::registry::Registry;
 
@@ -31,9 +30,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { once, config: ConfigArgs { given, .. } } = args;
-    let effective = given.effective()?;
-    let config = effective.config.clone();
-    let logs = telemetry::start_logs(config.log.level, config.log.format);
+    let (config, reload) = Reload::new(given)?;
     if config.node_name.is_empty() {
         bail!("the node's name is not known: set NODE_NAME (in a pod, from spec.nodeName) or --node-name");
     }
@@ -65,12 +62,11 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         });
         let mut agent = Agent::new(settings, cluster.clone(), &mut registry);
         let proxy = proxy.map(|settings| new_proxy(&mut agent, settings, cluster, &mut registry));
-        let reload = Reload::new(given, effective, logs, Some(agent.rules()))?;
+        reload.start(Some(agent.rules()))?;
         let mut probes: Vec<Arc<dyn Probes>> = vec![agent.health()];
         probes.extend(proxy.as_ref().map(Proxy::health));
         probes.extend(pods_api.as_ref().map(PodsApi::health));
         let _servers = serve(&config, registry, Arc::new(All(probes))).await;
-        drop(tokio::spawn(reload.run()));
         run_all(agent, proxy, pods_api, shutdown).await;
         Ok(ExitCode::SUCCESS)
     })

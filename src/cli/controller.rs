@@ -6,7 +6,6 @@ use super::flags::{ConfigArgs, Flag, Flags, KUBECONFIG, NAMESPACE, TELEMETRY, va
 use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
 use crate::controller::{self, Controller};
-use crate::telemetry;
 use crate::telemetry::registry::Registry;
 
 #[derive(Debug, clap::Args)]
@@ -34,14 +33,12 @@ impl Flags for ControllerFlags {
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { check, purge, dry_run, config: ConfigArgs { given, .. } } = args;
-    let effective = given.effective()?;
-    let mut config = effective.config.clone();
+    let (mut config, reload) = Reload::new(given)?;
     config.controller.dry_run = dry_run;
     if check || purge {
         // One-off commands do not take part in leader election.
         config.controller.lease.clear();
     }
-    let logs = telemetry::start_logs(config.log.level, config.log.format);
     let settings = config.controller_settings(variable("POD_NAME").as_deref())?;
     super::block_on(async move {
         let cluster = config.cluster().await?;
@@ -59,9 +56,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         let shutdown = shutdown_signal()?;
         let mut registry = Registry::of_process();
         let controller = Controller::new(settings, cluster, &mut registry);
-        let reload = Reload::new(given, effective, logs, None)?;
+        reload.start(None)?;
         let _servers = serve(&config, registry, controller.health()).await;
-        drop(tokio::spawn(reload.run()));
         controller.run(shutdown).await;
         Ok(ExitCode::SUCCESS)
     })

@@ -10,7 +10,6 @@ use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::pod_source::PodSourceKind;
 use crate::pods_api::{PodsApi, Settings};
-use crate::telemetry;
 use crate::telemetry::registry::Registry;
 
 /// Serves the Pods API without an agent. With `podsApi.enabled` the agent serves it, from its own watch of pods. `numacast
@@ -40,9 +39,7 @@ impl Flags for PodsApiFlags {
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { config: ConfigArgs { given, .. } } = args;
-    let effective = given.effective()?;
-    let config = effective.config.clone();
-    let logs = telemetry::start_logs(config.log.level, config.log.format);
+    let (config, reload) = Reload::new(given)?;
     let mut settings = config.pods_api_settings();
     if config.node_name.is_empty() && settings.order != [PodSourceKind::PodsApi] {
         bail!(
@@ -51,7 +48,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         );
     }
     super::block_on(async move {
-        drop(tokio::spawn(Reload::new(given, effective, logs, None)?.run()));
+        reload.start(None)?;
         info!("numacast {} pods-api", env!("CARGO_PKG_VERSION"));
         let cluster = connect(&config, &mut settings).await?;
         let sources = config.pod_sources();

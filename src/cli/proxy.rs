@@ -11,7 +11,6 @@ use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
 use crate::pod_source::PodCache;
 use crate::proxy::Proxy;
-use crate::telemetry;
 use crate::telemetry::registry::Registry;
 
 /// Serves the podresources proxy without an agent. With `proxy.enabled` the agent serves it, on its own connection to the
@@ -42,9 +41,7 @@ impl Flags for ProxyFlags {
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { config: ConfigArgs { given, .. } } = args;
-    let effective = given.effective()?;
-    let config = effective.config.clone();
-    let logs = telemetry::start_logs(config.log.level, config.log.format);
+    let (config, reload) = Reload::new(given)?;
     let settings = config.proxy_settings();
     if settings.rules.is_some() && settings.node.is_empty() {
         bail!(
@@ -56,7 +53,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         bail!("{key}: {reason}");
     }
     super::block_on(async move {
-        drop(tokio::spawn(Reload::new(given, effective, logs, None)?.run()));
+        reload.start(None)?;
         info!("numacast {} proxy", env!("CARGO_PKG_VERSION"));
         let mut registry = Registry::of_process();
         let proxy = match settings.rules.is_some() {

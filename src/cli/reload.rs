@@ -15,7 +15,7 @@ use tracing::{debug, info, warn};
 use super::file_watch::FileWatch;
 use super::flags::Given;
 use crate::config::{Config, Effective, Layers, Origin, Shown};
-use crate::telemetry::LogSwitch;
+use crate::telemetry::{LogSwitch, start_logs};
 use crate::topology::ZoneRules;
 
 /// Applies the changes that a running process can apply, and logs the others.
@@ -25,26 +25,28 @@ pub(super) struct Reload {
     logs: LogSwitch,
     /// Set for the agent only.
     rules: Option<watch::Sender<ZoneRules>>,
-    watch: Option<FileWatch>,
     /// The file's contents when last read, or the error if it could not be read.
     last_read: Option<Result<String, String>>,
-    hangup: Signal,
-    toggle: Signal,
 }
 
 impl Reload {
+    /// Reads the configuration and starts the logs.
+    pub(super) fn new(given: Given) -> anyhow::Result<(Config, Self)> {
+        let running = given.effective()?;
+        let config = running.config.clone();
+        let logs = start_logs(config.log.level, config.log.format);
+        Ok((config, Self { given, running, logs, rules: None, last_read: None }))
+    }
+
     /// Starts listening for changes. New rules are sent to the agent through `rules`; without them, only the
     /// log level can change.
-    pub(super) fn new(
-        given: Given,
-        running: Effective,
-        logs: LogSwitch,
-        rules: Option<watch::Sender<ZoneRules>>,
-    ) -> anyhow::Result<Self> {
+    pub(super) fn start(mut self, rules: Option<watch::Sender<ZoneRules>>) -> anyhow::Result<()> {
         let listen = |kind| signal(kind).map_err(|error| anyhow!("cannot listen for signals: {error}"));
-        let (hangup, toggle) = (listen(SignalKind::hangup())?, listen(SignalKind::user_defined1())?);
-        let watch = given.file.as_deref().map(FileWatch::new);
-        Ok(Self { given, running, logs, rules, watch, last_read: None, hangup, toggle })
+        let signals = (listen(SignalKind::hangup())?, listen(SignalKind::user_defined1())?);
+        let watch = self.given.file.as_deref().map(FileWatch::new);
+        self.rules = rules;
+        drop(tokio::spawn(self.run(signals, watch)));
+        Ok(())
     }
 
     /// Returns true if a change of the key takes effect immediately.
@@ -53,20 +55,20 @@ impl Reload {
         key == "log.level" || (self.rules.is_some() && of_agent)
     }
 
-    pub(super) async fn run(mut self) {
+    async fn run(mut self, (mut hangup, mut toggle): (Signal, Signal), mut watch: Option<FileWatch>) {
         // The file may have changed since the process read it at startup.
         self.read(false);
         loop {
             let changed = async {
-                match &mut self.watch {
+                match &mut watch {
                     Some(watch) => watch.changed().await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 () = changed => self.read(false),
-                Some(()) = self.hangup.recv() => self.read(true),
-                Some(()) = self.toggle.recv() => {
+                Some(()) = hangup.recv() => self.read(true),
+                Some(()) = toggle.recv() => {
                     let level = self.logs.toggle_debug();
                     info!("the log level is {} by SIGUSR1", name(&level));
                 }
