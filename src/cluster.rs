@@ -47,7 +47,7 @@ pub use crate::watch_event::WatchEvent;
 pub use agents::{SlimDaemonSet, SlimPodSpec, pod_labels, runs_agents};
 pub use device::{Device, Devices};
 pub use error::ClusterError;
-pub use events::{EVENTS_NAMESPACE, NewEvent, Regarding};
+pub use events::{EVENTS_NAMESPACE, EventPoster, Regarding};
 pub use frames::FrameSplitter;
 pub use list_watch::{ListWatchEvent, ListWatchStream};
 pub use nodes::{KubeletEndpoint, SlimNode};

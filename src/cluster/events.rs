@@ -60,29 +60,28 @@ impl Regarding<'_> {
     }
 }
 
-/// An Event to create.
-#[derive(Clone, Copy, Debug)]
-pub struct NewEvent<'a> {
-    /// The subject.
-    pub regarding: Regarding<'a>,
+/// Creates Events of one reporter.
+#[derive(Clone, Debug)]
+pub struct EventPoster {
+    /// The cluster to create them in.
+    pub cluster: Cluster,
     /// The reporting controller, a qualified name.
     pub reporter: &'static str,
     /// The reporting instance.
-    pub instance: &'a str,
+    pub instance: String,
     /// The action taken, in one word.
     pub action: &'static str,
-    /// Whether the type is Warning rather than Normal.
-    pub warning: bool,
-    /// The reason, in one word.
-    pub reason: &'a str,
-    /// What happened; truncated if too long.
-    pub note: &'a str,
 }
 
-impl Cluster {
-    /// Creates an Event.
-    pub async fn create_event(&self, event: NewEvent<'_>) -> Result<(), ClusterError> {
-        let NewEvent { regarding, reporter, instance, action, warning, reason, note } = event;
+impl EventPoster {
+    /// Creates an Event. `reason` is one word; `note` is truncated if too long.
+    pub async fn post(
+        &self,
+        regarding: Regarding<'_>,
+        reason: &str,
+        is_warning: bool,
+        note: &str,
+    ) -> Result<(), ClusterError> {
         #[allow(clippy::disallowed_methods, reason = "an Event has the wall clock's time")]
         let now = jiff::Timestamp::now();
         let event = Event {
@@ -93,19 +92,19 @@ impl Cluster {
             },
             regarding: Some(regarding.reference()),
             event_time: Some(MicroTime(now)),
-            type_: Some(if warning { "Warning" } else { "Normal" }.to_owned()),
+            type_: Some(if is_warning { "Warning" } else { "Normal" }.to_owned()),
             reason: Some(reason.to_owned()),
-            action: Some(action.to_owned()),
+            action: Some(self.action.to_owned()),
             note: Some(truncate(note, MAX_NOTE).to_owned()),
-            reporting_controller: Some(reporter.to_owned()),
-            reporting_instance: Some(truncate(instance, 128).to_owned()),
+            reporting_controller: Some(self.reporter.to_owned()),
+            reporting_instance: Some(truncate(&self.instance, 128).to_owned()),
             ..Event::default()
         };
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let what = format!("create an event about {}", regarding.name());
         let events = Request::new(Event::url_path(&(), Some(EVENTS_NAMESPACE)));
         let request = encoded(&event).and_then(|event| events.create(&params, event));
-        let made = self.in_time(&what, self.bytes(request)).await;
+        let made = self.cluster.in_time(&what, self.cluster.bytes(request)).await;
         made.map(drop).map_err(|failure| failure.explain(&what))
     }
 }

@@ -7,11 +7,9 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::metrics::Metrics;
-use crate::cluster::{Cluster, NewEvent, Regarding};
+use crate::cluster::{Cluster, EventPoster, Regarding};
 use crate::util::token_bucket::TokenBucket;
 
-/// The reporting controller, a qualified name.
-const REPORTER: &str = "numacast/controller";
 const NODE_BURST: f64 = 20.0;
 const GARBAGE_BURST: f64 = 4.0;
 /// Events per second after the burst: one a minute.
@@ -28,8 +26,7 @@ pub(super) enum Reason {
 /// Posts Events, rate-limited.
 #[derive(Debug)]
 pub(super) struct EventRecorder {
-    cluster: Cluster,
-    instance: String,
+    poster: EventPoster,
     metrics: Arc<Metrics>,
     is_enabled: bool,
     nodes: Mutex<TokenBucket>,
@@ -41,7 +38,8 @@ impl EventRecorder {
     pub(super) fn new(cluster: Cluster, instance: String, is_enabled: bool, metrics: Arc<Metrics>) -> Self {
         let bucket = |burst| Mutex::new(TokenBucket::new(RATE, burst, Instant::now()));
         let (nodes, garbage) = (bucket(NODE_BURST), bucket(GARBAGE_BURST));
-        Self { cluster, instance, metrics, is_enabled, nodes, garbage }
+        let poster = EventPoster { cluster, reporter: "numacast/controller", instance, action: "Control" };
+        Self { poster, metrics, is_enabled, nodes, garbage }
     }
 
     /// Posts an Event. Returns false if it must be retried later because of the rate limit.
@@ -57,16 +55,7 @@ impl EventRecorder {
             return false;
         }
         let name = format!("{reason:?}");
-        let event = NewEvent {
-            regarding,
-            reporter: REPORTER,
-            instance: &self.instance,
-            action: "Control",
-            warning: true,
-            reason: &name,
-            note,
-        };
-        match self.cluster.create_event(event).await {
+        match self.poster.post(regarding, &name, true, note).await {
             Ok(()) => {
                 self.metrics.events.with([&name]).inc();
             }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use numacast::agent::{Agent, Settings};
-use numacast::cluster::{Cluster, ClusterError, NewEvent, Regarding};
+use numacast::cluster::{Cluster, ClusterError, EventPoster, Regarding};
 use numacast::config::Config;
 use numacast::nrt::NodeResourceTopology;
 use numacast::sim::api_server::{ApiServer, EVENTS, Fault, NODES, PODS, Rule, TOPOLOGIES};
@@ -363,15 +363,8 @@ async fn every_call_reports_the_servers_retry_after() {
     cluster.apply(&object).await.unwrap();
     let meta = cluster.topology_metas().next().await.unwrap().unwrap().remove(0);
     let lease = cluster.create_lease("default", "l", Default::default()).await.unwrap();
-    let event = NewEvent {
-        regarding: Regarding::Objects,
-        reporter: "numacast/agent",
-        instance: "i",
-        action: "Act",
-        warning: false,
-        reason: "Reason",
-        note: "note",
-    };
+    let (reporter, instance) = ("numacast/agent", "i".to_owned());
+    let poster = EventPoster { cluster: cluster.clone(), reporter, instance, action: "Act" };
     let fault = Fault::TooManyRequests { retry_after: 3 };
     server.inject(Rule { verb: None, resource: None, times: None, fault });
     fn is_throttled<T>(what: &str, result: Result<T, ClusterError>) {
@@ -393,7 +386,7 @@ async fn every_call_reports_the_servers_retry_after() {
     is_throttled("create lease", cluster.create_lease("default", "l", Default::default()).await);
     is_throttled("replace lease", cluster.replace_lease("default", lease).await);
     is_throttled("get device", cluster.devices_of("worker").await);
-    is_throttled("create event", cluster.create_event(event).await);
+    is_throttled("create event", poster.post(Regarding::Objects, "Reason", false, "note").await);
     let mut pods = cluster.unscheduled_pods();
     is_throttled("list and watch", pods.next().await.unwrap());
     server.clear_faults();

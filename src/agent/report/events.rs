@@ -13,10 +13,9 @@ use tracing::debug;
 
 use crate::agent::metrics::Metrics;
 use crate::agent::settings::Settings;
-use crate::cluster::{Cluster, ClusterError, NewEvent, Regarding};
+use crate::cluster::{Cluster, ClusterError, EventPoster, Regarding};
 use crate::util::token_bucket::TokenBucket;
 
-const REPORTER: &str = "numacast/agent";
 /// How long the same note is not posted again.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
 /// Burst of Events, all reasons together...
@@ -57,14 +56,15 @@ impl EventRecorder {
         if !settings.events {
             return Self(None);
         }
-        let node = settings.node.clone();
+        let (reporter, action, instance) = ("numacast/agent", "Publish", settings.node.clone());
+        let poster = EventPoster { cluster, reporter, instance, action };
         let (sender, mut receiver) = mpsc::channel::<(Reason, String)>(QUEUE);
         tokio::spawn(async move {
             let mut limiter = Limiter::new(Instant::now());
             while let Some((reason, note)) = receiver.recv().await {
                 if !limiter.admits(reason, &note, Instant::now()) {
                     debug!("no event {reason:?}: too soon after another");
-                } else if let Err(error) = post(&node, &cluster, reason, &note).await {
+                } else if let Err(error) = post(&poster, reason, &note).await {
                     debug!("no event {reason:?}: {error}");
                 } else {
                     metrics.events.with([&format!("{reason:?}")]).inc();
@@ -84,18 +84,11 @@ impl EventRecorder {
 }
 
 /// Posts one Event. The Node's UID is read each time: the Node may be recreated, and this is rare.
-async fn post(node: &str, cluster: &Cluster, reason: Reason, note: &str) -> Result<(), ClusterError> {
-    let uid = cluster.node_uid(node).await?;
-    let event = NewEvent {
-        regarding: Regarding::Node { name: node, uid: &uid },
-        reporter: REPORTER,
-        instance: node,
-        action: "Publish",
-        warning: reason.is_warning(),
-        reason: &format!("{reason:?}"),
-        note,
-    };
-    cluster.create_event(event).await
+async fn post(poster: &EventPoster, reason: Reason, note: &str) -> Result<(), ClusterError> {
+    let name = &poster.instance;
+    let uid = poster.cluster.node_uid(name).await?;
+    let regarding = Regarding::Node { name, uid: &uid };
+    poster.post(regarding, &format!("{reason:?}"), reason.is_warning(), note).await
 }
 
 struct Limiter {
