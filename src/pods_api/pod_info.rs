@@ -1,80 +1,78 @@
 //! The messages of the service `PodInfo` (`proto/podinfo`): a pod's conditions and phase, read from the
-//! serialized pod and encoded field by field. The same state gives the same bytes, whatever the pod's
-//! encoding, so that comparing bytes shows whether anything changed.
+//! serialized pod. The same state gives the same bytes, whatever the pod's encoding, so that comparing bytes
+//! shows whether anything changed.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::error::Error;
 
-use jiff::Timestamp;
+use prost::Message;
 use serde::Deserialize;
 
-use crate::core_v1;
+use super::proto::Timestamp;
+use crate::core_v1::{SOURCE_ANNOTATIONS, proto, text};
 use crate::pod::{Pod, RawPod};
-use crate::util::wire::{Field, Value, WireError, fields, fields_in, put_bytes, put_number};
+use crate::util::wire::{Field, Value, fields, put_bytes};
 
-/// Where the kubelet has the pod from: `api`, or for static pods `file` or `http`.
-const SOURCE: &str = "kubernetes.io/config.source";
-/// Set on mirror pods only: the kubelet's UID of the static pod. Immutable, but a pod's creator may set it.
-const MIRROR: &str = "kubernetes.io/config.mirror";
-
-/// Field numbers of k8s.io/api core/v1 and meta/v1 (`generated.proto`).
-mod tags {
-    pub(super) const METADATA: u32 = 1;
-    pub(super) const STATUS: u32 = 3;
-    pub(super) const NAME: u32 = 1;
-    pub(super) const NAMESPACE: u32 = 3;
-    pub(super) const UID: u32 = 5;
-    pub(super) const DELETED: u32 = 9;
-    pub(super) const ANNOTATIONS: u32 = 12;
-    pub(super) const KEY: u32 = 1;
-    pub(super) const VALUE: u32 = 2;
-    pub(super) const PHASE: u32 = 1;
-    pub(super) const CONDITIONS: u32 = 2;
-    pub(super) const SECONDS: u32 = 1;
-    pub(super) const NANOS: u32 = 2;
-}
-
-/// Field numbers of a core/v1 PodCondition.
-mod condition {
-    pub(super) const TYPE: u32 = 1;
-    pub(super) const STATUS: u32 = 2;
-    pub(super) const LAST_PROBE: u32 = 3;
-    pub(super) const LAST_TRANSITION: u32 = 4;
-    pub(super) const REASON: u32 = 5;
-    pub(super) const MESSAGE: u32 = 6;
-    pub(super) const GENERATION: u32 = 7;
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct PodInfo {
     /// The UID the kubelet has for the pod.
+    #[prost(string, tag = "1")]
     pub(super) uid: String,
+    #[prost(string, tag = "2")]
     pub(super) namespace: String,
+    #[prost(string, tag = "3")]
     pub(super) name: String,
+    #[prost(bool, tag = "4")]
     is_static: bool,
     /// Encoded conditions.
+    #[prost(bytes = "vec", repeated, tag = "5")]
     conditions: Vec<Vec<u8>>,
-    /// The encoded deletion timestamp.
-    deleted: Option<Vec<u8>>,
+    #[prost(message, optional, tag = "6")]
+    deleted: Option<Timestamp>,
+    #[prost(string, tag = "7")]
     phase: String,
 }
 
-#[derive(Debug, Default)]
-struct Origin {
-    source: Option<String>,
-    mirror: Option<String>,
+/// The parts of a core/v1 Pod that are read. Texts are bytes, since they may be invalid UTF-8.
+#[derive(Clone, PartialEq, Message)]
+struct CorePod {
+    #[prost(message, required, tag = "1")]
+    metadata: CoreMetadata,
+    #[prost(message, required, tag = "3")]
+    status: CoreStatus,
 }
 
-impl Origin {
-    fn record(&mut self, key: &str, value: &str) {
-        let field = match key {
-            SOURCE => &mut self.source,
-            MIRROR => &mut self.mirror,
-            _ => return,
-        };
-        *field = Some(value.to_owned());
-    }
+#[derive(Clone, PartialEq, Message)]
+struct CoreMetadata {
+    #[prost(bytes = "vec", tag = "1")]
+    name: Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    namespace: Vec<u8>,
+    #[prost(bytes = "vec", tag = "5")]
+    uid: Vec<u8>,
+    /// Encoded.
+    #[prost(bytes = "vec", tag = "9")]
+    deleted: Vec<u8>,
+    #[prost(message, repeated, tag = "12")]
+    annotations: Vec<CoreAnnotation>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct CoreAnnotation {
+    #[prost(bytes = "vec", tag = "1")]
+    key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    value: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct CoreStatus {
+    #[prost(bytes = "vec", tag = "1")]
+    phase: Vec<u8>,
+    /// Encoded conditions.
+    #[prost(bytes = "vec", repeated, tag = "2")]
+    conditions: Vec<Vec<u8>>,
 }
 
 impl PodInfo {
@@ -92,191 +90,79 @@ impl PodInfo {
         }
     }
 
-    pub(super) fn of_protobuf(bytes: &[u8]) -> Result<Self, WireError> {
-        let (mut info, mut origin) = (Self::default(), Origin::default());
-        for field in fields(bytes) {
-            match field? {
-                Field { number: tags::METADATA, value: Value::Bytes(part), .. } => {
-                    info.read_metadata(bytes, part, &mut origin)?;
-                }
-                Field { number: tags::STATUS, value: Value::Bytes(part), .. } => {
-                    info.read_status(bytes, part)?;
-                }
-                _ => {}
-            }
-        }
-        Ok(info.with_origin(origin))
-    }
-
-    fn read_metadata(
-        &mut self,
-        bytes: &[u8],
-        part: Range<usize>,
-        origin: &mut Origin,
-    ) -> Result<(), WireError> {
-        for field in fields_in(bytes, part) {
-            let Field { number, value: Value::Bytes(part), .. } = field? else { continue };
-            match number {
-                tags::NAME => self.name = text(bytes, part).into_owned(),
-                tags::NAMESPACE => self.namespace = text(bytes, part).into_owned(),
-                tags::UID => self.uid = text(bytes, part).into_owned(),
-                tags::DELETED => self.deleted = encode_time(bytes, part)?,
-                tags::ANNOTATIONS => {
-                    let (key, value) = entry(bytes, part)?;
-                    origin.record(&key, &value);
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn read_status(&mut self, bytes: &[u8], part: Range<usize>) -> Result<(), WireError> {
-        for field in fields_in(bytes, part) {
-            let Field { number, value: Value::Bytes(part), .. } = field? else { continue };
-            match number {
-                tags::PHASE => self.phase = text(bytes, part).into_owned(),
-                tags::CONDITIONS => self.conditions.push(encode_condition(bytes, part)?),
-                _ => {}
-            }
-        }
-        Ok(())
+    pub(super) fn of_protobuf(bytes: &[u8]) -> Result<Self, Box<dyn Error>> {
+        let CorePod { metadata, status } = CorePod::decode(bytes)?;
+        // Go writes an unset time as an empty message, which other languages would read as 1970.
+        let deleted = Some(&*metadata.deleted).filter(|time| !time.is_empty());
+        let info = Self {
+            uid: text(&metadata.uid).into_owned(),
+            namespace: text(&metadata.namespace).into_owned(),
+            name: text(&metadata.name).into_owned(),
+            is_static: false,
+            conditions: status.conditions.iter().map(|one| encode_condition(one)).collect::<Result<_, _>>()?,
+            deleted: deleted.map(Timestamp::decode).transpose()?,
+            phase: text(&status.phase).into_owned(),
+        };
+        Ok(info.with_origin(|key| {
+            let mut last_first = metadata.annotations.iter().rev();
+            Some(text(&last_first.find(|annotation| annotation.key == key.as_bytes())?.value))
+        }))
     }
 
     fn of_json(bytes: &[u8]) -> Result<Self, String> {
         let JsonPod { metadata, status } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        let mut origin = Origin::default();
-        for (key, value) in metadata.annotations.iter().flatten() {
-            origin.record(key, value);
-        }
+        let annotations = metadata.annotations.unwrap_or_default();
         let info = Self {
             uid: metadata.uid,
             namespace: metadata.namespace,
             name: metadata.name,
             is_static: false,
-            conditions: status.conditions.iter().flatten().map(JsonCondition::encode).collect(),
-            deleted: metadata.deletion_timestamp.map(encode_timestamp),
+            conditions: status.conditions.iter().flatten().map(Message::encode_to_vec).collect(),
+            deleted: metadata.deletion_timestamp,
             phase: status.phase,
         };
-        Ok(info.with_origin(origin))
+        Ok(info.with_origin(|key| Some(annotations.get(key)?.into())))
     }
 
-    /// Sets the UID to the kubelet's, which a mirror pod has in an annotation.
-    fn with_origin(mut self, origin: Origin) -> Self {
-        let Origin { source, mirror } = origin;
+    /// Sets what the annotations say of a pod's origin. The first is `api`, or for static pods `file` or
+    /// `http`. Only mirror pods have the second, with the kubelet's UID of the static pod. It is immutable,
+    /// but a pod's creator may set it.
+    fn with_origin<'a>(mut self, annotation: impl Fn(&str) -> Option<Cow<'a, str>>) -> Self {
+        let [source, mirror] = SOURCE_ANNOTATIONS.map(annotation);
         self.is_static = mirror.is_some() || matches!(source.as_deref(), Some("file" | "http"));
         if let Some(uid) = mirror.filter(|uid| !uid.is_empty()) {
-            self.uid = uid;
+            self.uid = uid.into_owned();
         }
         self
     }
 
-    pub(super) fn encode(&self) -> Vec<u8> {
-        let mut out = tombstone(&self.uid, &self.namespace, &self.name);
-        if self.is_static {
-            put_number(&mut out, 4, 1);
-        }
-        self.conditions.iter().for_each(|condition| put_bytes(&mut out, 5, condition));
-        if let Some(time) = &self.deleted {
-            put_bytes(&mut out, 6, time);
-        }
-        put_text(&mut out, 7, &self.phase);
-        out
-    }
-
+    /// Encodes the content of a `DELETED` event: only name, namespace and UID.
     pub(super) fn tombstone(&self) -> Vec<u8> {
-        tombstone(&self.uid, &self.namespace, &self.name)
+        let (uid, namespace, name) = (self.uid.clone(), self.namespace.clone(), self.name.clone());
+        Self { uid, namespace, name, ..Self::default() }.encode_to_vec()
     }
-}
-
-fn tombstone(uid: &str, namespace: &str, name: &str) -> Vec<u8> {
-    let mut out = Vec::new();
-    put_text(&mut out, 1, uid);
-    put_text(&mut out, 2, namespace);
-    put_text(&mut out, 3, name);
-    out
 }
 
 /// Encodes the content of a `DELETED` event of `Pods`: a Pod with only name, namespace and UID.
 pub(super) fn pod_tombstone(pod: &Pod) -> Vec<u8> {
-    let (mut metadata, mut out) = (Vec::new(), Vec::new());
-    put_text(&mut metadata, tags::NAME, &pod.name);
-    put_text(&mut metadata, tags::NAMESPACE, &pod.namespace);
-    put_text(&mut metadata, tags::UID, &pod.uid);
-    put_bytes(&mut out, tags::METADATA, &metadata);
-    out
+    let (name, namespace, uid) = (pod.name.clone(), pod.namespace.clone(), pod.uid.clone());
+    let metadata = proto::ObjectMeta { name, namespace, uid, ..proto::ObjectMeta::default() };
+    proto::Pod { metadata: Some(metadata), ..proto::Pod::default() }.encode_to_vec()
 }
 
-/// Reads a string. Invalid UTF-8 is replaced, since no client could decode it.
-fn text(bytes: &[u8], part: Range<usize>) -> Cow<'_, str> {
-    core_v1::text(&bytes[part])
-}
-
-fn put_text(out: &mut Vec<u8>, number: u32, text: &str) {
-    if !text.is_empty() {
-        put_bytes(out, number, text.as_bytes());
-    }
-}
-
-fn entry(bytes: &[u8], part: Range<usize>) -> Result<(Cow<'_, str>, Cow<'_, str>), WireError> {
-    let (mut key, mut value) = (Cow::default(), Cow::default());
-    for field in fields_in(bytes, part) {
-        match field? {
-            Field { number: tags::KEY, value: Value::Bytes(part), .. } => key = text(bytes, part),
-            Field { number: tags::VALUE, value: Value::Bytes(part), .. } => value = text(bytes, part),
-            _ => {}
-        }
-    }
-    Ok((key, value))
-}
-
-/// Reads and encodes a timestamp. Go writes an unset one as an empty message, which other languages would
-/// read as 1970.
-fn encode_time(bytes: &[u8], part: Range<usize>) -> Result<Option<Vec<u8>>, WireError> {
-    if part.is_empty() {
-        return Ok(None);
-    }
-    let (mut seconds, mut nanos) = (0, 0);
-    for field in fields_in(bytes, part) {
-        match field? {
-            Field { number: tags::SECONDS, value: Value::Varint(number), .. } => seconds = number,
-            Field { number: tags::NANOS, value: Value::Varint(number), .. } => nanos = number,
-            _ => {}
-        }
-    }
-    Ok(Some(encode_seconds(seconds, nanos)))
-}
-
-fn encode_timestamp(time: Timestamp) -> Vec<u8> {
-    // Protocol buffers encode a negative number with all its 64 bits.
-    encode_seconds(time.as_second() as u64, i64::from(time.subsec_nanosecond()) as u64)
-}
-
-fn encode_seconds(seconds: u64, nanos: u64) -> Vec<u8> {
-    let mut out = Vec::new();
-    [(tags::SECONDS, seconds), (tags::NANOS, nanos)]
-        .into_iter()
-        .filter(|(_, number)| *number != 0)
-        .for_each(|(tag, number)| put_number(&mut out, tag, number));
-    out
-}
-
-/// Encodes a condition: without unset fields, and with unknown fields unchanged.
-fn encode_condition(bytes: &[u8], part: Range<usize>) -> Result<Vec<u8>, WireError> {
-    let mut out = Vec::with_capacity(part.len());
-    for field in fields_in(bytes, part) {
+/// Encodes a condition as [`Condition`] is: without unset fields, which Go writes too. Unknown fields stay
+/// unchanged. Invalid UTF-8 is replaced, since no client could decode it.
+fn encode_condition(bytes: &[u8]) -> Result<Vec<u8>, Box<dyn Error>> {
+    let mut out = Vec::with_capacity(bytes.len());
+    for field in fields(bytes) {
         let Field { number, record, value } = field?;
         match (number, value) {
-            (
-                condition::TYPE | condition::STATUS | condition::REASON | condition::MESSAGE,
-                Value::Bytes(part),
-            ) => put_text(&mut out, number, &text(bytes, part)),
-            (condition::LAST_PROBE | condition::LAST_TRANSITION, Value::Bytes(part)) => {
-                if let Some(time) = encode_time(bytes, part)? {
-                    put_bytes(&mut out, number, &time);
-                }
+            (1..=6, Value::Bytes(part)) if part.is_empty() => {}
+            (3 | 4, Value::Bytes(time)) => {
+                put_bytes(&mut out, number, &Timestamp::decode(&bytes[time])?.encode_to_vec());
             }
-            (condition::GENERATION, Value::Varint(0)) => {}
+            (1..=6, Value::Bytes(part)) => put_bytes(&mut out, number, text(&bytes[part]).as_bytes()),
+            (7, Value::Varint(0)) => {}
             _ => out.extend_from_slice(&bytes[record]),
         }
     }
@@ -305,38 +191,25 @@ struct JsonMetadata {
 #[serde(default)]
 struct JsonStatus {
     phase: String,
-    conditions: Option<Vec<JsonCondition>>,
+    conditions: Option<Vec<Condition>>,
 }
 
-#[derive(Default, Deserialize)]
+/// A core/v1 PodCondition: read from JSON, encoded as protocol buffers.
+#[derive(Clone, PartialEq, Message, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct JsonCondition {
+struct Condition {
+    #[prost(string, tag = "1")]
     r#type: String,
+    #[prost(string, tag = "2")]
     status: String,
+    #[prost(message, optional, tag = "3")]
     last_probe_time: Option<Timestamp>,
+    #[prost(message, optional, tag = "4")]
     last_transition_time: Option<Timestamp>,
+    #[prost(string, tag = "5")]
     reason: String,
+    #[prost(string, tag = "6")]
     message: String,
+    #[prost(int64, tag = "7")]
     observed_generation: i64,
-}
-
-impl JsonCondition {
-    fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        let put_time = |out: &mut Vec<u8>, number, time: Option<Timestamp>| {
-            if let Some(time) = time {
-                put_bytes(out, number, &encode_timestamp(time));
-            }
-        };
-        put_text(&mut out, condition::TYPE, &self.r#type);
-        put_text(&mut out, condition::STATUS, &self.status);
-        put_time(&mut out, condition::LAST_PROBE, self.last_probe_time);
-        put_time(&mut out, condition::LAST_TRANSITION, self.last_transition_time);
-        put_text(&mut out, condition::REASON, &self.reason);
-        put_text(&mut out, condition::MESSAGE, &self.message);
-        if self.observed_generation != 0 {
-            put_number(&mut out, condition::GENERATION, self.observed_generation as u64);
-        }
-        out
-    }
 }

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use prost::Message;
 use prost::bytes::Bytes;
 use tokio::time::Instant;
 
@@ -111,7 +112,7 @@ impl Store {
             PodEvent::InitApply(pod) => {
                 let info = PodInfo::of(&pod).map_err(|reason| InvalidPod::new(&pod, reason))?;
                 if let Some(list) = &mut self.kubelet_list {
-                    match lock(&self.infos).serves(&info.uid, &info.encode()) {
+                    match lock(&self.infos).serves(&info.uid, &info.encode_to_vec()) {
                         true => list.put_unchanged(&info.uid),
                         false => list.put(&info.uid, entry(&info, &pod)),
                     }
@@ -218,7 +219,7 @@ impl Store {
                 info.uid = uid.to_owned();
             }
             let alias = (info.uid != uid).then_some(uid);
-            let same = infos.serves(&info.uid, &info.encode()) && infos.alias(&info.uid) == alias;
+            let same = infos.serves(&info.uid, &info.encode_to_vec()) && infos.alias(&info.uid) == alias;
             match same {
                 true => list.put_unchanged(&info.uid),
                 false => list.put(&info.uid, info_entry(&info, alias)),
@@ -297,6 +298,6 @@ fn entry(info: &PodInfo, pod: &Pod) -> Entry {
 }
 
 fn info_entry(info: &PodInfo, alias: Option<&str>) -> Entry {
-    let content = Content::Served(info.encode().into());
+    let content = Content::Served(info.encode_to_vec().into());
     Entry::new(content, info.tombstone(), alias, (&info.namespace, &info.name))
 }

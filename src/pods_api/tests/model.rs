@@ -266,7 +266,7 @@ impl World {
         if !self.store.serves_kubelet_pods() {
             let infos = self.reported.iter().map(|(number, version)| {
                 let info = PodInfo::of(&version_of(*number, *version)).unwrap();
-                (info.uid.clone(), info.encode().into())
+                (info.uid.clone(), info.encode_to_vec().into())
             });
             assert_eq!(listed(&self.store.infos, uid_of_info), infos.collect());
         }

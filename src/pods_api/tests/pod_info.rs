@@ -47,7 +47,7 @@ fn conditions_are_the_same_in_json_and_protobuf() {
         }]},
     });
     assert_eq!(info, PodInfo::of(&encoded(RawPod::Json(item.to_string().into()))).unwrap());
-    let shown = PodConditions::decode(&*info.encode()).unwrap();
+    let shown = PodConditions::decode(&*info.encode_to_vec()).unwrap();
     assert!(shown.r#static);
     assert_eq!((&*shown.phase, shown.deletion_timestamp.unwrap().seconds), ("Running", 1_700_000_060));
     let [shown] = &shown.conditions[..] else { panic!("{shown:?}") };
@@ -61,7 +61,7 @@ fn conditions_are_the_same_in_json_and_protobuf() {
         put_bytes(&mut status, 2, &newer);
         status
     });
-    let bytes = PodInfo::of(&encoded(RawPod::Protobuf(message.into()))).unwrap().encode();
+    let bytes = PodInfo::of(&encoded(RawPod::Protobuf(message.into()))).unwrap().encode_to_vec();
     assert!(bytes.windows(4).any(|bytes| bytes == [0xa2, 0x06, 1, b'x']));
 }
 
@@ -74,6 +74,6 @@ fn invalid_utf_8_is_replaced() {
     let mut message = bytes.to_vec();
     put_bytes(&mut message, 3, &status);
     invalid.raw = Some(Box::new(RawPod::Protobuf(message.into())));
-    let shown = PodConditions::decode(&*PodInfo::of(&invalid).unwrap().encode()).unwrap();
+    let shown = PodConditions::decode(&*PodInfo::of(&invalid).unwrap().encode_to_vec()).unwrap();
     assert_eq!(shown.phase, "Run\u{fffd}ning");
 }
