@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const SETS: [(&str, &[&str]); 4] = [
     ("podresources", &["v1.proto", "v1alpha1.proto"]),
     ("pods", &["v1alpha1.proto"]),
-    ("core", &["v1.proto", "row.proto"]),
+    ("core", &["v1.proto", "row.proto", "envelope.proto"]),
     ("podinfo", &["v1alpha1.proto"]),
 ];
 

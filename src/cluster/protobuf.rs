@@ -6,12 +6,19 @@
 #[cfg(test)]
 pub(super) mod samples;
 
-use std::ops::Range;
-
 use kube::core::Status;
 use kube::core::response::StatusDetails;
+use prost::Message;
+use prost::bytes::Bytes;
 
-use crate::util::wire::{self, Value, WireError};
+use crate::util::wire::WireError;
+
+/// What is around a pod in a response; generated from `proto/core/envelope.proto`.
+#[allow(missing_docs, clippy::all, unreachable_pub)] // generated code
+pub(super) mod proto {
+    tonic::include_proto!("core/envelope");
+}
+use proto::{TypeMeta, Unknown};
 
 /// The magic bytes before every envelope.
 pub(super) const MAGIC: &[u8] = b"k8s\0";
@@ -29,6 +36,8 @@ pub enum DecodeError {
     Magic,
     #[error(transparent)]
     Wire(#[from] WireError),
+    #[error(transparent)]
+    Message(#[from] prost::DecodeError),
     #[error("its content was not requested: {0:?}")]
     Content(String),
     #[error("it is a {0:?}, not a {1}")]
@@ -47,85 +56,55 @@ pub enum DecodeError {
     Line(String),
 }
 
-/// Returns the range of the last length-delimited field with this number; empty if there is none.
-pub(super) fn last(bytes: &[u8], within: Range<usize>, number: u32) -> Result<Range<usize>, WireError> {
-    let mut found = within.end..within.end;
-    for field in wire::fields_in(bytes, within) {
-        let field = field?;
-        match field.value {
-            _ if field.number != number => {}
-            Value::Bytes(range) => found = range,
-            _ => return Err(WireError { reason: "a record of another type", at: field.record.start }),
-        }
-    }
-    Ok(found)
-}
-
-/// Returns the last varint with this field number; 0 if there is none.
-fn number(bytes: &[u8], within: Range<usize>, number: u32) -> Result<u64, WireError> {
-    let mut found = 0;
-    for field in wire::fields_in(bytes, within) {
-        let field = field?;
-        match field.value {
-            Value::Varint(value) if field.number == number => found = value,
-            _ => {}
-        }
-    }
-    Ok(found)
-}
-
 /// Returns the beginning of an unexpected text.
-pub(super) fn quoted(text: &str) -> String {
-    text.chars().take(MAX_QUOTED).collect()
+pub(super) fn quoted(text: &[u8]) -> String {
+    String::from_utf8_lossy(text).chars().take(MAX_QUOTED).collect()
 }
 
-/// Returns the resource version in this field of the metadata.
-pub(super) fn version(bytes: &[u8], metadata: Range<usize>, number: u32) -> Result<String, DecodeError> {
-    let version = last_text(bytes, metadata, number)?;
-    if version.is_empty() { Err(DecodeError::NoVersion) } else { Ok(version) }
+/// Returns a resource version as text.
+pub(super) fn version(version: &[u8]) -> Result<String, DecodeError> {
+    if version.is_empty() { Err(DecodeError::NoVersion) } else { Ok(text(version)) }
 }
 
-pub(super) fn last_text(bytes: &[u8], within: Range<usize>, number: u32) -> Result<String, WireError> {
-    last(bytes, within, number).map(|range| String::from_utf8_lossy(&bytes[range]).into_owned())
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Opens an envelope: returns the range of its object, which must be of this kind.
-pub(super) fn open_as(
-    bytes: &[u8],
-    within: Range<usize>,
-    expected: &'static str,
-) -> Result<Range<usize>, DecodeError> {
-    if !bytes[within.clone()].starts_with(MAGIC) {
+/// Opens an envelope: returns its object, which must be of this kind.
+pub(super) fn open_as(envelope: &Bytes, expected: &'static str) -> Result<Bytes, DecodeError> {
+    if !envelope.starts_with(MAGIC) {
         return Err(DecodeError::Magic);
     }
-    let unknown = within.start + MAGIC.len()..within.end;
-    let type_meta = last(bytes, unknown.clone(), 1)?;
-    for (number, allowed) in [(3, ""), (4, CONTENT)] {
-        let content = last_text(bytes, unknown.clone(), number)?;
+    let unknown = Unknown::decode(envelope.slice(MAGIC.len()..))?;
+    let Unknown { type_meta, raw, content_encoding, content_type } = unknown;
+    for (content, allowed) in [(content_encoding, ""), (content_type, CONTENT)] {
         if !content.is_empty() && content != allowed {
             return Err(DecodeError::Content(quoted(&content)));
         }
     }
-    let group_version = last_text(bytes, type_meta.clone(), 1)?;
-    let kind = last_text(bytes, type_meta, 2)?;
-    let object = last(bytes, unknown, 2)?;
-    match group_version.as_str() {
-        "v1" if kind == expected => Ok(object),
-        "v1" => Err(DecodeError::Kind(kind, expected)),
-        other => Err(DecodeError::Kind(quoted(&format!("{other}/{kind}")), expected)),
+    check_kind(&type_meta.unwrap_or_default(), expected)?;
+    Ok(raw)
+}
+
+pub(super) fn check_kind(type_meta: &TypeMeta, expected: &'static str) -> Result<(), DecodeError> {
+    let TypeMeta { api_version, kind } = type_meta;
+    match &**api_version {
+        b"v1" if kind == expected => Ok(()),
+        b"v1" => Err(DecodeError::Kind(text(kind), expected)),
+        other => {
+            let kind = format!("{}/{}", text(other), text(kind));
+            Err(DecodeError::Kind(quoted(kind.as_bytes()), expected))
+        }
     }
 }
 
-pub(super) fn status(bytes: &[u8], within: Range<usize>) -> Result<Status, WireError> {
-    let small = |value: u64| u32::try_from(value).unwrap_or_default();
-    let details = last(bytes, within.clone(), 5)?;
-    let retry_after_seconds = small(number(bytes, details, 5)?);
-    let message = last_text(bytes, within.clone(), 3)?;
-    let reason = last_text(bytes, within.clone(), 4)?;
-    let code = u16::try_from(number(bytes, within, 6)?).unwrap_or_default();
+/// Decodes an object that is a `Status`.
+pub(super) fn status(object: &[u8]) -> Result<Status, DecodeError> {
+    let proto::Status { message, reason, details, code } = proto::Status::decode(object)?;
+    let retry_after_seconds = details.unwrap_or_default().retry_after_seconds;
     Ok(Status {
-        details: Some(details_of(retry_after_seconds)),
-        ..Status::failure(&message, &reason).with_code(code)
+        details: Some(details_of(u32::try_from(retry_after_seconds).unwrap_or_default())),
+        ..Status::failure(&text(&message), &text(&reason)).with_code(u16::try_from(code).unwrap_or_default())
     })
 }
 
@@ -138,11 +117,11 @@ pub(super) fn details_of(retry_after_seconds: u32) -> StatusDetails {
 /// Decodes an error response: usually a `Status`, in protocol buffers or, from a proxy before the API server,
 /// in JSON.
 pub fn decode_status(code: u16, bytes: &[u8]) -> Box<Status> {
-    let open = open_as(bytes, 0..bytes.len(), "Status");
-    let decoded = open.ok().and_then(|range| status(bytes, range).ok());
+    let object = open_as(&Bytes::copy_from_slice(bytes), "Status");
+    let decoded = object.and_then(|object| status(&object)).ok();
     let status = decoded
         .or_else(|| serde_json::from_slice(bytes).ok())
-        .unwrap_or_else(|| Status::failure(&quoted(String::from_utf8_lossy(bytes).trim()), ""));
+        .unwrap_or_else(|| Status::failure(&quoted(text(bytes).trim().as_bytes()), ""));
     Box::new(if status.code == 0 { status.with_code(code) } else { status })
 }
 

@@ -1,43 +1,43 @@
 //! The frames of a watch on pods.
 
 use kube::core::Status;
+use prost::Message;
+use prost::bytes::Bytes;
 
-use crate::cluster::protobuf::{DecodeError, last, open_as, quoted, status, version};
+use crate::cluster::protobuf::proto::{Object, WatchEvent};
+use crate::cluster::protobuf::{DecodeError, open_as, quoted, status, version};
 
 /// A decoded frame of a watch.
 #[derive(Clone, Debug, PartialEq)]
-pub enum PodFrame<'a> {
+pub enum PodFrame {
     /// A pod was added or changed: its bytes and version.
-    Applied(&'a [u8], String),
+    Applied(Bytes, String),
     /// A pod was deleted: its last state and the version of the deletion.
-    Deleted(&'a [u8], String),
+    Deleted(Bytes, String),
     /// A bookmark with its version.
     Bookmark(String),
     /// An error event.
     Error(Box<Status>),
 }
 
-impl<'a> PodFrame<'a> {
+impl PodFrame {
     /// Decodes a frame.
     ///
     /// # Errors
     /// It is not a frame of a watch on pods.
-    pub fn decode(frame: &'a [u8]) -> Result<Self, DecodeError> {
-        let whole = 0..frame.len();
-        let event = last(frame, whole.clone(), 1)?;
-        let event = &frame[event];
-        let object = last(frame, last(frame, whole, 2)?, 1)?;
-        if event == b"ERROR" {
-            let object = open_as(frame, object, "Status")?;
-            return Ok(Self::Error(Box::new(status(frame, object)?)));
+    pub fn decode(frame: &[u8]) -> Result<Self, DecodeError> {
+        let WatchEvent { kind, object } = WatchEvent::decode(frame)?;
+        let object = object.unwrap_or_default().raw;
+        if kind == "ERROR" {
+            return Ok(Self::Error(Box::new(status(&open_as(&object, "Status")?)?)));
         }
-        let pod = open_as(frame, object, "Pod")?;
-        let version = version(frame, last(frame, pod.clone(), 1)?, 6)?;
-        match event {
-            b"ADDED" | b"MODIFIED" => Ok(Self::Applied(&frame[pod], version)),
-            b"DELETED" => Ok(Self::Deleted(&frame[pod], version)),
+        let pod = open_as(&object, "Pod")?;
+        let version = version(&Object::decode(&*pod)?.metadata.unwrap_or_default().resource_version)?;
+        match &*kind {
+            b"ADDED" | b"MODIFIED" => Ok(Self::Applied(pod, version)),
+            b"DELETED" => Ok(Self::Deleted(pod, version)),
             b"BOOKMARK" => Ok(Self::Bookmark(version)),
-            _ => Err(DecodeError::Event(quoted(&String::from_utf8_lossy(event)))),
+            event => Err(DecodeError::Event(quoted(event))),
         }
     }
 }
@@ -69,8 +69,8 @@ mod tests {
     fn a_watch_of_a_real_api_server_is_decoded() {
         let name = |pod: &[u8]| read_pod(pod, &Wanted::default()).unwrap().name;
         let short = |frame: &Vec<u8>| match PodFrame::decode(frame).unwrap() {
-            PodFrame::Applied(pod, version) => [name(pod), version],
-            PodFrame::Deleted(pod, version) => [format!("-{}", name(pod)), version],
+            PodFrame::Applied(pod, version) => [name(&pod), version],
+            PodFrame::Deleted(pod, version) => [format!("-{}", name(&pod)), version],
             PodFrame::Bookmark(version) => ["bookmark".to_owned(), version],
             PodFrame::Error(status) => panic!("{status:?}"),
         };
@@ -97,7 +97,7 @@ mod tests {
         let unknown = [record(99, b"new"), vec![0xf8, 6, 1]].concat();
         let object = enveloped("Pod", &pod("a", b""), &unknown);
         let frame = [unknown.clone(), event(b"ADDED", &object), unknown].concat();
-        assert_eq!(PodFrame::decode(&frame), Ok(PodFrame::Applied(&pod("a", b""), "7".to_owned())));
+        assert_eq!(PodFrame::decode(&frame), Ok(PodFrame::Applied(pod("a", b"").into(), "7".to_owned())));
     }
 
     #[test]

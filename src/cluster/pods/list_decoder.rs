@@ -3,8 +3,11 @@
 //! The list is requested without a limit, since only then the API server serves it from its watch cache; so
 //! it can have any length.
 
+use prost::Message;
+
 use crate::cluster::frames::{Buffer, MAX_OBJECT_BYTES};
-use crate::cluster::protobuf::{CONTENT, DecodeError, MAGIC, last, last_text, quoted, version};
+use crate::cluster::protobuf::proto::{ListMeta, TypeMeta};
+use crate::cluster::protobuf::{CONTENT, DecodeError, MAGIC, check_kind, quoted, version};
 use crate::util::wire::{self, Head, WireError};
 
 /// Kind of the list.
@@ -127,10 +130,10 @@ impl PodListDecoder {
             (1 | 3 | 4, _) => {
                 let Some(content) = self.content(&head, MAX_METADATA_BYTES)? else { return Ok(None) };
                 match head.number {
-                    1 => check_kind(content)?,
+                    1 => check_kind(&TypeMeta::decode(content)?, KIND)?,
                     3 if content.is_empty() => {}
                     4 if content.is_empty() || content == CONTENT.as_bytes() => {}
-                    _ => return Err(DecodeError::Content(quoted(&String::from_utf8_lossy(content)))),
+                    _ => return Err(DecodeError::Content(quoted(content))),
                 }
                 if head.number == 1 && self.position != Position::End {
                     self.position = Position::Envelope(true);
@@ -159,9 +162,8 @@ impl PodListDecoder {
         match head.number {
             1 => {
                 let Some(metadata) = self.content(&head, MAX_METADATA_BYTES)? else { return Ok(None) };
-                let whole = 0..metadata.len();
-                let (version, token) = (version(metadata, whole.clone(), 2)?, last(metadata, whole, 3)?);
-                (self.version, self.is_partial) = (version, !token.is_empty());
+                let ListMeta { resource_version, continue_token } = ListMeta::decode(metadata)?;
+                (self.version, self.is_partial) = (version(&resource_version)?, !continue_token.is_empty());
             }
             2 => match self.content(&head, MAX_OBJECT_BYTES)? {
                 Some(pod) => step = Some(pod.len()),
@@ -212,16 +214,6 @@ impl PodListDecoder {
 
     fn invalid(&self, reason: &'static str) -> DecodeError {
         DecodeError::Wire(WireError { reason, at: self.read })
-    }
-}
-
-fn check_kind(type_meta: &[u8]) -> Result<(), DecodeError> {
-    let whole = 0..type_meta.len();
-    let (version, kind) = (last_text(type_meta, whole.clone(), 1)?, last_text(type_meta, whole, 2)?);
-    match (version.as_str(), kind.as_str()) {
-        ("v1", KIND) => Ok(()),
-        ("v1", _) => Err(DecodeError::Kind(kind, KIND)),
-        (version, kind) => Err(DecodeError::Kind(quoted(&format!("{version}/{kind}")), KIND)),
     }
 }
 

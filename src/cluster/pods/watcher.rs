@@ -75,8 +75,8 @@ impl WatchTarget for PodsOfNode {
     fn decode(&self, frame: &[u8]) -> Result<Frame<Self::Event>, DecodeError> {
         let pod = |bytes: &[u8]| read_pod(bytes, &self.wanted);
         Ok(match PodFrame::decode(frame)? {
-            PodFrame::Applied(bytes, version) => Frame::Event(pod(bytes).map(PodEvent::Apply), version),
-            PodFrame::Deleted(bytes, version) => Frame::Event(pod(bytes).map(PodEvent::Delete), version),
+            PodFrame::Applied(bytes, version) => Frame::Event(pod(&bytes).map(PodEvent::Apply), version),
+            PodFrame::Deleted(bytes, version) => Frame::Event(pod(&bytes).map(PodEvent::Delete), version),
             PodFrame::Bookmark(version) => Frame::Bookmark(version),
             PodFrame::Error(status) => Frame::Error(status),
         })
