@@ -31,7 +31,7 @@ pub(crate) use metrics::RequestMetrics;
 pub use pods_api::{PodsClient, PodsError, PodsWatch, watch_pods};
 pub use pods_page::{parse_pods, poll_pods};
 pub use request::{Request, RequestError, decode_allocatable, decode_list};
-pub use shared::{Caller, FinishedCall, Observer, SharedClient, SharedResponse};
+pub use shared::{Caller, Observer, SharedClient, SharedResponse};
 pub use types::{
     Allocatable, Api, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, INVALID_CPU, MemoryBlock,
     PodUsage, Usage,

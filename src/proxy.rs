@@ -101,8 +101,12 @@ impl Proxy {
         registry: &mut Registry,
     ) -> Self {
         let metrics = Metrics::register(registry, settings.rules.is_some());
-        let observer = Arc::new(metrics.clone());
-        let client = SharedClient::start(settings.kubelet.clone(), settings.timeout, observer);
+        let observed = metrics.clone();
+        let client = SharedClient::start(
+            settings.kubelet.clone(),
+            settings.timeout,
+            Arc::new(move |request, took, error| observed.kubelet_called(request, took, error)),
+        );
         let devices = device_poller::start(&settings, cluster.clone(), &metrics);
         let lookup = cluster.filter(|_| settings.looks_up_pods).map(|cluster| PodLookup {
             cluster,

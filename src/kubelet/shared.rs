@@ -49,30 +49,9 @@ pub struct SharedResponse {
     slot: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
-/// Observes every call.
-pub trait Observer: Send + Sync + 'static {
-    /// A call starts; `in_flight` calls are in flight, including this one.
-    fn started(&self, _request: &Request, _in_flight: usize) {}
-
-    /// A call ended, or could not start because there was no connection.
-    fn finished(&self, _call: &FinishedCall<'_>) {}
-}
-
-/// Ignores all calls.
-impl Observer for () {}
-
-/// The outcome of one call.
-#[derive(Clone, Copy, Debug)]
-pub struct FinishedCall<'a> {
-    /// The request.
-    pub request: &'a Request,
-    /// The duration of the call.
-    pub took: Duration,
-    /// The error, if any; [`ClientError::RateLimited`] if the kubelet's rate limiter rejected the call.
-    pub error: Option<&'a ClientError>,
-    /// Number of requests that received the response. All but one of them cost the kubelet nothing.
-    pub shared_by: usize,
-}
+/// Called with the duration and the error, if any, of every call that ended, or could not start because there
+/// was no connection.
+pub type Observer = Arc<dyn Fn(&Request, Duration, Option<&ClientError>) + Send + Sync>;
 
 /// A handle. When the last one is dropped, the connection is closed and all state discarded.
 #[derive(Clone, Debug)]
@@ -104,7 +83,7 @@ impl SharedClient {
     /// does a request wait longer for its call to start. It does not connect yet, and runs on the current
     /// tokio runtime.
     #[must_use]
-    pub fn start(socket: PathBuf, timeout: Duration, observer: Arc<dyn Observer>) -> Self {
+    pub fn start(socket: PathBuf, timeout: Duration, observer: Observer) -> Self {
         let shared = Arc::new(Shared { queue: Mutex::new(Queue::new(timeout)), queued: Notify::new() });
         let driver = Driver::new(Arc::clone(&shared), Connector::new(socket, timeout), observer);
         Self { shared, _task: Arc::new(Task::spawn(driver.run())) }

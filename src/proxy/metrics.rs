@@ -9,7 +9,7 @@ use tonic::Code;
 use super::merge::Omitted;
 use super::service::{V1, V1ALPHA1};
 use crate::grpc::{self, Peer, ServerMetrics};
-use crate::kubelet::{self, FinishedCall, Request, RequestMetrics};
+use crate::kubelet::{ClientError, Request, RequestMetrics};
 use crate::telemetry::health::{Recent, ServerHealth};
 use crate::telemetry::registry::{Counter, Family, Gauge, Histogram, Label, Registry, label};
 
@@ -159,18 +159,17 @@ impl Metrics {
         self.requests.with([method, version, &grpc::code_name(code), &peer.name]).inc();
         self.request_seconds.with([method]).observe(took.as_secs_f64());
     }
-}
 
-impl kubelet::Observer for Metrics {
-    fn finished(&self, call: &FinishedCall<'_>) {
-        let method = match call.request {
+    /// Records a call to the kubelet.
+    pub(super) fn kubelet_called(&self, request: &Request, took: Duration, error: Option<&ClientError>) {
+        let method = match request {
             Request::List => "List",
             Request::ListV1alpha1 => "ListV1alpha1",
             Request::Allocatable => "GetAllocatableResources",
             Request::Get { .. } => "Get",
         };
-        self.kubelet.record(method, call.took, call.error);
-        if call.error.is_none() {
+        self.kubelet.record(method, took, error);
+        if error.is_none() {
             self.health.response.iter().for_each(Recent::confirm);
         }
     }
@@ -225,15 +224,13 @@ mod tests {
     #[test]
     fn a_response_of_the_kubelet_is_recorded_in_the_health() {
         let (registry, metrics) = registered();
-        let finished = |error: Option<&kubelet::ClientError>| {
-            let took = Duration::ZERO;
-            let call = FinishedCall { request: &Request::List, took, error, shared_by: 1 };
-            kubelet::Observer::finished(&metrics, &call);
+        let called = |error: Option<&ClientError>| {
+            metrics.kubelet_called(&Request::List, Duration::ZERO, error);
         };
-        finished(Some(&kubelet::ClientError::RateLimited("List")));
+        called(Some(&ClientError::RateLimited("List")));
         let age = || metrics.health().response.as_ref().and_then(Recent::age);
         assert_eq!(age(), None);
-        finished(None);
+        called(None);
         assert!(age().is_some());
         let of = r#"numacast_kubelet_requests_total{component="proxy",method="List",outcome="rate_limited"}"#;
         assert_eq!(samples(&registry, of), [" 1"]);

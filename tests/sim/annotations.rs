@@ -73,7 +73,8 @@ impl Environment {
 
     /// Returns the devices of each pod in the proxy's response.
     async fn send(&self, request: Request) -> Result<Vec<String>, (Code, String)> {
-        let client = SharedClient::start(self.socket.clone(), Duration::from_secs(10), Arc::new(()));
+        let (socket, timeout) = (self.socket.clone(), Duration::from_secs(10));
+        let client = SharedClient::start(socket, timeout, Arc::new(|_, _, _| {}));
         let response = client
             .request(request, Caller::Agent)
             .await

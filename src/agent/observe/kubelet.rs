@@ -36,7 +36,7 @@ pub(in crate::agent) struct KubeletReader {
 
 impl KubeletReader {
     pub(super) fn new(socket: PathBuf, timeout: Duration, metrics: Option<Arc<Metrics>>) -> Self {
-        let client = SharedClient::start(socket, timeout, Arc::new(()));
+        let client = SharedClient::start(socket, timeout, Arc::new(|_, _, _| {}));
         Self { client, merge: Merge::default(), metrics, requests: 0 }
     }
 

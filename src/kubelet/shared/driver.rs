@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::queue::{Allowed, CallKind, Lane, NextCall, PendingRequest, PendingRequests, Waiter};
 use super::records::Records;
-use super::{Caller, FinishedCall, Observer, Shared, SharedResponse};
+use super::{Caller, Observer, RequestResult, Shared, SharedResponse};
 use crate::kubelet::client_error::ClientError;
 use crate::kubelet::connector::{Connector, OpenConnection, Outcome};
 use crate::kubelet::request::{Request, RequestError, not_found};
@@ -36,7 +36,7 @@ const REJECTED_DELAY_LIMIT: Duration = Duration::from_millis(200);
 pub(super) struct Driver {
     shared: Arc<Shared>,
     connector: Connector,
-    observer: Arc<dyn Observer>,
+    observer: Observer,
     bucket: TokenBucket,
     unlisted: TokenBucket,
     /// At most one in each lane.
@@ -57,7 +57,7 @@ struct Finished {
 }
 
 impl Driver {
-    pub(super) fn new(shared: Arc<Shared>, connector: Connector, observer: Arc<dyn Observer>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, connector: Connector, observer: Observer) -> Self {
         let now = Instant::now();
         Self {
             shared,
@@ -142,7 +142,6 @@ impl Driver {
     fn start(&mut self, call: NextCall, open: OpenConnection) {
         self.dequeue(&call);
         self.is_busy[call.lane as usize] = true;
-        self.observer.started(&call.request, self.calls.len() + 1);
         let (started, outcome) = (Instant::now(), open.call(&call.request));
         self.calls.push(Box::pin(async move {
             let outcome = outcome.await;
@@ -154,13 +153,9 @@ impl Driver {
     fn fail(&mut self, call: &NextCall, error: ClientError) {
         self.dequeue(call);
         let requests = self.shared.lock().finish(call.lane);
-        self.report(&call.request, Duration::ZERO, Some(&error), 0);
-        let failed = RequestError::from(error);
-        requests.into_values().for_each(|pending| send_error(pending, &failed));
-    }
-
-    fn report(&self, request: &Request, took: Duration, error: Option<&ClientError>, shared_by: usize) {
-        self.observer.finished(&FinishedCall { request, took, error, shared_by });
+        (self.observer)(&call.request, Duration::ZERO, Some(&error));
+        let failed = Err(error.into());
+        requests.into_values().for_each(|pending| send(pending, &failed));
     }
 
     /// Handles a finished call: its requests get the result or are queued again.
@@ -176,47 +171,46 @@ impl Driver {
                 let shared = |bytes| {
                     Arc::new(SharedResponse { bytes, connection, started, socket, slot: OnceLock::new() })
                 };
-                let shared_by = match call.lane {
+                match call.lane {
                     Lane::List => self.send_list(requests, &bytes, shared, connection),
                     Lane::Other => {
-                        requests.into_values().map(|pending| send(pending, shared(bytes.clone()))).sum()
+                        requests.into_values().for_each(|pending| send(pending, &Ok(shared(bytes.clone()))));
                     }
-                };
-                self.report(&call.request, took, None, shared_by);
+                }
+                (self.observer)(&call.request, took, None);
             }
             Err(failed) => {
-                self.report(&call.request, took, Some(&failed.error), 0);
+                (self.observer)(&call.request, took, Some(&failed.error));
                 self.requeue_or_fail(requests, &failed, open.connection);
             }
         }
     }
 
-    /// Sends the List to requests for it, and a pod's record to requests for a pod. Returns the number of
-    /// receivers.
+    /// Sends the List to requests for it, and a pod's record to requests for a pod.
     fn send_list(
         &self,
         mut requests: PendingRequests,
         list: &Bytes,
         shared: impl Fn(Bytes) -> Arc<SharedResponse>,
         from: Connection,
-    ) -> usize {
-        let whole = requests.remove(&Request::List);
-        let mut receivers = whole.map_or(0, |pending| send(pending, shared(list.clone())));
+    ) {
+        if let Some(pending) = requests.remove(&Request::List) {
+            send(pending, &Ok(shared(list.clone())));
+        }
         if requests.is_empty() {
-            return receivers;
+            return;
         }
         let records = Records::of(list);
         for (request, pending) in requests {
             let Request::Get { namespace, name } = &request else { continue };
             if let Some(record) = records.get(namespace, name) {
-                receivers += send(pending, shared(record));
+                send(pending, &Ok(shared(record)));
             } else if self.without_get == Some(from) {
-                send_error(pending, &not_found(namespace, name));
+                send(pending, &Err(not_found(namespace, name)));
             } else {
                 self.shared.lock().requeue(request, PendingRequest { is_unlisted: true, ..pending });
             }
         }
-        receivers
     }
 
     /// Handles a failed call: some requests are queued again, the others get the error.
@@ -250,7 +244,7 @@ impl Driver {
                 waiters.insert(number, waiter);
             }
             self.shared.lock().requeue(request, pending);
-            send_error(rest, failed);
+            send(rest, &Err(failed.clone()));
         }
     }
 
@@ -265,15 +259,10 @@ impl Driver {
     }
 }
 
-/// Sends the response to all waiters of a request. Returns the number that received it.
-fn send(pending: PendingRequest, response: Arc<SharedResponse>) -> usize {
-    let waiters = pending.waiters.into_values();
-    waiters.filter_map(|waiter| waiter.result.send(Ok(Arc::clone(&response))).ok()).count()
-}
-
-fn send_error(pending: PendingRequest, failed: &RequestError) {
+/// Sends the result to all waiters of a request.
+fn send(pending: PendingRequest, result: &RequestResult) {
     for waiter in pending.waiters.into_values() {
         // Fails if the caller has left.
-        let _ = waiter.result.send(Err(failed.clone()));
+        let _ = waiter.result.send(result.clone());
     }
 }

@@ -1,12 +1,12 @@
 //! A simulated kubelet, a shared client for it, and a record of its calls.
 
-use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::future::join_all;
 use numacast::kubelet::{
-    Caller, FinishedCall, Observer, Request, RequestError, SharedClient, SharedResponse, decode_list,
+    Caller, ClientError, Observer, Request, RequestError, SharedClient, SharedResponse, decode_list,
 };
 use numacast::sim::kubelet::{Call, Fault, KubeletVersion, Options, PodSpec};
 use tokio::time::Instant;
@@ -19,38 +19,36 @@ pub(super) type Outcome = Result<Arc<SharedResponse>, RequestError>;
 /// The proxy's timeout for the kubelet: below its clients' deadlines.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Records calls.
+/// Records the calls that ended.
 #[derive(Debug, Default)]
-pub(super) struct CallLog(Mutex<Calls>);
+pub(super) struct CallLog(Mutex<Vec<EndedCall>>);
 
-#[derive(Clone, Debug, Default)]
-pub(super) struct Calls {
-    /// Maximum number of concurrent calls.
-    pub(super) max_in_flight: usize,
-    /// For each response, the number of callers that shared it.
-    pub(super) shared_by: Vec<(Request, usize)>,
-    /// Number of errors by kind.
-    pub(super) errors: BTreeMap<&'static str, usize>,
+#[derive(Debug)]
+struct EndedCall {
+    time: Range<Instant>,
+    /// The kind of its error.
+    error: Option<&'static str>,
 }
 
 impl CallLog {
-    pub(super) fn calls(&self) -> Calls {
-        self.0.lock().unwrap().clone()
-    }
-}
-
-impl Observer for CallLog {
-    fn started(&self, _: &Request, in_flight: usize) {
-        let mut calls = self.0.lock().unwrap();
-        calls.max_in_flight = calls.max_in_flight.max(in_flight);
+    pub(super) fn observer(self: &Arc<Self>) -> Observer {
+        let log = Arc::clone(self);
+        Arc::new(move |_, took, error| {
+            let (now, error) = (Instant::now(), error.map(ClientError::kind));
+            log.0.lock().unwrap().push(EndedCall { time: now - took..now, error });
+        })
     }
 
-    fn finished(&self, call: &FinishedCall<'_>) {
-        let mut calls = self.0.lock().unwrap();
-        match call.error {
-            None => calls.shared_by.push((call.request.clone(), call.shared_by)),
-            Some(error) => *calls.errors.entry(error.kind()).or_default() += 1,
-        }
+    /// Returns the maximum number of calls that were in flight together.
+    pub(super) fn max_in_flight(&self) -> usize {
+        let calls = self.0.lock().unwrap();
+        let in_flight = |at: &Instant| calls.iter().filter(|call| call.time.contains(at)).count();
+        calls.iter().map(|call| in_flight(&call.time.start)).max().unwrap_or_default()
+    }
+
+    /// Returns the kinds of all errors.
+    pub(super) fn errors(&self) -> Vec<&'static str> {
+        self.0.lock().unwrap().iter().filter_map(|call| call.error).collect()
     }
 }
 
@@ -70,7 +68,7 @@ impl Fixture {
         let (node, log) = (Node::with(options), Arc::new(CallLog::default()));
         // Starts the recording of calls.
         node.kubelet.traffic();
-        let client = SharedClient::start(node.kubelet.socket(), TIMEOUT, log.clone());
+        let client = SharedClient::start(node.kubelet.socket(), TIMEOUT, log.observer());
         Self { node, client, log }
     }
 

@@ -106,7 +106,7 @@ impl Environment {
         };
         let kubelet = SimKubelet::start(spec, root, options).unwrap();
         kubelet.traffic();
-        let client = SharedClient::start(kubelet.socket(), TIMEOUT, log.clone());
+        let client = SharedClient::start(kubelet.socket(), TIMEOUT, log.observer());
         let history = RefCell::new(vec![State::default()]);
         let env = Self {
             kubelet,
@@ -318,7 +318,7 @@ async fn run(spec: &MachineSpec, seed: u64) -> Counts {
     let changes = Rng::with_seed(seed ^ 1);
     tokio::join!(env.run_changes(changes), callers);
     let (traffic, mut counts) = (env.kubelet.traffic(), env.counts.get());
-    counts.max_in_flight = log.calls().max_in_flight;
+    counts.max_in_flight = log.max_in_flight();
     assert!(counts.max_in_flight <= 2, "{} calls in flight", counts.max_in_flight);
     // A closed connection may have calls whose end the kubelet has not noticed yet.
     if !env.setup.outages {
