@@ -7,7 +7,6 @@
 mod account;
 mod admission_guard;
 mod bound_pods;
-mod check;
 mod fingerprint_guard;
 mod plan;
 mod policy_carryover;
@@ -39,9 +38,8 @@ pub(super) use plan::{Change, Context, Plan};
 pub(super) use schedule::Requeue;
 
 use admission_guard::AdmissionGuard;
-use check::{Check, Retry};
 use fingerprint_guard::FingerprintGuard;
-use plan::Stop;
+use plan::{Check, Retry, Stop};
 use policy_carryover::PolicyCarryover;
 use resource_memory::ResourceMemory;
 use restart_guard::{PodLiveness, RestartGuard};

@@ -36,8 +36,6 @@ pub struct Settings {
     pub refresh: Duration,
     /// Whether to make the Node the object's owner.
     pub owner_reference: bool,
-    /// Whether to watch the object, to repair it at once.
-    pub watch_object: bool,
     /// What to do about a publisher that keeps rewriting the object.
     pub conflicts: ConflictPolicy,
     /// The form in which the object is written.

@@ -51,7 +51,6 @@ impl Config {
             settle: SETTLE,
             refresh: publish.refresh.get(),
             owner_reference: publish.owner_reference,
-            watch_object: true,
             conflicts: publish.conflicts,
             form: self.form(),
             events: publish.events,

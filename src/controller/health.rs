@@ -24,12 +24,11 @@ pub(crate) struct Limits {
     pub(crate) fleet: Duration,
 }
 
+/// When the last pass ended, or this replica began to lead, and the interval until the next one.
 #[derive(Clone, Copy, Debug)]
 struct Passes {
-    leading_since: Instant,
-    garbage: Option<Instant>,
-    /// When all objects were last summed up, and the interval until the next time.
-    fleet: Option<(Instant, Duration)>,
+    garbage: (Instant, Duration),
+    fleet: (Instant, Duration),
 }
 
 /// Updated by the tasks, read by the probes.
@@ -51,21 +50,23 @@ impl Health {
     }
 
     pub(crate) fn leads(&self, leads: bool) {
-        let leading = Passes { leading_since: Instant::now(), garbage: None, fleet: None };
+        let now = Instant::now();
+        // The first garbage collection pass is due immediately.
+        let leading = Passes { garbage: (now, Duration::ZERO), fleet: (now, self.limits.fleet) };
         *lock(&self.passes) = leads.then_some(leading);
     }
 
     /// Records a garbage collection pass, whatever its result.
     pub(crate) fn garbage_pass(&self) {
         if let Some(passes) = &mut *lock(&self.passes) {
-            passes.garbage = Some(Instant::now());
+            passes.garbage = (Instant::now(), self.limits.garbage);
         }
     }
 
     /// Records that all objects were summed up; the next pass is due after `next`.
     pub(crate) fn fleet_pass(&self, next: Duration) {
         if let Some(passes) = &mut *lock(&self.passes) {
-            passes.fleet = Some((Instant::now(), next));
+            passes.fleet = (Instant::now(), next);
         }
     }
 }
@@ -78,15 +79,10 @@ impl Probes for Health {
     /// A replica that does not lead is ready if it sees the Lease; a leader must also complete its passes.
     fn ready(&self) -> Vec<String> {
         let lease = self.lease.reason().filter(|_| self.limits.lease);
-        let Some(Passes { leading_since, garbage, fleet }) = *lock(&self.passes) else {
-            return lease.into_iter().collect();
-        };
-        let (at, next) = fleet.unwrap_or((leading_since, self.limits.fleet));
-        let fleet = late("the objects were not summed up", at.elapsed(), next * 2 + SLACK);
-        // The first pass is due immediately.
-        let interval = garbage.map_or(Duration::ZERO, |_| self.limits.garbage * 2);
-        let age = garbage.unwrap_or(leading_since).elapsed();
-        let garbage = late("no garbage collection pass has ended", age, interval + SLACK);
+        let passes = *lock(&self.passes);
+        let late = |failure, (at, next): (Instant, Duration)| late(failure, at.elapsed(), next * 2 + SLACK);
+        let fleet = passes.and_then(|passes| late("the objects were not summed up", passes.fleet));
+        let garbage = passes.and_then(|passes| late("no garbage collection pass has ended", passes.garbage));
         [lease, fleet, garbage].into_iter().flatten().collect()
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout_at};
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::Settings;
 use super::allocations::Allocations;
@@ -329,10 +329,7 @@ impl AnnotationState {
                 true
             }
             Err(error) => {
-                let message = format!("cannot look up a pod that the kubelet lists: {error}");
-                if self.lookup_error.is_new(message.clone()) {
-                    warn!("{message}");
-                }
+                self.lookup_error.warn(&format!("cannot look up a pod that the kubelet lists: {error}"));
                 false
             }
         }

@@ -12,8 +12,7 @@
 //!    to `PodReader::allocate`, and call it in `PodReader::read`;
 //! 2. add a switch to [`Annotations`] (a configuration key) and to [`Annotations::are_merged`], without which
 //!    nothing is read;
-//! 3. copy the switch to [`Rules`], and add the annotation's key to [`Rules::keys`]: other annotations are
-//!    not kept;
+//! 3. add the annotation's key to [`Rules::keys`]: other annotations are not kept;
 //! 4. if it needs Koordinator's Device, include it in `reads_devices` (`src/config/settings.rs`) and in the
 //!    chart's permission to read Devices.
 

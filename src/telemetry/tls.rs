@@ -2,7 +2,6 @@
 
 use std::fmt::Display;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,6 +15,7 @@ use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
 
+use crate::util::file::{FileVersion, version};
 use crate::util::sync::lock;
 
 /// Minimum interval between checks of the files, which happen when a client connects.
@@ -32,17 +32,9 @@ pub struct Files {
     pub client_ca: Option<PathBuf>,
 }
 
-/// Identifies a version of a file: device, inode, size, mtime and ctime.
-type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
-
-fn stamp(path: &Path) -> Stamp {
-    let m = fs::metadata(path).ok()?;
-    Some((m.dev(), m.ino(), m.size(), m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()))
-}
-
 struct State {
     /// The files' versions when they were last read.
-    stamps: Vec<Stamp>,
+    versions: Vec<Option<FileVersion>>,
     checked: Instant,
     /// Made from the last valid files.
     acceptor: Option<TlsAcceptor>,
@@ -58,7 +50,7 @@ impl Tls {
     /// Reads the files. If they are invalid, logs a warning and closes connections until they are valid.
     #[must_use]
     pub fn new(files: Files) -> Self {
-        let mut state = State { stamps: Vec::new(), checked: Instant::now(), acceptor: None };
+        let mut state = State { versions: Vec::new(), checked: Instant::now(), acceptor: None };
         reload(&files, &mut state);
         Self { files, state: Mutex::new(state) }
     }
@@ -79,12 +71,12 @@ fn reload(files: &Files, state: &mut State) {
     state.checked = Instant::now();
     // Taken before reading, so that a change in between is noticed by the next check.
     let paths = [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()];
-    let stamps: Vec<Stamp> = paths.into_iter().flatten().map(|path| stamp(path)).collect();
-    if stamps == state.stamps {
+    let versions: Vec<_> = paths.into_iter().flatten().map(|path| version(path)).collect();
+    if versions == state.versions {
         return;
     }
-    let first = state.stamps.is_empty();
-    state.stamps = stamps;
+    let first = state.versions.is_empty();
+    state.versions = versions;
     match read(files) {
         Ok(config) => {
             state.acceptor = Some(TlsAcceptor::from(Arc::new(config)));

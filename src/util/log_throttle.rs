@@ -35,21 +35,19 @@ impl<T> Default for LastLogged<T> {
 }
 
 /// Logs a lasting problem once, and its end once.
-#[derive(Debug, Default)]
-pub(crate) struct LogOnce(Option<String>);
+pub(crate) type LogOnce = LastLogged<String>;
 
 impl LogOnce {
     /// Logs a warning, unless it equals the last one.
-    pub(crate) fn warn(&mut self, message: &str) {
-        if self.0.as_deref() != Some(message) {
+    pub(crate) fn warn(&self, message: &str) {
+        if self.is_new(message.to_owned()) {
             warn!("{message}");
-            self.0 = Some(message.to_owned());
         }
     }
 
     /// Logs that the problem is over, if there was one.
-    pub(crate) fn recovered(&mut self, message: &str) {
-        if self.0.take().is_some() {
+    pub(crate) fn recovered(&self, message: &str) {
+        if self.reset() {
             info!("{message}");
         }
     }

@@ -64,15 +64,10 @@ pub(super) struct PublishTask {
     pub(super) refresh_at: Instant,
     /// The reason for the first write of this process, until it is done.
     pub(super) first: Option<WriteReason>,
-    watched: WatchedObject,
+    /// The watch on the object, from the first write on.
+    watch: Option<ObjectWatch>,
     pub(super) watch_error: LastLogged<String>,
     fingerprint: WithheldFingerprint,
-}
-
-struct WatchedObject {
-    /// Whether to watch it from the first write on.
-    is_enabled: bool,
-    watch: Option<ObjectWatch>,
 }
 
 /// When to withhold the fingerprint of the object because no agent accounts for the pods: before the first
@@ -111,7 +106,7 @@ impl PublishTask {
             refresh_interval: settings.refresh,
             refresh_at: Instant::now(),
             first: Some(WriteReason::First),
-            watched: WatchedObject { is_enabled: settings.watch_object, watch: None },
+            watch: None,
             watch_error: LastLogged::default(),
             fingerprint: WithheldFingerprint {
                 is_enabled: settings.gate.view == FingerprintView::Scheduler,
@@ -215,7 +210,7 @@ impl PublishTask {
         };
         let withhold_at = self.fingerprint.unwritten.as_ref().map(|(_, due)| *due);
         let event = async {
-            match &mut self.watched.watch {
+            match &mut self.watch {
                 Some(watch) => watch.next().await,
                 None => std::future::pending().await,
             }
@@ -263,9 +258,7 @@ impl PublishTask {
         let version = self.writer.version().to_owned();
         debug!("published version {version} in {took:?} ({reason:?})");
         self.recovered();
-        if self.watched.is_enabled && self.watched.watch.is_none() {
-            self.watched.watch = Some(self.writer.watch());
-        }
+        self.watch.get_or_insert_with(|| self.writer.watch());
         self.published.send_modify(|published| {
             published.writes += 1;
             published.resource_version = version;

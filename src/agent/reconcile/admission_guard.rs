@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::check::{Check, Retry};
+use super::plan::{Check, Retry};
 use crate::agent::observe::{Depth, Scan};
 use crate::kubelet::PodUsage;
 use crate::pod::PodName;

@@ -1,12 +1,11 @@
-//! The input of a step, and its result.
+//! The input of a step, the results of its guards, and its own.
 
 use tokio::time::Instant;
 
-use super::check::{Check, Retry};
 use super::fingerprint_guard::{Newest, Scope};
 use crate::agent::live_object::LiveObject;
 use crate::agent::metrics::Outcome;
-use crate::agent::observe::Scan;
+use crate::agent::observe::{Depth, Scan};
 use crate::agent::report::Reason;
 use crate::pod_source::{PodCache, PodView};
 use crate::topology::ZoneRules;
@@ -48,6 +47,37 @@ pub(in super::super) struct Plan {
     pub(in super::super) has_recovered: bool,
     /// What the kubelet still lacks, if its state is published all the same.
     pub(super) incomplete: Option<String>,
+}
+
+/// The result of a guard.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Check<T = ()> {
+    Pass,
+    /// Go on with this instead. The text, if any, says what is still missing: it is reported, and everything
+    /// is scanned again soon.
+    Amend(T, Option<String>),
+    /// Publish nothing: the last good object stays.
+    Wait {
+        why: String,
+        retry: Retry,
+    },
+    /// Go on: the time is up. The Event says what was waited for.
+    GiveUp(Reason, String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Retry {
+    /// Soon, with a backoff, and everything: the kubelet is not ready. The reason is reported like an error.
+    Backoff,
+    At(Instant, Depth),
+    /// When something changes; at the latest with the next scan of everything.
+    Later,
+}
+
+impl<T> Check<T> {
+    pub(super) fn not_ready(why: String) -> Self {
+        Self::Wait { why, retry: Retry::Backoff }
+    }
 }
 
 pub(super) struct Stop {

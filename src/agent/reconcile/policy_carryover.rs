@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::check::Check;
+use super::plan::Check;
 use crate::agent::live_object::LiveObject;
 use crate::agent::observe::{ConfigConfidence, ConfigStatus};
 use crate::agent::report::Reason;

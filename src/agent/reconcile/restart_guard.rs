@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::check::Check;
+use super::plan::Check;
 use crate::agent::observe::{Inventory, Scan};
 use crate::agent::report::Reason;
 use crate::kubelet::{Allocatable, Connection, PodUsage, Usage};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::check::{Check, Retry};
+use super::plan::{Check, Retry};
 use super::restart_guard::EMPTY_FACTOR;
 use crate::agent::live_object::LiveObject;
 use crate::agent::observe::{Depth, Scan};

@@ -43,7 +43,7 @@ impl StatusFile {
     pub(super) fn start(path: PathBuf) -> Self {
         let (newest, mut content) = watch::channel(String::new());
         tokio::spawn(async move {
-            let mut log = LogOnce::default();
+            let log = LogOnce::default();
             while content.changed().await.is_ok() {
                 let text = content.borrow_and_update().clone();
                 match replace(&path, &text).await {

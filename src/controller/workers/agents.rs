@@ -20,7 +20,7 @@ impl Workers<'_> {
             return;
         };
         let namespace = &self.settings.namespace;
-        let mut log = LogOnce::default();
+        let log = LogOnce::default();
         loop {
             match self.cluster.daemon_set(namespace, name).await {
                 Ok(Some(found)) => {
@@ -107,7 +107,7 @@ impl Workers<'_> {
         apply: impl Fn(Option<WatchEvent<T>>),
     ) {
         pin_mut!(events);
-        let mut log = LogOnce::default();
+        let log = LogOnce::default();
         while let Some(event) = events.next().await {
             match &event {
                 Ok(event) if event.confirms_health() => log.recovered(recovered),

@@ -21,12 +21,12 @@ const MIN_INTERVAL_PER_PASS: u32 = 10;
 impl Workers<'_> {
     /// Sums up at each interval, which grows if a pass takes long.
     pub(super) async fn sum_up_fleet(&self) {
-        let (mut requests, mut invalid) = (LogOnce::default(), LogOnce::default());
-        let (mut scheduler, mut newer) = (LogOnce::default(), LogOnce::default());
+        let (requests, invalid) = (LogOnce::default(), LogOnce::default());
+        let (scheduler, newer) = (LogOnce::default(), LogOnce::default());
         self.wait_for_nodes(FIRST_LIST_TIMEOUT).await;
         loop {
             let started = Instant::now();
-            let scheduler_started = self.scheduler_started(&mut scheduler).await;
+            let scheduler_started = self.scheduler_started(&scheduler).await;
             let mut fleet = Fleet::new(scheduler_started);
             let read = self.cluster.topology_summaries().for_each(|summary| fleet.add(summary)).await;
             let next = self.settings.fleet_interval.max(started.elapsed() * MIN_INTERVAL_PER_PASS);
@@ -57,7 +57,7 @@ impl Workers<'_> {
     }
 
     /// Returns when the scheduler started; `None` if it is not configured or unknown now.
-    async fn scheduler_started(&self, log: &mut LogOnce) -> Option<Timestamp> {
+    async fn scheduler_started(&self, log: &LogOnce) -> Option<Timestamp> {
         let SchedulerPods { namespace, labels } = self.settings.scheduler.as_ref()?;
         match self.cluster.scheduler_started(namespace, labels).await {
             Ok(Some(started)) => {

@@ -1,12 +1,11 @@
 //! Reads the checkpoints' files.
 
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Checkpoints, parse_cpu_checkpoint, parse_device_checkpoint, parse_memory_checkpoint};
-use crate::util::file::read_bounded;
+use crate::util::file::{FileVersion, read_bounded, version};
 
 /// Maximum file size: for 500 pods with their device plugins' responses the files have a few MiB.
 const FILE_LIMIT: u64 = 16 << 20;
@@ -44,10 +43,6 @@ pub struct CheckpointReader {
     errors: Vec<String>,
 }
 
-/// Inode, mtime (seconds, nanoseconds) and size: identifies a version of a file. The kubelet replaces its
-/// files by renaming.
-type FileVersion = (u64, i64, i64, u64);
-
 impl CheckpointReader {
     /// Returns a reader that has read nothing yet.
     #[must_use]
@@ -82,11 +77,6 @@ impl CheckpointReader {
     pub fn errors(&self) -> &[String] {
         &self.errors
     }
-}
-
-fn version(path: &Path) -> Option<FileVersion> {
-    let data = std::fs::metadata(path).ok()?;
-    Some((data.ino(), data.mtime(), data.mtime_nsec(), data.len()))
 }
 
 /// Reads the checkpoints once. The second value has an error for each file that exists and cannot be read or

@@ -2,8 +2,6 @@
 
 mod json;
 
-use std::sync::Arc;
-
 use super::error::ErrorKind;
 use super::node_devices::DeviceLookup;
 use super::pod_reader::{DeviceGroup, PodReader, Share};
@@ -35,9 +33,8 @@ pub(super) fn read_devices(reader: &mut PodReader<'_>, text: &str) {
 }
 
 fn read_type(reader: &mut PodReader<'_>, kind: &str, devices: Vec<JsonDevice>) {
-    let resource: Option<Arc<str>> =
-        resource_names::resource(&reader.rules.koordinator_resources, kind, reader.node.vendor());
-    let Some(resource) = resource else {
+    let names = &reader.rules.annotations.koordinator_resources;
+    let Some(resource) = resource_names::resource(names, kind, reader.node.vendor()) else {
         return reader.errors.add_malformed(DEVICES, "a type of device that makes no valid resource name");
     };
     let groups = devices.into_iter().map(|device| group(reader, kind, device));

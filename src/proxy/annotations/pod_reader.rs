@@ -66,18 +66,18 @@ impl<'a> PodReader<'a> {
 
     /// Reads the annotations of every format. A device that is allocated twice counts for the first.
     pub(super) fn read(&mut self) {
-        let rules = self.rules;
-        if rules.koordinator
+        let annotations = &self.rules.annotations;
+        if annotations.has(Koordinator::Devices)
             && let Some(text) = self.annotation(koordinator::DEVICES)
         {
             koordinator::read_devices(self, text);
         }
-        for mapping in &rules.mappings {
+        for mapping in &annotations.mappings {
             if let Some(text) = self.annotation(&mapping.annotation) {
                 mapping::read(self, mapping, text);
             }
         }
-        if rules.cpus
+        if annotations.has(Koordinator::Cpus)
             && let Some(text) = self.annotation(koordinator::STATUS)
         {
             self.cpus_and_memory = koordinator::cpus_and_memory(text, &mut self.errors);

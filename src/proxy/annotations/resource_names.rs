@@ -29,18 +29,14 @@ const ACCELERATORS: [(&str, &str); 14] = [
 
 /// Returns the resource name of a type's devices; `None` if the type makes no valid name. Configured names
 /// take precedence: first that of the type and vendor, then that of the type.
-pub(super) fn resource(
-    configured: &BTreeMap<String, Arc<str>>,
-    kind: &str,
-    vendor: &str,
-) -> Option<Arc<str>> {
+pub(super) fn resource(configured: &BTreeMap<String, String>, kind: &str, vendor: &str) -> Option<Arc<str>> {
     if kind.contains('/') {
         return None;
     }
     let vendor = vendor.to_ascii_lowercase();
     let exact = configured.get(&format!("{kind}/{vendor}"));
     if let Some(name) = exact.or_else(|| configured.get(kind)) {
-        return Some(name.clone());
+        return Some(name.as_str().into());
     }
     let known = ACCELERATORS.iter().find(|(known, _)| kind == GPU && *known == vendor);
     let name = known.map_or_else(|| format!("koordinator.sh/{kind}"), |(_, name)| (*name).to_owned());

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::hash::Hasher;
-use std::sync::Arc;
 
 use twox_hash::XxHash64;
 
-use super::config::{AnnotationMapping, Annotations, Koordinator};
+use super::config::{Annotations, Koordinator};
 use super::error::ErrorKind;
 use super::koordinator::{DEVICES, STATUS};
 use super::node_devices::NodeDevices;
@@ -18,42 +17,32 @@ use crate::proxy::allocations::{Allocations, CpusAndMemory, DeviceName, DeviceTa
 /// Which annotations are read.
 #[derive(Clone, Debug)]
 pub struct Rules {
-    pub(super) koordinator: bool,
-    /// Configured resource names of Koordinator's devices by type, or type and vendor.
-    pub(super) koordinator_resources: BTreeMap<String, Arc<str>>,
-    pub(super) cpus: bool,
-    pub(super) shared_ids: bool,
-    pub(super) allocatable: bool,
-    pub(super) mappings: Vec<AnnotationMapping>,
+    pub(super) annotations: Annotations,
+    /// Whether the node's own devices are included for the zones.
+    zones: bool,
 }
 
 impl Rules {
     /// Creates the rules; with `zones`, they include the node's own devices.
     #[must_use]
     pub fn new(annotations: &Annotations, zones: bool) -> Self {
-        let names = annotations.koordinator_resources.iter();
-        Self {
-            koordinator: annotations.has(Koordinator::Devices),
-            koordinator_resources: names.map(|(kind, name)| (kind.clone(), name.as_str().into())).collect(),
-            cpus: annotations.has(Koordinator::Cpus),
-            shared_ids: annotations.has(Koordinator::SharedIds),
-            allocatable: zones || annotations.has(Koordinator::Allocatable),
-            mappings: annotations.mappings.clone(),
-        }
+        Self { annotations: annotations.clone(), zones }
     }
 
     /// Returns the same rules, but with the device's own id for its parts, for callers that count devices.
     #[must_use]
     pub fn without_shared_ids(&self) -> Self {
-        Self { shared_ids: false, ..self.clone() }
+        let mut rules = self.clone();
+        rules.annotations.koordinator.remove(&Koordinator::SharedIds);
+        rules
     }
 
     /// Returns the keys of the annotations that are read, without duplicates, sorted.
     #[must_use]
     pub fn keys(&self) -> Vec<String> {
-        let own = [(self.koordinator, DEVICES), (self.cpus, STATUS)];
-        let own = own.into_iter().filter(|(on, _)| *on).map(|(_, key)| key.to_owned());
-        let mapped = self.mappings.iter().map(|mapping| mapping.annotation.clone());
+        let own = [(Koordinator::Devices, DEVICES), (Koordinator::Cpus, STATUS)].into_iter();
+        let own = own.filter(|(what, _)| self.annotations.has(*what)).map(|(_, key)| key.to_owned());
+        let mapped = self.annotations.mappings.iter().map(|mapping| mapping.annotation.clone());
         let mut keys: Vec<String> = own.chain(mapped).collect();
         keys.sort_unstable();
         keys.dedup();
@@ -69,7 +58,7 @@ impl Rules {
             readers.push(reader);
         }
         budget::enforce(&mut readers, MAX_ADDED_BYTES);
-        if self.shared_ids {
+        if self.annotations.has(Koordinator::SharedIds) {
             number_parts(&mut readers);
         }
         report_claimed_twice(&mut readers);
@@ -90,12 +79,12 @@ impl Rules {
 
     fn allocatable(&self, node: &NodeDevices, allocated: &DeviceTable) -> DeviceTable {
         let mut all = Vec::new();
-        if !self.allocatable {
+        if !self.zones && !self.annotations.has(Koordinator::Allocatable) {
             return DeviceTable::default();
         }
         for device in node.devices().filter(|device| device.healthy) {
-            let name = resource_names::resource(&self.koordinator_resources, &device.kind, node.vendor());
-            let Some(name) = name else { continue };
+            let names = &self.annotations.koordinator_resources;
+            let Some(name) = resource_names::resource(names, &device.kind, node.vendor()) else { continue };
             let resource = allocated.resource(name.as_bytes());
             let is_allocated = |id: &str| {
                 resource.is_some_and(|resource| allocated.device(resource, id.as_bytes()).is_some())

@@ -45,9 +45,13 @@ fn writers(changes: &mut Receiver<Arc<Change>>) -> Vec<String> {
     found
 }
 
-fn unwatched(settings: &mut Settings) {
-    settings.watch_object = false;
-    settings.refresh = Duration::from_millis(200);
+/// Starts an agent that may not watch its object.
+async fn unwatched(change: impl FnOnce(&mut Settings)) -> Environment {
+    let server = api_server().await;
+    server.set_denied("watch", TOPOLOGIES.plural, true);
+    let env = Environment::with(Node::with(quick()), server, change);
+    env.converges().await;
+    env
 }
 
 #[tokio::test]
@@ -185,9 +189,7 @@ async fn two_agents_of_one_node_do_not_write_forever() {
 
 #[tokio::test]
 async fn without_a_watch_a_refresh_repairs_the_object() {
-    let env = Environment::with(Node::with(quick()), api_server().await, unwatched);
-    env.converges().await;
-    env.server.set_denied("watch", TOPOLOGIES.plural, true);
+    let env = unwatched(|settings| settings.refresh = Duration::from_millis(200)).await;
     edit(&env.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
     env.converges().await;
     assert!(env.server.delete(&TOPOLOGIES, "", "worker"));
@@ -235,9 +237,7 @@ async fn an_object_older_than_the_history_is_watched() {
 
 #[tokio::test]
 async fn an_unwatched_replacement_of_the_object_is_found_at_the_next_write() {
-    let unwatched = |settings: &mut Settings| settings.watch_object = false;
-    let env = Environment::with(Node::with(quick()), api_server().await, unwatched);
-    env.converges().await;
+    let env = unwatched(|_| {}).await;
     assert!(env.server.delete(&TOPOLOGIES, "", "worker"));
     env.server.put(&TOPOLOGIES, foreign_object(&[], &["cpu"])).unwrap();
     env.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();

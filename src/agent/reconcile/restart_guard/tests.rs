@@ -1,5 +1,5 @@
 use super::*;
-use crate::agent::reconcile::check::Retry;
+use crate::agent::reconcile::plan::Retry;
 use crate::kubelet::{ContainerUsage, DeviceGroup, KubeletConfig};
 
 const LIMIT: Duration = Duration::from_secs(30);
