@@ -12,7 +12,7 @@ use super::allocations::{AllocatedDevice, Allocations};
 pub use crate::util::wire::WireError;
 
 use editor::ResponseEditor;
-use message::{Submessage, field, mark_devices, pod_name, put_devices, submessages};
+use message::{field, mark_devices, pod_name, put_devices, submessages};
 
 /// The API version of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,9 +107,7 @@ impl Allocations {
             return Ok(Merged::unchanged(bytes, listed));
         }
         let mut editor = ResponseEditor::new(self, bytes, version);
-        for message in &messages {
-            editor.mark_listed(std::slice::from_ref(message))?;
-        }
+        editor.mark_listed(&messages)?;
         let mut is_done = vec![false; self.pods.len()];
         for (pod, message) in allocated {
             // If two pods share a name, it is unknown which one is meant, but only one is.
@@ -117,7 +115,7 @@ impl Allocations {
                 is_done[pod] = editor.edit(&self.pods[pod], std::slice::from_ref(&messages[message]))?;
             }
         }
-        Ok(editor.finish(listed))
+        editor.finish(listed)
     }
 
     /// Merges the allocations into a `GetPodResourcesResponse`.
@@ -126,8 +124,7 @@ impl Allocations {
     /// As [`Allocations::merge_list`].
     pub fn merge_get(&self, bytes: &Bytes) -> Result<Merged, WireError> {
         // There is one pod. If it comes in several records, they are the pieces of one message.
-        let parts = submessages(bytes, 0..bytes.len(), field::PODS);
-        let parts: Vec<Submessage> = parts.collect::<Result<_, _>>()?;
+        let parts = submessages(bytes, 0..bytes.len(), field::PODS).collect::<Result<Vec<_>, _>>()?;
         if parts.is_empty() {
             return Ok(Merged::unchanged(bytes, ListedPods::default()));
         }
@@ -138,7 +135,7 @@ impl Allocations {
         let mut editor = ResponseEditor::new(self, bytes, Version::V1);
         editor.mark_listed(&parts)?;
         editor.edit(&self.pods[pod], &parts)?;
-        Ok(editor.finish(listed))
+        editor.finish(listed)
     }
 
     /// Adds the node's devices to an `AllocatableResourcesResponse`, except those it already has.
@@ -152,7 +149,7 @@ impl Allocations {
         }
         let mut marks = vec![false; table.devices.len()];
         for message in submessages(bytes, 0..bytes.len(), field::ALLOCATABLE_DEVICES) {
-            mark_devices(table, bytes, &message?.content, &mut marks)?;
+            mark_devices(table, bytes, &message?, &mut marks)?;
         }
         let missing = (0..table.devices.len()).filter(|device| !marks[*device]);
         let missing: Vec<_> = missing.map(|device| AllocatedDevice { device, part: None }).collect();

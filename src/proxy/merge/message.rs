@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::Version;
 use crate::machine::IdSet;
 use crate::proxy::allocations::{AllocatedDevice, Device, DeviceTable};
-use crate::util::wire::{Value, WireError, fields_in, put_bytes, put_number};
+use crate::util::wire::{Field, Value, WireError, fields_in, put_bytes, put_number};
 
 /// The field numbers, the same in both API versions (v1alpha1 has fewer of the fields). Fields that are not
 /// listed are not needed.
@@ -34,24 +34,15 @@ pub(super) mod field {
     pub(in super::super) const ALLOCATABLE_DEVICES: u32 = 1;
 }
 
-/// A record that contains a message: the range of the record, and that of the message.
-#[derive(Clone, Debug)]
-pub(super) struct Submessage {
-    pub(super) record: Range<usize>,
-    pub(super) content: Range<usize>,
-}
-
+/// Returns the messages in the fields `number` of a message, without their headers.
 pub(super) fn submessages(
     bytes: &[u8],
     message: Range<usize>,
     number: u32,
-) -> impl Iterator<Item = Result<Submessage, WireError>> + '_ {
+) -> impl Iterator<Item = Result<Range<usize>, WireError>> + '_ {
     fields_in(bytes, message).filter_map(move |field| match field {
-        Ok(field) if field.number == number => match field.value {
-            Value::Bytes(content) => Some(Ok(Submessage { record: field.record, content })),
-            // A record with another wire type than the field's is an unknown field.
-            _ => None,
-        },
+        Ok(Field { number: found, value: Value::Bytes(content), .. }) if found == number => Some(Ok(content)),
+        // A record with another wire type than the field's is an unknown field.
         Ok(_) => None,
         Err(error) => Some(Err(error)),
     })
@@ -60,11 +51,11 @@ pub(super) fn submessages(
 /// Returns the namespace and name of a pod. The last of each counts.
 pub(super) fn pod_name(
     bytes: &[u8],
-    parts: &[Submessage],
+    parts: &[Range<usize>],
 ) -> Result<(Range<usize>, Range<usize>), WireError> {
     let (mut namespace, mut name) = (0..0, 0..0);
     for part in parts {
-        for field in fields_in(bytes, part.content.clone()) {
+        for field in fields_in(bytes, part.clone()) {
             let field = field?;
             match (field.number, field.value) {
                 (field::POD_NAME, Value::Bytes(text)) => name = text,
@@ -95,7 +86,7 @@ pub(super) fn mark_devices(
     }
     let Some(resource) = table.resource(name).filter(|_| has_id) else { return Ok(None) };
     for id in submessages(bytes, message.clone(), field::IDS) {
-        table.mark(resource, &bytes[id?.content], marks);
+        table.mark(resource, &bytes[id?], marks);
     }
     Ok(Some(resource))
 }
@@ -106,9 +97,9 @@ pub(super) fn read_claim<'a>(
     names: &mut Vec<&'a [u8]>,
 ) -> Result<(), WireError> {
     for resource in submessages(bytes, claim, field::CLAIM_RESOURCES) {
-        for device in submessages(bytes, resource?.content, field::CDI_DEVICES) {
-            for name in submessages(bytes, device?.content, field::CDI_NAME) {
-                names.push(&bytes[name?.content]);
+        for device in submessages(bytes, resource?, field::CDI_DEVICES) {
+            for name in submessages(bytes, device?, field::CDI_NAME) {
+                names.push(&bytes[name?]);
             }
         }
     }
