@@ -12,7 +12,6 @@ use kube::Resource;
 use kube::api::{DeleteParams, GetParams, ListParams, Preconditions, WatchParams};
 use kube::core::{Request, Selector};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::list_watch::{ListWatchEvent, ListWatchParams};
@@ -159,8 +158,8 @@ impl Cluster {
         self.list_watch(params, Instant::now()).flat_map(|event| iter(watch_events(event)))
     }
 
-    /// Lists the pods with these labels, decoded as `T`; without labels all of the namespace.
-    pub fn labelled_pods<T: DeserializeOwned>(&self, namespace: &str, labels: &str) -> Pages<T> {
+    /// Lists the pods with these labels; without labels all of the namespace.
+    pub fn labelled_pods(&self, namespace: &str, labels: &str) -> Pages<SlimPod> {
         let listing = Listing {
             what: format!("list pods in {namespace}"),
             path: pods_path(namespace),
@@ -178,8 +177,7 @@ impl Cluster {
         labels: &str,
     ) -> Result<Option<Timestamp>, ClusterError> {
         let mut started: Vec<Timestamp> = Vec::new();
-        let pages = self.labelled_pods::<SlimPod>(namespace, labels);
-        pages.for_each(|pod| started.extend(pod.started)).await?;
+        self.labelled_pods(namespace, labels).for_each(|pod| started.extend(pod.started)).await?;
         Ok(started.into_iter().min())
     }
 }
