@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use crate::util::text::serialize_as_text;
 
 /// A listen address, written like `127.0.0.1:9742`, `[::1]:9742` or `:9742`; or `none`, because YAML parses a
 /// bare `off` as a boolean.
@@ -56,29 +56,10 @@ impl fmt::Display for Endpoint {
     }
 }
 
-impl Serialize for Endpoint {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Endpoint {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl serde::de::Visitor<'_> for Visitor {
-            type Value = Endpoint;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(
-                    "an IP address with a port, such as 127.0.0.1:9742, a port such as \":9742\", or none",
-                )
-            }
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Endpoint, E> {
-                text.parse().map_err(E::custom)
-            }
-        }
-        deserializer.deserialize_str(Visitor)
-    }
-}
+serialize_as_text!(
+    Endpoint,
+    "an IP address with a port, such as 127.0.0.1:9742, a port such as \":9742\", or none"
+);
 
 #[cfg(test)]
 mod tests {

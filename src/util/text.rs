@@ -1,8 +1,12 @@
 //! Serialization of values that are written as text.
 
-/// Implements `Serialize` and `Deserialize` through `Display` and `FromStr`.
+/// Implements `Serialize` and `Deserialize` through `Display` and `FromStr`. The text says what is expected
+/// if a value of another type is found.
 macro_rules! serialize_as_text {
     ($type:ty) => {
+        $crate::util::text::serialize_as_text!($type, "a string");
+    };
+    ($type:ty, $expected:expr) => {
         impl serde::Serialize for $type {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.collect_str(self)
@@ -11,8 +15,17 @@ macro_rules! serialize_as_text {
 
         impl<'de> serde::Deserialize<'de> for $type {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let text = <String as serde::Deserialize<'_>>::deserialize(deserializer)?;
-                text.parse().map_err(serde::de::Error::custom)
+                struct Visitor;
+                impl serde::de::Visitor<'_> for Visitor {
+                    type Value = $type;
+                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                        f.write_str($expected)
+                    }
+                    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<$type, E> {
+                        text.parse().map_err(E::custom)
+                    }
+                }
+                deserializer.deserialize_str(Visitor)
             }
         }
     };
