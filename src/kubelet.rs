@@ -28,7 +28,7 @@ pub use client_error::ClientError;
 pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, parse_config, parse_configz};
 pub use https::{HTTPS_PORT, HttpsClient, HttpsTarget};
 pub(crate) use metrics::RequestMetrics;
-pub use pods_api::{PodsClient, PodsError, PodsWatch, watch_pods};
+pub use pods_api::{PodsClient, PodsError, PodsErrorKind, PodsWatch, watch_pods};
 pub use pods_page::{parse_pods, poll_pods};
 pub use request::{Request, RequestError, decode_allocatable, decode_list};
 pub use shared::{Caller, Observer, SharedClient, SharedResponse};

@@ -11,7 +11,7 @@ use clap::{Subcommand, ValueEnum};
 use self::print::Table;
 use self::row::Row;
 use super::flags::{ConfigArgs, Flag, Flags, HOST_ROOT, KUBELET_DIR};
-use crate::kubelet::{PodsClient, PodsError};
+use crate::kubelet::{PodsClient, PodsErrorKind};
 use crate::pod::{Pod, Wanted};
 
 /// Read the Pods API of this node: numacast's own where it is served, else the kubelet's. The API server is not needed.
@@ -148,7 +148,7 @@ fn print_pods(pods: &[Pod], output: &OutputArgs) -> anyhow::Result<ExitCode> {
 async fn find(client: &mut PodsClient, what: &str, output: &OutputArgs) -> anyhow::Result<Pod> {
     if may_be_uid(what) {
         match client.get(what, &wanted()).await {
-            Err(PodsError::NoSuchPod { .. }) => {}
+            Err(error) if error.kind == PodsErrorKind::NoSuchPod => {}
             Ok(pod) if !output.is_wanted(&pod) => {
                 bail!("the pod with the UID {what} is in the namespace {}: it is {}", pod.namespace, pod.name)
             }

@@ -15,7 +15,7 @@ use crate::core_v1::MAX_RAW_BYTES;
 use crate::pod::{PodEvent, Wanted};
 
 pub use client::PodsClient;
-pub use error::PodsError;
+pub use error::{PodsError, PodsErrorKind};
 pub use watch::PodsWatch;
 
 /// Watches the pods of the kubelet whose Pods API is at `socket`. `deadline` limits everything but the wait

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use numacast::core_v1::proto as core;
-use numacast::kubelet::{PodsClient, PodsError, PodsWatch};
+use numacast::kubelet::{PodsClient, PodsErrorKind, PodsWatch};
 use numacast::pod::{Pod, RawPod, Wanted};
 use numacast::sim::pods_api::SimPodsApi;
 use numacast::watch_event::WatchEvent;
@@ -85,11 +85,11 @@ async fn pods_are_listed_and_read_by_uid_with_raw_bytes_on_request() {
         let bytes = has_raw.then(|| Box::new(RawPod::Protobuf(pod("b", "2").encode_to_vec().into())));
         assert_eq!(got.raw, bytes);
     }
-    let path = sockets.paths().remove(0);
-    let uid = "no such".to_owned();
     let error = client.get("no such", &with_raw).await.unwrap_err();
-    assert_eq!(error, PodsError::NoSuchPod { path, uid });
-    assert!(error.to_string().contains("has no pod with the UID no such"), "{error}");
+    assert_eq!(error.kind, PodsErrorKind::NoSuchPod);
+    let path = sockets.paths().remove(0);
+    let expected = format!("the server at {} has no pod with the UID no such", path.display());
+    assert_eq!(error.to_string(), expected);
     let error = client.get("4", &with_raw).await.unwrap_err();
     assert!(error.to_string().contains("is invalid"), "{error}");
 }
@@ -120,7 +120,8 @@ async fn the_first_server_that_responds_is_used() {
     // A server that responds is not skipped, so that its rate limit is not bypassed.
     own.fail_with(Some(Status::resource_exhausted("rejected by rate limit")));
     let error = client.list(&Wanted::default()).await.unwrap_err();
-    assert!(matches!(error, PodsError::RateLimited { .. }), "{error}");
+    assert_eq!(error.kind, PodsErrorKind::Final, "{error}");
+    assert!(error.to_string().contains("ListPods was rejected by rate limit"), "{error}");
     // A pod that one server omits for its size may be available from another.
     let omitted = "numacast: the pod default/a is left out, for its 9 bytes do not fit beside the node's \
                    other pods, the largest of which are left out";
@@ -128,7 +129,7 @@ async fn the_first_server_that_responds_is_used() {
     assert_eq!(client.get("kubelet", &Wanted::default()).await.unwrap().uid, "kubelet");
     own.fail_with(None);
     let error = client.get("kubelet", &Wanted::default()).await.unwrap_err();
-    assert!(matches!(error, PodsError::NoSuchPod { .. }), "{error}");
+    assert_eq!(error.kind, PodsErrorKind::NoSuchPod, "{error}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -163,11 +164,9 @@ async fn a_watch_returns_to_the_first_socket_once_it_is_served() {
     assert_eq!(watch.socket(), Some(&*sockets.paths()[0]));
     // Without the first one it falls back to the second.
     drop(own);
-    let error = watch.next().await.unwrap_err();
-    assert!(
-        matches!(error, PodsError::Lost { .. } | PodsError::Status { .. } | PodsError::Ended { .. }),
-        "{error}"
-    );
+    let error = watch.next().await.unwrap_err().to_string();
+    let expected = ["broke during WatchPods", "responded to WatchPods with", "ended the watch of its pods"];
+    assert!(expected.iter().any(|text| error.contains(text)), "{error}");
     assert_eq!(next_list(&mut watch).await, ["kubelet"]);
 }
 
@@ -294,8 +293,8 @@ async fn after_repeated_ends_of_the_watch_the_backoff_grows() {
     for _ in 0..8 {
         assert_eq!(next_list(&mut watch).await, ["1"]);
         server.end_watches();
-        let error = watch.next().await.unwrap_err();
-        assert!(matches!(error, PodsError::TooSlow { .. }), "{error}");
+        let error = watch.next().await.unwrap_err().to_string();
+        assert!(error.contains("ended the watch: we were too slow"), "{error}");
     }
     assert!(before.elapsed() > Duration::from_secs(8), "{:?}", before.elapsed());
     // After a connection that lasted, the backoff starts over.

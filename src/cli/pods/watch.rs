@@ -6,7 +6,7 @@ use anyhow::bail;
 use super::print::{self, Table};
 use super::row::Row;
 use super::{Output, OutputArgs, wanted};
-use crate::kubelet::PodsClient;
+use crate::kubelet::{PodsClient, PodsErrorKind};
 use crate::pod::{Pod, PodEvent};
 use crate::watch_event::{Reflector, WatchEvent};
 
@@ -28,7 +28,7 @@ pub(super) async fn watch(client: PodsClient, output: OutputArgs) -> anyhow::Res
                 }
             }
             // Before the first complete list an error is fatal, unless a server is just starting.
-            Err(error) if !has_listed && !error.is_starting() => bail!(error.to_string()),
+            Err(error) if !has_listed && error.kind != PodsErrorKind::Starting => bail!(error.to_string()),
             Err(error) => {
                 let message = error.to_string();
                 if reported.as_ref() != Some(&message) {

@@ -1,5 +1,6 @@
 //! A client of the Pods API on the first of several sockets that serves it.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use tonic::{Request, Status, Streaming};
 use tracing::warn;
 
 use super::error::PodsError;
+use super::error::PodsErrorKind::{Final, Lost, NoSuchPod};
 use crate::core_v1::read_pod;
 use crate::kubelet::connector::{SocketId, channel, innermost};
 use crate::kubelet::proto::pods::{GetPodRequest, GetPodResponse, ListPodsResponse};
@@ -138,7 +140,7 @@ impl PodsClient {
         let mut errors = Vec::new();
         for index in 0..self.sockets.len() {
             match self.call_at(index, method, message.clone()).await {
-                Err(error) if !error.is_final() => errors.push(error),
+                Err(error) if !matches!(error.kind, NoSuchPod | Final) => errors.push(error),
                 result => return result,
             }
         }
@@ -157,7 +159,7 @@ impl PodsClient {
             let call = unary(open.channel.clone(), method, message.clone());
             let result = self.within_deadline(index, method, call).await;
             self.open = result.is_ok().then_some(open);
-            if !(was_known && matches!(result, Err(PodsError::Lost { .. }))) {
+            if !(was_known && matches!(&result, Err(error) if error.kind == Lost)) {
                 return result;
             }
         }
@@ -182,12 +184,12 @@ impl PodsClient {
         let path = &self.sockets[index];
         let unreached = |error| PodsError::unreached(path, &error);
         let identity = SocketId::of(path).map_err(unreached)?;
-        let silent = || PodsError::NotGrpc { path: path.clone(), reason: "it does not respond".to_owned() };
+        let silent = || PodsError::not_grpc(path, "it does not respond");
         let stream = timeout(self.deadline, UnixStream::connect(path)).await;
         let stream = stream.map_err(|_| silent())?.map_err(unreached)?;
         match timeout(self.deadline, channel(stream)).await {
             Ok(Ok(channel)) => Ok(OpenSocket { channel, index, identity }),
-            Ok(Err(error)) => Err(PodsError::NotGrpc { path: path.clone(), reason: innermost(&error) }),
+            Ok(Err(error)) => Err(PodsError::not_grpc(path, &innermost(&error))),
             Err(_) => Err(silent()),
         }
     }
@@ -198,16 +200,18 @@ impl PodsClient {
         method: Method,
         call: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, PodsError> {
-        let (path, call_name) = (&self.sockets[index], method.name());
-        match timeout(self.deadline, call).await {
+        let (path, call_name, after) = (&self.sockets[index], method.name(), self.deadline);
+        match timeout(after, call).await {
             Ok(result) => result.map_err(|status| PodsError::of_status(path, call_name, &status)),
-            Err(_) => Err(PodsError::Deadline { path: path.clone(), call: call_name, after: self.deadline }),
+            Err(_) => {
+                let what = format!("did not respond to {call_name} within {after:?}");
+                Err(PodsError::failed(path, &what))
+            }
         }
     }
 
-    fn invalid(&self, method: Method, reason: &dyn ToString) -> PodsError {
-        let path = self.socket().unwrap_or(Path::new("")).to_owned();
-        PodsError::Invalid { path, call: method.name(), reason: reason.to_string() }
+    fn invalid(&self, method: Method, reason: &dyn Display) -> PodsError {
+        PodsError::invalid(self.socket().unwrap_or(Path::new("")), method.name(), reason)
     }
 }
 

@@ -1,161 +1,131 @@
 //! Errors of the Pods API client.
 
 use std::error::Error as _;
+use std::fmt::Display;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use tonic::{Code, Status};
 
 use crate::kubelet::connector::innermost;
 
-/// Why a Pods API call failed. Each is one sentence for the node's operator: what failed, where, and what to
-/// do.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "`path` is the socket, `call` the gRPC method, the rest is from the server")]
-pub enum PodsError {
-    #[error(
-        "there is no Pods API socket at {}: kubelets have one from 1.36 on (there with the feature gate \
-         PodsAPI), numacast makes one with `podsApi.enabled`; is the path right?",
-        path.display()
-    )]
-    NoSocket { path: PathBuf },
-    #[error(
-        "nobody listens on {}: its server is not running, is just starting, or no longer serves the Pods API",
-        path.display()
-    )]
-    Refused { path: PathBuf },
-    #[error(
-        "permission to connect to {} is denied: it is for root and the socket's group: run this as root",
-        path.display()
-    )]
-    Denied { path: PathBuf },
-    #[error("cannot connect to {}: {reason}", path.display())]
-    Connect { path: PathBuf, reason: String },
-    #[error(
-        "{} is a socket, but no gRPC server responds on it ({reason}): is the path right?",
-        path.display()
-    )]
-    NotGrpc { path: PathBuf, reason: String },
-    #[error("the server at {} did not respond to {call} within {after:?}", path.display())]
-    Deadline { path: PathBuf, call: &'static str, after: Duration },
-    #[error("the server at {} does not know its pods yet: {message}", path.display())]
-    Starting { path: PathBuf, message: String },
-    #[error("the server at {} does not serve the Pods API ({message})", path.display())]
-    Unserved { path: PathBuf, message: String },
-    #[error("the server at {} has no pod with the UID {uid}", path.display())]
-    NoSuchPod { path: PathBuf, uid: String },
-    #[error(
-        "the server at {}: {call} was rejected by rate limit: send fewer requests, or watch",
-        path.display()
-    )]
-    RateLimited { path: PathBuf, call: &'static str },
-    #[error(
-        "the server at {} ended the watch: we were too slow, or it has too many clients: {message}",
-        path.display()
-    )]
-    TooSlow { path: PathBuf, message: String },
-    #[error("the {call} response of the server at {} is too large: {message}", path.display())]
-    TooLarge { path: PathBuf, call: &'static str, message: String },
-    #[error("the {call} response of the server at {} is invalid: {reason}", path.display())]
-    Invalid { path: PathBuf, call: &'static str, reason: String },
-    #[error("the server at {} ended the watch of its pods", path.display())]
-    Ended { path: PathBuf },
-    #[error("the server at {} did not continue the list of its pods within {after:?}", path.display())]
-    Stalled { path: PathBuf, after: Duration },
-    #[error(
-        "the connection to the server at {} broke during {call}: {reason}: it is restarting, or no gRPC \
-         server at all",
-        path.display()
-    )]
-    Lost { path: PathBuf, call: &'static str, reason: String },
-    #[error("the server at {} responded to {call} with {code}: {message}", path.display())]
-    Status { path: PathBuf, call: &'static str, code: String, message: String },
-    #[error("no socket is configured")]
-    NoSocketConfigured,
-    /// All of several sockets failed, with an error for each.
-    #[error("nobody serves the Pods API here: {}", joined(.0))]
-    All(Vec<Self>),
+use PodsErrorKind::{Failed, Final, Lost, NoSuchPod, Starting, Unserved};
+
+/// What follows from an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodsErrorKind {
+    /// No server there serves the Pods API, so that retries are useless until the server is replaced.
+    Unserved,
+    /// There is a server that does not know its pods yet.
+    Starting,
+    /// The server has no pod with this UID.
+    NoSuchPod,
+    /// It concerns the response or the client, so that no other socket should be tried.
+    Final,
+    /// The connection broke.
+    Lost,
+    /// Anything else.
+    Failed,
+}
+
+/// Why a Pods API call failed: one sentence for the node's operator, with what failed, where, and what to do.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct PodsError {
+    /// What follows from it.
+    pub kind: PodsErrorKind,
+    text: String,
 }
 
 const MAX_QUOTED: usize = 300;
 
 impl PodsError {
-    pub(super) fn unreached(path: &Path, error: &io::Error) -> Self {
-        let path = path.to_owned();
-        match error.kind() {
-            io::ErrorKind::NotFound => Self::NoSocket { path },
-            io::ErrorKind::ConnectionRefused => Self::Refused { path },
-            io::ErrorKind::PermissionDenied => Self::Denied { path },
-            _ => Self::Connect { path, reason: error.to_string() },
-        }
+    pub(super) fn failed(path: &Path, what: &str) -> Self {
+        Self { kind: Failed, text: format!("the server at {} {what}", path.display()) }
     }
 
-    pub(super) fn of_status(path: &Path, call: &'static str, status: &Status) -> Self {
-        let path = path.to_owned();
+    pub(super) fn unreached(path: &Path, error: &io::Error) -> Self {
+        let at = path.display();
+        // A kubelet that is just starting creates the directory before the socket.
+        let has_directory = path.parent().is_some_and(Path::is_dir);
+        let kind = if error.kind() == io::ErrorKind::NotFound && !has_directory { Unserved } else { Failed };
+        let text = match error.kind() {
+            io::ErrorKind::NotFound => format!(
+                "there is no Pods API socket at {at}: kubelets have one from 1.36 on (there with the feature \
+                 gate PodsAPI), numacast makes one with `podsApi.enabled`; is the path right?"
+            ),
+            io::ErrorKind::ConnectionRefused => format!(
+                "nobody listens on {at}: its server is not running, is just starting, or no longer serves \
+                 the Pods API"
+            ),
+            io::ErrorKind::PermissionDenied => format!(
+                "permission to connect to {at} is denied: it is for root and the socket's group: run this as \
+                 root"
+            ),
+            _ => format!("cannot connect to {at}: {error}"),
+        };
+        Self { kind, text }
+    }
+
+    pub(super) fn not_grpc(path: &Path, reason: &str) -> Self {
+        let what = "is a socket, but no gRPC server responds on it";
+        Self { kind: Failed, text: format!("{} {what} ({reason}): is the path right?", path.display()) }
+    }
+
+    pub(super) fn invalid(path: &Path, call: &str, reason: &dyn Display) -> Self {
+        let text = format!("the {call} response of the server at {} is invalid: {reason}", path.display());
+        Self { kind: Final, text }
+    }
+
+    pub(super) fn of_status(path: &Path, call: &str, status: &Status) -> Self {
+        let server = format!("the server at {}", path.display());
         let message: String = status.message().chars().take(MAX_QUOTED).collect();
-        match status.code() {
-            Code::Unimplemented => Self::Unserved { path, message },
-            Code::FailedPrecondition => Self::Starting { path, message },
+        let (kind, text) = match status.code() {
+            Code::Unimplemented => (Unserved, format!("{server} does not serve the Pods API ({message})")),
+            Code::FailedPrecondition => (Starting, format!("{server} does not know its pods yet: {message}")),
             Code::NotFound if call == "GetPod" => {
                 let uid =
                     message.strip_prefix("pod with UID ").and_then(|rest| rest.strip_suffix(" not found"));
-                let uid = uid.unwrap_or(&message).to_owned();
-                Self::NoSuchPod { path, uid }
+                (NoSuchPod, format!("{server} has no pod with the UID {}", uid.unwrap_or(&message)))
             }
-            Code::ResourceExhausted if message.contains("rate limit") => Self::RateLimited { path, call },
+            Code::ResourceExhausted if message.contains("rate limit") => {
+                let what = "was rejected by rate limit: send fewer requests, or watch";
+                (Final, format!("{server}: {call} {what}"))
+            }
             // tonic returns OutOfRange for a response above its own limit, Go's servers ResourceExhausted.
             // The last condition: another server may have a pod that numacast's leaves out.
             Code::ResourceExhausted | Code::OutOfRange
                 if message.contains("large") && !message.contains("is left out") =>
             {
-                Self::TooLarge { path, call, message }
+                (Final, format!("the {call} response of {server} is too large: {message}"))
             }
-            Code::ResourceExhausted if call == "WatchPods" => Self::TooSlow { path, message },
-            _ if breaks_http2(status) => Self::NotGrpc { path, reason: innermost(status) },
-            _ if status.source().is_some() => Self::Lost { path, call, reason: innermost(status) },
-            code => Self::Status { path, call, code: format!("{code:?}"), message },
-        }
+            Code::ResourceExhausted if call == "WatchPods" => {
+                let what = "ended the watch: we were too slow, or it has too many clients";
+                (Failed, format!("{server} {what}: {message}"))
+            }
+            _ if breaks_http2(status) => return Self::not_grpc(path, &innermost(status)),
+            _ if status.source().is_some() => {
+                let (reason, what) = (innermost(status), "it is restarting, or no gRPC server at all");
+                (Lost, format!("the connection to {server} broke during {call}: {reason}: {what}"))
+            }
+            code => (Failed, format!("{server} responded to {call} with {code:?}: {message}")),
+        };
+        Self { kind, text }
     }
 
     /// Combines the errors of all sockets.
     pub(super) fn all(mut errors: Vec<Self>) -> Self {
+        let kind = if errors.iter().any(|error| error.kind == Starting) {
+            Starting
+        } else if errors.iter().all(|error| error.kind == Unserved) {
+            Unserved
+        } else {
+            Failed
+        };
         match errors.len() {
-            0 => Self::NoSocketConfigured,
+            0 => Self { kind, text: "no socket is configured".to_owned() },
             1 => errors.swap_remove(0),
-            _ => Self::All(errors),
-        }
-    }
-
-    /// Returns true if the error concerns the requested pods or the client, so that no other socket should be
-    /// tried.
-    pub(super) fn is_final(&self) -> bool {
-        matches!(
-            self,
-            Self::NoSuchPod { .. } | Self::RateLimited { .. } | Self::TooLarge { .. } | Self::Invalid { .. }
-        )
-    }
-
-    /// Returns true if no server there serves the Pods API, so that retries are useless until the server is
-    /// replaced.
-    #[must_use]
-    pub fn is_unserved(&self) -> bool {
-        match self {
-            Self::Unserved { .. } | Self::NoSocketConfigured => true,
-            // A kubelet that is just starting creates the directory before the socket.
-            Self::NoSocket { path } => path.parent().is_none_or(|directory| !directory.is_dir()),
-            Self::All(errors) => errors.iter().all(Self::is_unserved),
-            _ => false,
-        }
-    }
-
-    /// Returns true if there is a server that does not know its pods yet.
-    #[must_use]
-    pub fn is_starting(&self) -> bool {
-        match self {
-            Self::Starting { .. } => true,
-            Self::All(errors) => errors.iter().any(Self::is_starting),
-            _ => false,
+            _ => Self { kind, text: format!("nobody serves the Pods API here: {}", joined(&errors)) },
         }
     }
 }

@@ -14,7 +14,7 @@ use tracing::{debug, warn};
 
 use super::client::{Method, OpenSocket, PodsClient};
 use super::deletions::{Deletions, Key, Lookup, key};
-use super::error::PodsError;
+use super::error::{PodsError, PodsErrorKind};
 use crate::core_v1::{read_pod, reduce_to};
 use crate::kubelet::connector::SocketId;
 use crate::kubelet::list_filter::{KubeletAge, ListFilter, RECHECK_DELAY};
@@ -155,19 +155,18 @@ impl PodsWatch {
         }
         let limit = lookup.unwrap_or(limit);
         let received = timeout_at(limit, open.stream.message()).await;
-        let path = || self.client.sockets[open.socket.index].clone();
+        let path = &self.client.sockets[open.socket.index];
         let call = Method::Watch.name();
         match received {
             Ok(Ok(Some(event))) => match WatchPodsEvent::decode(event) {
                 Ok(event) => self.take(event),
-                Err(error) => {
-                    return Err(PodsError::Invalid { path: path(), call, reason: error.to_string() });
-                }
+                Err(error) => return Err(PodsError::invalid(path, call, &error)),
             },
-            Ok(Ok(None)) => return Err(PodsError::Ended { path: path() }),
-            Ok(Err(status)) => return Err(PodsError::of_status(&path(), call, &status)),
+            Ok(Ok(None)) => return Err(PodsError::failed(path, "ended the watch of its pods")),
+            Ok(Err(status)) => return Err(PodsError::of_status(path, call, &status)),
             Err(_) if is_listing && sends_marker => {
-                return Err(PodsError::Stalled { path: path(), after: list_timeout });
+                let what = format!("did not continue the list of its pods within {list_timeout:?}");
+                return Err(PodsError::failed(path, &what));
             }
             Err(_) if is_listing => self.complete(),
             Err(_) if lookup.is_some() => {}
@@ -272,7 +271,7 @@ impl PodsWatch {
                 Err(error) => {
                     // From 1.37 on a kubelet reports that it does not know its pods yet, so what it lists
                     // later is complete.
-                    if error.is_starting() {
+                    if error.kind == PodsErrorKind::Starting {
                         self.established = SocketId::of(&self.client.sockets[index]).ok();
                     }
                     errors.push(error);
@@ -289,7 +288,7 @@ impl PodsWatch {
         if synced_at.is_some_and(|synced_at| synced_at.elapsed() >= STABLE_AFTER) {
             self.failures = 0;
         }
-        let wait = match error.is_unserved() {
+        let wait = match error.kind == PodsErrorKind::Unserved {
             true => jittered(UNSERVED_RETRY),
             false => back_off(&mut self.failures, RETRY, RETRY_LIMIT),
         };
