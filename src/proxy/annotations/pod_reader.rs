@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::config::Koordinator;
 use super::containers::{assign, max_devices};
 use super::error::{ErrorKind, PodErrors};
 use super::node_devices::NodeDevices;
