@@ -1,5 +1,6 @@
-//! `numacast demo`: an agent on a simulated node, its object read back from an embedded API server. The command
-//! line provides the agent, so the simulation does not depend on it.
+//! `numacast demo`: an agent on a simulated node, its object read back from an embedded API server.
+//!
+//! The command line provides the agent, so that the simulation does not depend on it.
 
 mod latency;
 mod terminal;
