@@ -52,7 +52,7 @@ enum Command {
     Config(config::Args),
     /// Watch the real agent work on a simulated node, with no cluster at all.
     #[cfg(feature = "sim")]
-    Demo(demo::Args),
+    Demo(crate::sim::demo::Args),
 }
 
 /// Parses the command line and runs the command.

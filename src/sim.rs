@@ -1,6 +1,7 @@
-//! The simulated node and cluster shared by `demo` and the tests. Not in the shipped image.
+//! The simulated node and cluster that the tests use, and the demo on them. Not in the shipped image.
 
 pub mod api_server;
+pub mod demo;
 #[cfg(test)]
 mod described;
 pub mod kubelet;

@@ -1,20 +1,20 @@
-//! Watches the object and the pods over HTTP, and the agent's status. All that the demo shows comes from
+//! Watches the object and the pods over HTTP, and the agent's errors. All that the demo shows comes from
 //! here.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use futures::stream::BoxStream;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, WatchEvent, WatchParams};
 use kube::{Client, ResourceExt};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::Sender;
+use tokio::task::JoinSet;
 
-use crate::agent::Agent;
 use crate::nrt::NodeResourceTopology;
 use crate::sim::node::ZONES;
-use crate::util::task::Task;
 
 /// Delay after a watch ended or failed.
 const RETRY: Duration = Duration::from_millis(200);
@@ -28,7 +28,12 @@ pub(super) enum Update {
     Error(Option<String>),
 }
 
-pub(super) fn start(client: &Client, node: &str, agent: &Agent, updates: &Sender<Update>) -> Vec<Task> {
+pub(super) fn start(
+    client: &Client,
+    node: &str,
+    errors: BoxStream<'static, Option<String>>,
+    updates: &Sender<Update>,
+) -> JoinSet<()> {
     let object = WatchParams::default().fields(&format!("metadata.name={node}"));
     let object_update = |object: NodeResourceTopology, _: bool| Update::Object {
         object: Box::new(object),
@@ -38,11 +43,11 @@ pub(super) fn start(client: &Client, node: &str, agent: &Agent, updates: &Sender
         let zones = pod.annotations().get(ZONES).filter(|_| !is_deleted).cloned();
         Update::Pod { name: pod.name_any(), zones }
     };
-    vec![
-        Task::spawn(watch(Api::all(client.clone()), object, object_update, updates.clone())),
-        Task::spawn(watch(Api::all(client.clone()), WatchParams::default(), pod_update, updates.clone())),
-        Task::spawn(watch_errors(agent, updates.clone())),
-    ]
+    let mut watches = JoinSet::new();
+    watches.spawn(watch(Api::all(client.clone()), object, object_update, updates.clone()));
+    watches.spawn(watch(Api::all(client.clone()), WatchParams::default(), pod_update, updates.clone()));
+    watches.spawn(send_errors(errors, updates.clone()));
+    watches
 }
 
 /// Sends an update for each event of a watch, whose object is deleted if the second argument is true.
@@ -70,22 +75,10 @@ async fn watch<K: Clone + Debug + DeserializeOwned>(
     }
 }
 
-fn watch_errors(agent: &Agent, updates: Sender<Update>) -> impl Future<Output = ()> + use<> {
-    let (mut status, mut published) = (agent.status(), agent.published());
-    async move {
-        loop {
-            let error = status.borrow_and_update().error.clone();
-            let error = error.or_else(|| published.borrow_and_update().error.clone());
-            if updates.send(Update::Error(error)).await.is_err() {
-                return;
-            }
-            let changed = tokio::select! {
-                changed = status.changed() => changed,
-                changed = published.changed() => changed,
-            };
-            if changed.is_err() {
-                return;
-            }
+async fn send_errors(mut errors: BoxStream<'static, Option<String>>, updates: Sender<Update>) {
+    while let Some(error) = errors.next().await {
+        if updates.send(Update::Error(error)).await.is_err() {
+            return;
         }
     }
 }
