@@ -4,9 +4,8 @@
 //! module only servers (the proxy, the Pods API, the simulation) use [`proto`].
 
 mod address;
-mod checkpoints;
 mod client_error;
-mod config;
+mod connection;
 pub(crate) mod connector;
 mod https;
 mod list_filter;
@@ -15,24 +14,20 @@ mod pods_api;
 mod pods_page;
 pub mod proto;
 mod request;
-mod responses;
 mod shared;
-mod types;
 
 pub use address::Address;
-pub use checkpoints::{
-    CheckpointPaths, CheckpointReader, Checkpoints, parse_cpu_checkpoint, parse_device_checkpoint,
-    parse_memory_checkpoint, read_checkpoints,
-};
 pub use client_error::ClientError;
-pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, parse_config, parse_configz};
+pub use connection::Connection;
 pub use https::{HTTPS_PORT, HttpsClient, HttpsTarget};
 pub(crate) use metrics::RequestMetrics;
+pub use numacast_core::kubelet::{
+    Allocatable, Api, CheckpointPaths, CheckpointReader, Checkpoints, ClaimedDevice, ConfigFiles,
+    ContainerUsage, DeviceGroup, INVALID_CPU, KubeletConfig, MemoryBlock, Mounts, Overrides, PodUsage, Usage,
+    parse_config, parse_configz, parse_cpu_checkpoint, parse_device_checkpoint, parse_memory_checkpoint,
+    read_checkpoints,
+};
 pub use pods_api::{PodsClient, PodsError, PodsErrorKind, PodsWatch, watch_pods};
 pub use pods_page::{parse_pods, poll_pods};
 pub use request::{Request, RequestError, decode_allocatable, decode_list};
 pub use shared::{Caller, Observer, SharedClient, SharedResponse};
-pub use types::{
-    Allocatable, Api, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, INVALID_CPU, MemoryBlock,
-    PodUsage, Usage,
-};

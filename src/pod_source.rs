@@ -7,6 +7,8 @@ mod kind;
 mod kubelet_port;
 mod metrics;
 mod queue;
+#[cfg(test)]
+mod samples;
 mod selector;
 mod shared_informer;
 

@@ -2,12 +2,10 @@
 
 pub(crate) mod backoff;
 pub(crate) mod error_chain;
-pub mod file;
-pub mod glob;
-pub mod json_path;
 pub mod log_throttle;
 pub(crate) mod sync;
 pub mod task;
-pub(crate) mod text;
 pub(crate) mod token_bucket;
-pub mod wire;
+
+pub(crate) use numacast_core::serialize_as_text;
+pub use numacast_core::util::{file, glob, json_path, wire};

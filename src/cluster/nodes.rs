@@ -121,15 +121,13 @@ pub struct KubeletEndpoint {
     pub port: Option<u16>,
 }
 
-impl<T> From<watcher::Event<T>> for WatchEvent<T> {
-    fn from(event: watcher::Event<T>) -> Self {
-        match event {
-            watcher::Event::Init => Self::Init,
-            watcher::Event::InitApply(object) => Self::InitApply(object),
-            watcher::Event::InitDone => Self::InitDone,
-            watcher::Event::Apply(object) => Self::Apply(object),
-            watcher::Event::Delete(object) => Self::Delete(object),
-        }
+fn watch_event<T>(event: watcher::Event<T>) -> WatchEvent<T> {
+    match event {
+        watcher::Event::Init => WatchEvent::Init,
+        watcher::Event::InitApply(object) => WatchEvent::InitApply(object),
+        watcher::Event::InitDone => WatchEvent::InitDone,
+        watcher::Event::Apply(object) => WatchEvent::Apply(object),
+        watcher::Event::Delete(object) => WatchEvent::Delete(object),
     }
 }
 
@@ -148,7 +146,7 @@ impl Cluster {
         let nodes: Api<SlimNode> = Api::all(self.client_for_watcher());
         let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
         watcher(nodes, config).backoff(TimedBackoff::default()).map(|event| match event {
-            Ok(event) => Ok(event.into()),
+            Ok(event) => Ok(watch_event(event)),
             Err(error) => Err(format!("cannot watch the Nodes: {}", chain(&error))),
         })
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use crate::util::text::serialize_as_text;
+use crate::util::serialize_as_text;
 
 /// A positive duration, written like `500ms`, `10s`, `5m` or `1h 30m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,7 +2,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::names::{is_dns_name, is_qualified};
-use crate::util::text::serialize_as_text;
+use crate::util::serialize_as_text;
 
 /// The pods with these labels in this namespace: `kube-system/component=kube-scheduler`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use crate::names::is_dns_name;
-use crate::util::text::serialize_as_text;
+use crate::util::serialize_as_text;
 
 /// An IP address or a host name with an optional port: `10.0.0.7`, `10.0.0.7:10250`, `fd00::7`,
 /// `[fd00::7]:10250`.

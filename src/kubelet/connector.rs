@@ -17,8 +17,8 @@ use tonic::{Code, Status};
 use tower::service_fn;
 
 use super::client_error::ClientError;
+use super::connection::Connection;
 use super::request::{Request, RequestError};
-use super::types::Connection;
 
 /// Opens a connection to the socket at a path, and another one whenever that socket is replaced. It gets
 /// only the outcomes of calls, so that several may be in flight.

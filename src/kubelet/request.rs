@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 
 use super::client_error::ClientError;
 use super::proto::v1;
-use super::types::{Allocatable, Usage};
+use super::{Allocatable, Usage};
 
 /// The convention of podresources clients (Kubernetes' own e2e tests, Multus, NFD): 16 MiB. Responses of 5
 /// MiB do occur; the proxy's clients could not receive a larger one than this.

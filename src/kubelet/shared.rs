@@ -20,9 +20,9 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use super::client_error::ClientError;
+use super::connection::Connection;
 use super::connector::{Connector, SocketId};
 use super::request::{Request, RequestError};
-use super::types::Connection;
 use crate::util::task::Task;
 use driver::Driver;
 use queue::Queue;

@@ -3,8 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::core_v1::{MAX_RAW_BYTES, reduce_to};
-use crate::pod::annotation::{MAX_ANNOTATION_BYTES, drop_longest_annotations};
-use crate::pod::{Pod, PodEvent, PodName};
+use crate::pod::{MAX_ANNOTATION_BYTES, Pod, PodEvent, PodName, drop_longest_annotations};
 
 /// Queue length above which only the last event of each pod is kept.
 pub(super) const MAX_EVENTS: usize = 1024;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::str::FromStr;
 
-use crate::util::text::serialize_as_text;
+use crate::util::serialize_as_text;
 
 /// A listen address, written like `127.0.0.1:9742`, `[::1]:9742` or `:9742`; or `none`, because YAML parses a
 /// bare `off` as a boolean.

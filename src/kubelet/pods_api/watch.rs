@@ -19,8 +19,7 @@ use crate::core_v1::{read_pod, reduce_to};
 use crate::kubelet::connector::SocketId;
 use crate::kubelet::list_filter::{KubeletAge, ListFilter, RECHECK_DELAY};
 use crate::kubelet::proto::pods::{EventType, WatchPodsEvent};
-use crate::pod::annotation::PodMap;
-use crate::pod::{Liveness, Pod, PodEvent, Wanted};
+use crate::pod::{Liveness, Pod, PodEvent, PodMap, Wanted};
 use crate::util::backoff::{back_off, jittered};
 use crate::util::log_throttle::LastLogged;
 

@@ -6,8 +6,7 @@ use serde_json::Value;
 
 use crate::core_v1::SOURCE_ANNOTATIONS;
 use crate::json_list::ListSplitter;
-use crate::pod::annotation::{MAX_ANNOTATION_BYTES, drop_longest_annotations};
-use crate::pod::{Pod, RawPod, Wanted};
+use crate::pod::{MAX_ANNOTATION_BYTES, Pod, RawPod, Wanted, drop_longest_annotations};
 
 /// Maximum size of an outline in bytes: conditions take a few hundred each.
 const MAX_OUTLINE_BYTES: usize = 64 << 10;

@@ -12,9 +12,9 @@ use super::queue::{Allowed, CallKind, Lane, NextCall, PendingRequest, PendingReq
 use super::records::Records;
 use super::{Caller, Observer, RequestResult, Shared, SharedResponse};
 use crate::kubelet::client_error::ClientError;
+use crate::kubelet::connection::Connection;
 use crate::kubelet::connector::{Connector, OpenConnection, Outcome};
 use crate::kubelet::request::{Request, RequestError, not_found};
-use crate::kubelet::types::Connection;
 use crate::util::backoff::back_off;
 use crate::util::token_bucket::TokenBucket;
 

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::pod::annotation::PodMap;
-use crate::pod::{Liveness, Pod, PodEvent, PodName};
+use crate::pod::{Liveness, Pod, PodEvent, PodMap, PodName};
 use crate::watch_event::{Reflector, WatchEvent};
 
 /// How long the List may still show a pod that is gone before that is accepted as the truth: a kubelet that
@@ -148,9 +147,8 @@ fn is_live(pod: &Pod) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pod::Annotation;
-    use crate::pod::annotation::MAX_ANNOTATION_BYTES;
-    use crate::pod::annotation::tests::annotated;
+    use crate::pod::{Annotation, MAX_ANNOTATION_BYTES};
+    use crate::pod_source::samples::annotated;
 
     fn pod(name: &str, uid: &str, liveness: Liveness) -> Pod {
         Pod { namespace: "ns".into(), name: name.into(), uid: uid.into(), liveness, ..Pod::default() }

@@ -61,10 +61,9 @@ impl Trial {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pod::annotation::MAX_ANNOTATION_BYTES;
-    use crate::pod::annotation::tests::annotated;
-    use crate::pod::{Annotation, Pod};
+    use crate::pod::{Annotation, MAX_ANNOTATION_BYTES, Pod};
     use crate::pod_source::queue::pod_of;
+    use crate::pod_source::samples::annotated;
 
     #[tokio::test]
     async fn a_trial_keeps_bounded_annotations_of_its_last_list() {

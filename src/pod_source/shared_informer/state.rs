@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::pod::annotation::PodMap;
-use crate::pod::{Liveness, Pod, PodEvent};
+use crate::pod::{Liveness, Pod, PodEvent, PodMap};
 use crate::pod_source::queue::{Item, Key, Queue, WaitsFor, has_raw, key, without_raw};
 use crate::watch_event::Reflector;
 

@@ -5,10 +5,9 @@ use tokio::sync::mpsc;
 
 use super::*;
 use crate::core_v1::MAX_RAW_BYTES;
-use crate::pod::annotation::MAX_ANNOTATION_BYTES;
-use crate::pod::annotation::tests::annotated;
-use crate::pod::{Annotation, Pod, PodEvent, RawPod};
+use crate::pod::{Annotation, MAX_ANNOTATION_BYTES, Pod, PodEvent, RawPod};
 use crate::pod_source::queue::{MAX_EVENTS, pod_of, raw_bytes};
+use crate::pod_source::samples::annotated;
 
 /// A source that reports what the test sends.
 #[derive(Default)]

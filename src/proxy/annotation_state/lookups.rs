@@ -7,8 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
-use crate::pod::annotation::drop_longest_annotations;
-use crate::pod::{Pod, PodName, Wanted};
+use crate::pod::{Pod, PodName, Wanted, drop_longest_annotations};
 
 /// How long the result of a lookup is fresh; it doubles each time the result is the same...
 const TTL: Duration = Duration::from_millis(250);

@@ -54,7 +54,7 @@ impl Client {
             code: "Internal".to_owned(),
             message: error.to_string(),
         })?;
-        Ok((list.into(), Api::V1alpha1, connection))
+        Ok((usage(list), Api::V1alpha1, connection))
     }
 
     /// Returns the allocatable resources and the connection.
@@ -85,27 +85,25 @@ impl Client {
     }
 }
 
-impl From<v1alpha1::ListPodResourcesResponse> for Usage {
-    fn from(response: v1alpha1::ListPodResourcesResponse) -> Self {
-        let container = |container: v1alpha1::ContainerResources| ContainerUsage {
-            name: container.name,
-            devices: container
-                .devices
-                .into_iter()
-                .map(|group| DeviceGroup {
-                    resource: group.resource_name,
-                    ids: group.device_ids,
-                    nodes: IdSet::new(),
-                })
-                .collect(),
-            ..ContainerUsage::default()
-        };
-        let pods = response.pod_resources.into_iter().map(|pod| PodUsage {
-            namespace: pod.namespace,
-            name: pod.name,
-            containers: pod.containers.into_iter().map(container).collect(),
-            ..PodUsage::default()
-        });
-        Self { pods: pods.collect() }
-    }
+fn usage(response: v1alpha1::ListPodResourcesResponse) -> Usage {
+    let container = |container: v1alpha1::ContainerResources| ContainerUsage {
+        name: container.name,
+        devices: container
+            .devices
+            .into_iter()
+            .map(|group| DeviceGroup {
+                resource: group.resource_name,
+                ids: group.device_ids,
+                nodes: IdSet::new(),
+            })
+            .collect(),
+        ..ContainerUsage::default()
+    };
+    let pods = response.pod_resources.into_iter().map(|pod| PodUsage {
+        namespace: pod.namespace,
+        name: pod.name,
+        containers: pod.containers.into_iter().map(container).collect(),
+        ..PodUsage::default()
+    });
+    Usage { pods: pods.collect() }
 }

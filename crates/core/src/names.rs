@@ -1,7 +1,10 @@
 //! Validation of Kubernetes names: of nodes, resources, labels and annotations.
 
-/// Returns an error unless the name is that of a device resource.
-pub(crate) fn check_device(name: &str) -> Result<(), String> {
+/// Checks the name of a device resource.
+///
+/// # Errors
+/// If it is not one; the error is one sentence.
+pub fn check_device(name: &str) -> Result<(), String> {
     match is_device(name) {
         true => Ok(()),
         false => Err(format!("`{name}` is no device; write a resource such as example.com/nic")),
@@ -9,14 +12,14 @@ pub(crate) fn check_device(name: &str) -> Result<(), String> {
 }
 
 /// Returns true if the name is valid for a device resource: a domain, a slash and a name.
-pub(crate) fn is_device(name: &str) -> bool {
+pub fn is_device(name: &str) -> bool {
     let parts = name.split_once('/');
     parts.is_some_and(|(domain, rest)| is_dns_name(domain) && rest.len() <= 63 && is_qualified(rest))
 }
 
 /// Returns true for a DNS subdomain (RFC 1123), the form of the names of nodes and pods and of the domains of
 /// resources.
-pub(crate) fn is_dns_name(text: &str) -> bool {
+pub fn is_dns_name(text: &str) -> bool {
     let is_label = |label: &str| {
         let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-')
@@ -25,7 +28,7 @@ pub(crate) fn is_dns_name(text: &str) -> bool {
 }
 
 /// Returns true if the text is valid after the `/` of a resource.
-pub(crate) fn is_qualified(text: &str) -> bool {
+pub fn is_qualified(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
     text.bytes().all(inner) && edge(text.as_bytes().first()) && edge(text.as_bytes().last())

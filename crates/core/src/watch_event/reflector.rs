@@ -12,9 +12,11 @@ use std::collections::BTreeMap;
 use super::WatchEvent;
 
 /// The map in which a [`Reflector`] keeps objects.
-pub(crate) trait ObjectMap<K, V>: Default {
+pub trait ObjectMap<K, V>: Default {
+    /// Adds an object, or replaces it.
     fn insert(&mut self, key: K, object: V);
 
+    /// Removes an object, if it is there.
     fn remove(&mut self, key: &K);
 }
 
@@ -30,7 +32,7 @@ impl<K: Ord, V> ObjectMap<K, V> for BTreeMap<K, V> {
 
 /// A cache of watched objects. An incomplete list changes nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Reflector<M> {
+pub struct Reflector<M> {
     objects: M,
     incoming: Option<M>,
     is_synced: bool,
@@ -38,21 +40,22 @@ pub(crate) struct Reflector<M> {
 
 impl<M> Reflector<M> {
     /// Returns the objects of the last complete list, with the changes since.
-    pub(crate) const fn objects(&self) -> &M {
+    pub const fn objects(&self) -> &M {
         &self.objects
     }
 
     /// Returns the objects so far of a list that is being received.
-    pub(crate) const fn incoming(&self) -> Option<&M> {
+    pub const fn incoming(&self) -> Option<&M> {
         self.incoming.as_ref()
     }
 
-    pub(crate) const fn is_synced(&self) -> bool {
+    /// Returns true once a list was complete.
+    pub const fn is_synced(&self) -> bool {
         self.is_synced
     }
 
     /// Applies an event. When a list is complete, returns the objects that it replaces.
-    pub(crate) fn apply<K, V>(&mut self, event: WatchEvent<(K, V)>) -> Option<M>
+    pub fn apply<K, V>(&mut self, event: WatchEvent<(K, V)>) -> Option<M>
     where
         M: ObjectMap<K, V>,
     {

@@ -15,11 +15,10 @@ use crate::util::wire::{self, Field, Value, WireError};
 ///
 /// The API server accepts objects of up to 1.5 MiB (etcd's `--max-request-bytes`), and anyone who may create
 /// pods may create many and bind them to one node.
-pub(crate) const MAX_RAW_BYTES: usize = 16 << 20;
+pub const MAX_RAW_BYTES: usize = 16 << 20;
 
 /// The annotations with the source from which the kubelet got a pod (`pkg/kubelet/types/pod_update.go`).
-pub(crate) const SOURCE_ANNOTATIONS: [&str; 2] =
-    ["kubernetes.io/config.source", "kubernetes.io/config.mirror"];
+pub const SOURCE_ANNOTATIONS: [&str; 2] = ["kubernetes.io/config.source", "kubernetes.io/config.mirror"];
 
 /// Field numbers of `core/v1` and `meta/v1` (`generated.proto` of `k8s.io/api` and `k8s.io/apimachinery`).
 mod outlined {
@@ -86,7 +85,7 @@ fn is_source_annotation(bytes: &[u8], entry: Range<usize>) -> Result<bool, WireE
 /// Reduces the largest of these pods to their outlines, and then drops the largest outlines, until all take
 /// at most `limit` bytes. Returns how many bytes they take then: more than the limit only if pods in JSON
 /// do, which are never reduced.
-pub(crate) fn reduce_to<'a>(limit: usize, pods: impl Iterator<Item = &'a mut Pod>) -> usize {
+pub fn reduce_to<'a>(limit: usize, pods: impl Iterator<Item = &'a mut Pod>) -> usize {
     let mut pods: Vec<&mut Pod> = pods.collect();
     let mut bytes = pods.iter().map(|pod| pod.raw_bytes()).sum();
     if bytes <= limit {
@@ -108,7 +107,8 @@ pub(crate) fn reduce_to<'a>(limit: usize, pods: impl Iterator<Item = &'a mut Pod
 
 impl Pod {
     /// Returns the size of the serialized pod, in bytes.
-    pub(crate) fn raw_bytes(&self) -> usize {
+    #[must_use]
+    pub fn raw_bytes(&self) -> usize {
         match self.raw.as_deref() {
             Some(RawPod::Protobuf(bytes) | RawPod::Outline(bytes, _) | RawPod::Json(bytes)) => bytes.len(),
             None => 0,

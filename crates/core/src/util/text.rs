@@ -2,9 +2,10 @@
 
 /// Implements `Serialize` and `Deserialize` through `Display` and `FromStr`. The text says what is expected
 /// if a value of another type is found.
+#[macro_export]
 macro_rules! serialize_as_text {
     ($type:ty) => {
-        $crate::util::text::serialize_as_text!($type, "a string");
+        $crate::serialize_as_text!($type, "a string");
     };
     ($type:ty, $expected:expr) => {
         impl serde::Serialize for $type {

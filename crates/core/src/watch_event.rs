@@ -2,7 +2,7 @@
 
 mod reflector;
 
-pub(crate) use reflector::{ObjectMap, Reflector};
+pub use reflector::{ObjectMap, Reflector};
 
 /// An event of a list and watch of many objects: kube-runtime's `watcher::Event`, and `Resumed`.
 #[derive(Clone, Debug, PartialEq, Eq)]

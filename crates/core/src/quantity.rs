@@ -136,7 +136,7 @@ mod tests {
     /// Go's results, written by `tests/real/quantities.rs`. Each line has the text, `Value()`, `MilliValue()`
     /// and `Sign()`, separated by tabs, or only the text if it is not a quantity. Upstream's own tables come
     /// first.
-    const VECTORS: &str = include_str!("../tests/vectors/quantities.tsv");
+    const VECTORS: &str = include_str!("../../../tests/vectors/quantities.tsv");
 
     #[test]
     fn texts_are_parsed_as_in_go() {

@@ -16,12 +16,11 @@ use crate::pod::{Pod, RawPod, Wanted};
 /// The parts of `core/v1` that are read from a Pod; generated from `proto/core`.
 #[allow(missing_docs, clippy::all, unreachable_pub)] // generated code
 pub mod proto {
-    tonic::include_proto!("core/v1");
+    include!(concat!(env!("OUT_DIR"), "/core/v1.rs"));
 }
 use proto as core;
 
-pub use outline::outline;
-pub(crate) use outline::{MAX_RAW_BYTES, SOURCE_ANNOTATIONS, reduce_to};
+pub use outline::{MAX_RAW_BYTES, SOURCE_ANNOTATIONS, outline, reduce_to};
 
 /// Decodes a `core/v1` Pod.
 ///
@@ -46,7 +45,8 @@ pub fn read_pod(bytes: &[u8], wanted: &Wanted) -> Result<Pod, String> {
 }
 
 /// Decodes text as Go does: each byte that is not part of valid text becomes a replacement character.
-pub(crate) fn text(bytes: &[u8]) -> Cow<'_, str> {
+#[must_use]
+pub fn text(bytes: &[u8]) -> Cow<'_, str> {
     if let Ok(text) = str::from_utf8(bytes) {
         return Cow::Borrowed(text);
     }

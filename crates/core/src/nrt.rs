@@ -16,7 +16,7 @@ pub use form::{
 };
 
 /// The CRD with upstream's versions: v1alpha1 served, v1alpha2 served and stored.
-pub const CRD: &str = include_str!("../crds/topology.node.k8s.io_noderesourcetopologies.yaml");
+pub const CRD: &str = include_str!("../../../crds/topology.node.k8s.io_noderesourcetopologies.yaml");
 
 /// `type` of a zone that is a NUMA node; the scheduler ignores every other type.
 pub const ZONE_TYPE: &str = "Node";
@@ -40,7 +40,8 @@ pub struct Amounts {
 
 impl Amounts {
     /// Returns the sum of both.
-    pub(crate) fn plus(self, other: Self) -> Self {
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
         Self {
             capacity: self.capacity.saturating_add(other.capacity),
             allocatable: self.allocatable.saturating_add(other.allocatable),

@@ -3,7 +3,7 @@
 //! The podresources List reports what pods are allocated; this type reports their identity, phase and
 //! requests.
 
-pub(crate) mod annotation;
+mod annotation;
 pub(crate) mod api;
 mod container;
 mod convert;
@@ -15,7 +15,7 @@ use prost::bytes::Bytes;
 
 use crate::watch_event::WatchEvent;
 
-pub use annotation::Annotation;
+pub use annotation::{Annotation, MAX_ANNOTATION_BYTES, PodMap, drop_longest_annotations};
 pub use container::{Container, ContainerKind};
 
 /// Namespace and name of a pod.
@@ -157,7 +157,7 @@ impl Pod {
     /// Drops everything that is not wanted, and the annotations of a terminated pod, which has no devices any
     /// more.
     #[must_use]
-    pub(crate) fn keeping(mut self, wanted: &Wanted) -> Self {
+    pub fn keeping(mut self, wanted: &Wanted) -> Self {
         if self.liveness == Liveness::Terminated {
             self.annotations = Box::default();
         }

@@ -11,7 +11,7 @@ use crate::watch_event::ObjectMap;
 
 /// Maximum size, in bytes, of all annotations in one place: enough for 110 pods with
 /// [`Annotation::MAX_BYTES`] each. Above it, the longest are dropped, as for one pod.
-pub(crate) const MAX_ANNOTATION_BYTES: usize = 8 << 20;
+pub const MAX_ANNOTATION_BYTES: usize = 8 << 20;
 
 /// How much is kept then. It is less than the maximum, so that not every further pod has the others searched
 /// for the longest annotations, and still enough for the same pods.
@@ -74,19 +74,21 @@ pub(super) fn drop_longest<'a>(
 
 /// Drops the longest annotations of these pods until the rest take at most seven eighths of
 /// [`MAX_ANNOTATION_BYTES`]. Returns how many bytes they take then.
-pub(crate) fn drop_longest_annotations<'a>(pods: impl Iterator<Item = &'a mut Pod>) -> usize {
+pub fn drop_longest_annotations<'a>(pods: impl Iterator<Item = &'a mut Pod>) -> usize {
     drop_longest(pods.flat_map(|pod| &mut pod.annotations), KEPT_BYTES)
 }
 
 impl Pod {
-    pub(crate) fn annotation_bytes(&self) -> usize {
+    /// Returns the size of the annotations that are kept, in bytes.
+    #[must_use]
+    pub fn annotation_bytes(&self) -> usize {
         self.annotations.iter().map(|(_, annotation)| annotation.bytes()).sum()
     }
 }
 
 /// Pods by key, whose annotations take at most [`MAX_ANNOTATION_BYTES`] together.
 #[derive(Debug)]
-pub(crate) struct PodMap<K> {
+pub struct PodMap<K> {
     pods: BTreeMap<K, Pod>,
     annotation_bytes: usize,
 }
@@ -98,7 +100,8 @@ impl<K> Default for PodMap<K> {
 }
 
 impl<K: Ord> PodMap<K> {
-    pub(crate) fn insert(&mut self, key: K, pod: Pod) {
+    /// Adds a pod, or replaces it. If the annotations exceed the maximum then, the longest are dropped.
+    pub fn insert(&mut self, key: K, pod: Pod) {
         self.annotation_bytes += pod.annotation_bytes();
         self.annotation_bytes -= self.pods.insert(key, pod).map_or(0, |before| before.annotation_bytes());
         if self.annotation_bytes > MAX_ANNOTATION_BYTES {
@@ -106,12 +109,13 @@ impl<K: Ord> PodMap<K> {
         }
     }
 
-    pub(crate) fn remove(&mut self, key: &K) {
+    /// Removes a pod, if it is there.
+    pub fn remove(&mut self, key: &K) {
         self.annotation_bytes -= self.pods.remove(key).map_or(0, |before| before.annotation_bytes());
     }
 
     /// Returns the pods, to change anything but their annotations.
-    pub(crate) fn values_mut(&mut self) -> btree_map::ValuesMut<'_, K, Pod> {
+    pub fn values_mut(&mut self) -> btree_map::ValuesMut<'_, K, Pod> {
         self.pods.values_mut()
     }
 }
@@ -144,11 +148,11 @@ impl<K> IntoIterator for PodMap<K> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
     use crate::pod::Wanted;
 
-    pub(crate) fn annotated(name: &str, length: usize) -> Pod {
+    fn annotated(name: &str, length: usize) -> Pod {
         let annotations = [("a".into(), Annotation::of(&"x".repeat(length)))].into();
         let (namespace, uid) = ("ns".to_owned(), format!("uid-{name}"));
         Pod { namespace, name: name.to_owned(), uid, annotations, ..Pod::default() }
