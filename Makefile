@@ -1,12 +1,13 @@
 # The commands for people. `make` alone lists them.
 
-.PHONY: help demo check test heart matrix faults real-faults contract proxy-load pods-load fleet fleet-load soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image reproduce sbom clean
+.PHONY: help demo check test core heart matrix faults real-faults contract proxy-load pods-load fleet fleet-load soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image reproduce sbom clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
 	@echo 'make check   between two edits: format, clippy, unit tests (under a minute once built)'
 	@echo 'make test    every test, those on a real kubelet and API server included (needs root and Go for these; eight minutes once built)'
-	@echo 'make heart   only the unit tests of code without I/O, in seconds'
+	@echo 'make core    only the tests of numacast-core: parsers, accounting, scheduler; in seconds'
+	@echo 'make heart   only the unit tests of the other code without I/O, in seconds'
 	@echo 'make matrix  random walks over every machine, five kubelet versions and all policies (a quarter of an hour; ARGS=--help)'
 	@echo 'make real-faults  a hundred faults of a real kubelet, API server and etcd (a quarter of an hour; ARGS=--help)'
 	@echo 'make contract  short pods in a closed loop: a real scheduler with the NodeResourceTopologyMatch plugin and each of its caches, a real kubelet (an hour; ARGS=--help)'
@@ -38,6 +39,10 @@ check:
 
 test:
 	tests/run
+
+# Alone, so with no features but its own.
+core:
+	cargo test --locked --package numacast-core
 
 heart:
 	CARGO_TARGET_DIR=target/heart cargo test --locked --manifest-path tests/heart/Cargo.toml
@@ -86,13 +91,14 @@ fuzz:
 	fuzz/run
 
 mutants:
-	tests/heart/mutants
+	tests/mutants
 
 lint:
 	cargo fmt --all --check
-	cargo clippy --locked --all-targets -- -D warnings
+	cargo clippy --locked --workspace --all-targets -- -D warnings
 	cargo clippy --locked --test '*' -- -D warnings
 	cargo clippy --locked --no-default-features -- -D warnings
+	cargo clippy --locked --package numacast-core -- -D warnings
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --offline check bans licenses sources; \
 	else echo 'lint: cargo-deny is not installed; the dependency rules of deny.toml were not checked'; fi
 

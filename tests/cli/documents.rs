@@ -254,12 +254,13 @@ fn check_command(wrong: &mut Wrong, place: &str, line: &str) {
 }
 
 /// Returns true if the arguments of `cargo test` select at least one test: the last part of the filter is in
-/// the name of a file or function of the test program, or of `src` with `--lib`.
+/// the name of a file or function of the test program, of `src` with `--lib`, or of the other package.
 fn is_test(arguments: &str) -> bool {
     let words = arguments.split_whitespace().take_while(|word| *word != "--");
     let words: Vec<&str> = words.filter(|word| *word != "--locked").collect();
     let (directory, filter) = match words[..] {
         ["--lib", filter] => ("src".to_owned(), filter),
+        ["--package", "numacast-core", filter] => ("crates/core".to_owned(), filter),
         ["--test", program] => (format!("tests/{}", program.replace('-', "_")), ""),
         ["--test", program, filter] => (format!("tests/{}", program.replace('-', "_")), filter),
         _ => return false,
@@ -317,8 +318,8 @@ fn every_command_and_every_path_exists() {
                 }
             }
             let tree = [
-                "src/", "docs/", "tests/", "charts/", "benches/", "fuzz/", "crds/", "proto/", ".ci/",
-                ".github/", "image/",
+                "src/", "crates/", "docs/", "tests/", "charts/", "benches/", "fuzz/", "crds/", "proto/",
+                ".ci/", ".github/", "image/",
             ];
             let placeholder = line.contains(['<', '*', ' ', '{']) || line.contains("...");
             if tree.iter().any(|start| line.starts_with(start)) && !placeholder {

@@ -3,14 +3,10 @@
 
 #![allow(clippy::unwrap_used)] // a failing test shows where
 
-mod core_v1;
 #[path = "../../fuzz/targets.rs"]
 mod targets;
 
 use std::path::Path;
-
-use numacast::core_v1::decode_pod;
-use numacast::pod::Pod;
 
 const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus");
 

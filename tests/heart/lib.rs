@@ -1,6 +1,6 @@
-//! numacast's logic without I/O, compiled from its own sources, with their unit tests. Anything that needs
-//! connections, file watches, the API server or the simulation is excluded; tests that need it must be
-//! elsewhere.
+//! numacast's logic without I/O that is not in `numacast-core`, compiled from its own sources, with their unit
+//! tests. Anything that needs connections, file watches, the API server or the simulation is excluded; tests
+//! that need it must be elsewhere.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))] // a failing test shows where
 #![allow(dead_code, unused_imports)] // their users are not included
@@ -9,18 +9,6 @@
 // An inline module, so that its submodules resolve to numacast's source files.
 #[path = "../../src"]
 mod src {
-    pub mod core_v1;
-    pub mod machine;
-    pub(crate) mod names;
-    pub mod nrt;
-    pub mod pod;
-    pub mod quantity;
-    #[cfg(test)]
-    pub(crate) mod randomised;
-    pub mod scheduler;
-    pub mod topology;
-    pub mod watch_event;
-
     // Only the parts of these directories that do no I/O. What else they need of them has a stand-in.
 
     pub mod agent {
@@ -144,28 +132,19 @@ mod src {
     }
 
     pub mod kubelet {
-        mod checkpoints;
         mod client_error;
-        mod config;
-        pub mod proto;
-        mod responses;
-        mod types;
+        mod connection;
 
-        pub use checkpoints::{
-            CheckpointPaths, CheckpointReader, Checkpoints, parse_cpu_checkpoint, parse_device_checkpoint,
-            parse_memory_checkpoint, read_checkpoints,
-        };
         pub use client_error::ClientError;
-        pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, parse_config, parse_configz};
-        pub use types::{
-            Allocatable, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, INVALID_CPU, MemoryBlock, PodUsage,
-            Usage,
-        };
+        pub use connection::Connection;
+        pub use numacast_core::kubelet::*;
     }
 
     pub mod pod_source {
         mod cache;
         mod kind;
+        #[cfg(test)]
+        mod samples;
 
         pub use cache::{PodCache, PodView, RELEASE_TIMEOUT};
         pub use kind::PodSourceKind;
@@ -238,33 +217,18 @@ mod src {
 
     pub mod util {
         pub(crate) mod backoff;
-        pub mod file;
-        pub mod glob;
-        pub mod json_path;
         pub mod log_throttle;
         pub(crate) mod sync;
         pub mod task;
-        pub(crate) mod text;
-        pub mod wire;
+
+        pub use numacast_core::util::{file, glob, json_path, wire};
     }
 }
 
-// Compares pods with the JSON written by Kubernetes' own types.
 #[cfg(test)]
-#[path = "../../tests/corpus"]
-mod corpus {
-    use crate::core_v1::decode_pod;
-    use crate::pod::Pod;
+#[path = "../../crates/core/src/randomised.rs"]
+mod randomised;
 
-    const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus");
-
-    mod core_v1;
-}
-
-use src::names;
-#[cfg(test)]
-use src::randomised;
-pub use src::{
-    agent, cluster, config, core_v1, grpc, kubelet, machine, nrt, pod, pod_source, pods_api, proxy, quantity,
-    scheduler, topology, util, watch_event,
-};
+use numacast_core::names;
+pub use numacast_core::{core_v1, machine, nrt, pod, quantity, scheduler, topology, watch_event};
+pub use src::{agent, cluster, config, grpc, kubelet, pod_source, pods_api, proxy, util};

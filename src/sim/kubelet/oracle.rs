@@ -1,6 +1,6 @@
 //! The correct `NodeResourceTopology` of the simulated node, computed from the managers' own state.
 //!
-//! Shares no code with `src/topology`, so that no bug can be on both sides.
+//! Shares no code with `crates/core/src/topology`, so that no bug can be on both sides.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

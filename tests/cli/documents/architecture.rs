@@ -1,4 +1,4 @@
-//! The picture of the modules in CONTRIBUTING.md has exactly the arrows that the imports in `src` make.
+//! The picture of the modules in CONTRIBUTING.md has exactly the arrows that the imports make.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 use super::{Wrong, read, split};
 
 const DOCUMENT: &str = "CONTRIBUTING.md";
+
+/// The crate whose modules `src/lib.rs` re-exports.
+const CORE: &str = "crates/core";
 
 /// The node of the modules that may use everything: arrows from it are not drawn.
 const TOP: &str = "top";
@@ -56,7 +59,8 @@ type Import = (String, PathBuf);
 /// simulation only.
 fn collect_files(file: PathBuf, found: &mut Vec<PathBuf>) {
     let text = read(&file);
-    let directory = if file.ends_with("lib.rs") { PathBuf::from("src") } else { file.with_extension("") };
+    let is_root = file.ends_with("lib.rs");
+    let directory = if is_root { file.with_file_name("") } else { file.with_extension("") };
     let mut is_excluded = false;
     for line in text.lines().map(str::trim) {
         if line.starts_with("#[cfg(") {
@@ -132,10 +136,11 @@ fn is_identifier(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_'
 }
 
-/// Returns the imports of each top-level module.
+/// Returns the imports of each top-level module, of both crates.
 fn imports() -> BTreeMap<String, Vec<Import>> {
     let mut files = Vec::new();
     collect_files("src/lib.rs".into(), &mut files);
+    collect_files(Path::new(CORE).join("src/lib.rs"), &mut files);
     let mut imports: BTreeMap<String, Vec<Import>> = BTreeMap::new();
     for file in files.into_iter().filter(|file| !file.ends_with("lib.rs")) {
         let module = top_level(&file);
@@ -145,8 +150,9 @@ fn imports() -> BTreeMap<String, Vec<Import>> {
     imports
 }
 
-/// Returns `proxy` for `src/proxy.rs` and `src/proxy/merge.rs`.
+/// Returns `proxy` for `src/proxy.rs` and `src/proxy/merge.rs`, `pod` for `crates/core/src/pod.rs`.
 fn top_level(file: &Path) -> String {
+    let file = file.strip_prefix(CORE).unwrap_or(file);
     let name = file.iter().nth(1).expect("it is below src").to_string_lossy();
     name.trim_end_matches(".rs").to_owned()
 }

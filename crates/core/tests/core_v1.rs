@@ -1,9 +1,13 @@
-//! Pods as protocol buffers and as JSON, both written by Kubernetes' own types. `tests/heart` compiles this
-//! file too, so that `make mutants` runs these tests.
+//! Pods as protocol buffers and as JSON, both written by Kubernetes' own types.
+
+#![allow(clippy::unwrap_used)] // a failing test shows where
 
 use std::path::PathBuf;
 
-use super::{CORPUS, Pod, decode_pod};
+use numacast_core::core_v1::decode_pod;
+use numacast_core::pod::Pod;
+
+const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus");
 
 /// Returns the pods of the corpus that exist in both forms: the path, the protocol buffers, the JSON.
 fn pods_in_both_forms() -> Vec<(PathBuf, Vec<u8>, Vec<u8>)> {
