@@ -118,11 +118,8 @@ pub(crate) fn podresources(data: &[u8]) {
 pub(crate) fn checkpoints(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut checkpoints = Checkpoints::default();
-    let parsers = [
-        kubelet::parse_cpu_checkpoint,
-        kubelet::parse_memory_checkpoint,
-        kubelet::parse_device_checkpoint,
-    ];
+    let parsers =
+        [kubelet::parse_cpu_checkpoint, kubelet::parse_memory_checkpoint, kubelet::parse_device_checkpoint];
     for (parse, text) in parsers.iter().zip(text.split("\n---\n")) {
         let before = checkpoints.clone();
         if let Err(error) = parse(text.as_bytes(), &mut checkpoints) {
@@ -190,11 +187,7 @@ pub(crate) fn recording(data: &[u8]) {
     } else {
         check_zones(first.topology());
     }
-    assert_eq!(
-        object(&first),
-        again.ok().and_then(|again| object(&again)),
-        "a replay gives the same bytes"
-    );
+    assert_eq!(object(&first), again.ok().and_then(|again| object(&again)), "a replay gives the same bytes");
 }
 
 /// A pod in the Pods API's encoding, a pod in JSON, and the kubelet's pod list.

@@ -119,9 +119,7 @@ async fn main() -> Result<()> {
     let binary = std::env::var_os("NUMACAST_SHIPPED")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/shipped/numacast"), PathBuf::from);
     ensure!(binary.is_file(), "there is no binary at {}; `make bench` builds it", binary.display());
-    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else {
-        bail!("the real parts cannot run here")
-    };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { bail!("the real parts cannot run here") };
     let mut report = Report::new(&binary, &parts, options.seed)?;
     let chosen = |shape: &&Shape| options.only.is_empty() || options.only.iter().any(|o| o == shape.machine);
     for shape in SHAPES.iter().filter(chosen) {

@@ -27,11 +27,7 @@ pub(super) struct ReusedNames {
 impl ReusedNames {
     /// Forgets names that the pod source no longer reports as terminated, and those that a list requested
     /// after the finding (`is_listed_since`) still reports: that pod has not been replaced.
-    pub(super) fn update(
-        &mut self,
-        terminated: &TerminatedPods,
-        is_listed_since: impl Fn(Instant) -> bool,
-    ) {
+    pub(super) fn update(&mut self, terminated: &TerminatedPods, is_listed_since: impl Fn(Instant) -> bool) {
         self.reused.retain(|name, (uid, at)| terminated.get(name) == Some(uid) && !is_listed_since(*at));
     }
 

@@ -104,11 +104,7 @@ impl Flags for AgentFlags {
             KUBELET_SOCKET,
             Flag::key("kubelet-config", "FILE", "kubelet.config.file"),
             Flag::key("kubelet-config-source", "SOURCE", "kubelet.config.source"),
-            Flag::key(
-                "topology-manager-policy",
-                "POLICY",
-                "kubelet.config.overrides.topologyManagerPolicy",
-            ),
+            Flag::key("topology-manager-policy", "POLICY", "kubelet.config.overrides.topologyManagerPolicy"),
             Flag::key("topology-manager-scope", "SCOPE", "kubelet.config.overrides.topologyManagerScope"),
             KUBECONFIG,
             Flag::key("poll", "TIME", "scan.poll"),
@@ -158,11 +154,10 @@ impl<F: Flags> clap::Args for ConfigArgs<F> {
             .value_name("FILE")
             .value_parser(value_parser!(PathBuf))
             .help("A configuration file (YAML); flags and the environment override it");
-        let set = Arg::new("set")
-            .long("set")
-            .value_name("KEY=VALUE")
-            .action(ArgAction::Append)
-            .help("Any key of the configuration, e.g. --set scan.poll=2s; maps and lists in YAML or JSON");
+        let set =
+            Arg::new("set").long("set").value_name("KEY=VALUE").action(ArgAction::Append).help(
+                "Any key of the configuration, e.g. --set scan.poll=2s; maps and lists in YAML or JSON",
+            );
         let flags = F::FLAGS.iter().copied().flatten().map(Flag::arg);
         command.next_help_heading("Configuration").arg(file).args(flags).arg(set)
     }

@@ -136,7 +136,8 @@ pub(super) mod tests {
 
     #[test]
     fn lists_in_managed_fields_are_skipped() {
-        let entries = read(r#"{"managedFields":[{"fieldsV1":{"f:a":[0,0],"f:b":{"f:c":[[]]}}}]}"#).managed_fields;
+        let entries =
+            read(r#"{"managedFields":[{"fieldsV1":{"f:a":[0,0],"f:b":{"f:c":[[]]}}}]}"#).managed_fields;
         let fields = &entries.unwrap()[0].fields_v1;
         assert_eq!(fields.as_ref().unwrap().0, json!({"f:a": null, "f:b": {"f:c": null}}));
     }

@@ -21,14 +21,16 @@ impl Config {
         let has_view = self.view() != FingerprintView::None;
         let is_old = self.publish.api_version == Version::V1alpha1;
         let has_bindings = self.pods.source.may_be_api_server();
-        let method = "v1alpha1 has a place for the fingerprint of all pods only: set `fingerprint.method: all`";
+        let method =
+            "v1alpha1 has a place for the fingerprint of all pods only: set `fingerprint.method: all`";
         let view = "the scheduler's view of pods needs the API server: set `pods.source: apiServer`, or \
                     `fingerprint.view` to kubelet or none";
         let reserve = "only the API server reports a pod as soon as it is bound: set `pods.source: apiServer`, or \
                        `publish.reserve: false`";
         let only = "only Koordinator's devices have it: add `devices` to `proxy.annotations.koordinator`";
         let nothing = "nothing is merged, so no response lacks devices: set `proxy.annotations`";
-        let no_zones = "nothing is merged that zones could count: set `proxy.enabled` and `proxy.annotations`";
+        let no_zones =
+            "nothing is merged that zones could count: set `proxy.enabled` and `proxy.annotations`";
         let plain = "health is plain HTTP and cannot share the address of metrics with TLS; choose another one, \
                      or none";
         let is_late = self.fingerprint.withhold_after.get() >= MAX_WITHHOLD_AFTER;

@@ -121,7 +121,11 @@ impl Layers {
         match value {
             Ok(value) => self.leaf(name, value, origin),
             Err(error) => {
-                self.errors.push(bad_value(name, &origin, format!("this is no YAML: {}", yaml_problem(&error))));
+                self.errors.push(bad_value(
+                    name,
+                    &origin,
+                    format!("this is no YAML: {}", yaml_problem(&error)),
+                ));
             }
         }
         self

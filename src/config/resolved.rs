@@ -127,10 +127,7 @@ mod tests {
         assert_eq!(paths.socket, Path::new("/run/kubelet.sock"));
         assert_eq!(paths.sys, Path::new("/host/sys"));
         assert_eq!(paths.proc, Path::new("/elsewhere"));
-        assert_eq!(
-            config.proxy_socket().path,
-            Path::new("/host/run/numacast/pod-resources/kubelet.sock")
-        );
+        assert_eq!(config.proxy_socket().path, Path::new("/host/run/numacast/pod-resources/kubelet.sock"));
         config.host = Host { root: "".into(), sys: Some("".into()), proc: None };
         config.kubelet.dir = Some("".into());
         assert_eq!(config.paths().sys, Path::new("/sys"));

@@ -4,7 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration};
+use k8s_openapi::api::core::v1::{
+    NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration,
+};
 
 use crate::cluster::{SlimDaemonSet, SlimNode};
 
@@ -53,9 +55,10 @@ impl Coverage {
         let is_strict = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
         self.name.as_ref().is_none_or(|name| *name == node.name)
             && self.selector.iter().all(|(key, value)| node.labels.get(key) == Some(value))
-            && self.affinity.as_ref().is_none_or(|affinity| {
-                affinity.node_selector_terms.iter().any(|term| matches(term, node))
-            })
+            && self
+                .affinity
+                .as_ref()
+                .is_none_or(|affinity| affinity.node_selector_terms.iter().any(|term| matches(term, node)))
             && node.taints.iter().filter(is_strict).all(is_tolerated)
     }
 }

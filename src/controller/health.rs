@@ -46,7 +46,12 @@ impl Health {
     /// Returns the state of a process that has just started; the start counts as an iteration.
     pub(crate) fn new(limits: Limits) -> Self {
         let iteration = Recent::new("the main loop has not run", ITERATION).confirmed();
-        Self { limits, iteration, lease: Recent::new("the Lease was not seen", LEASE), passes: Mutex::default() }
+        Self {
+            limits,
+            iteration,
+            lease: Recent::new("the Lease was not seen", LEASE),
+            passes: Mutex::default(),
+        }
     }
 
     pub(crate) fn leads(&self, leads: bool) {

@@ -149,12 +149,7 @@ impl Handler<'_> {
         timeout_at(deadline, reply).await.unwrap_or_else(late)
     }
 
-    async fn call(
-        &self,
-        headers: &Headers,
-        message: Received<'_>,
-        open: &OpenCall,
-    ) -> Result<Reply, Status> {
+    async fn call(&self, headers: &Headers, message: Received<'_>, open: &OpenCall) -> Result<Reply, Status> {
         let (message, _reserved) = message?;
         let limit = self.shared.limits.response_timeout;
         let late = |_| Err(Status::unavailable(format!("numacast: no answer in {limit:?}")));

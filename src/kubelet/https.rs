@@ -127,7 +127,9 @@ impl HttpsClient {
                     format!("the answer of the kubelet at {url} to GET {path} broke off: {}", chain(&*error))
                 }
             })?;
-            frame.data_ref().map_or((), |chunk| sink(chunk));
+            if let Some(chunk) = frame.data_ref() {
+                sink(chunk);
+            }
         }
         Ok(())
     }
@@ -142,10 +144,12 @@ impl HttpsClient {
         match tls_error(error) {
             None => format!("the kubelet at {url} cannot be reached: {}", chain(error)),
             // A bad signature: the trusted CA has the same name but another key.
-            Some(InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => format!(
-                "{certificate} is signed by an unknown CA: set `kubelet.caFile` to the CA of the nodes' serving \
+            Some(InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => {
+                format!(
+                    "{certificate} is signed by an unknown CA: set `kubelet.caFile` to the CA of the nodes' serving \
                  certificates (for one that the kubelet made itself, its own `pki/kubelet.crt`)"
-            ),
+                )
+            }
             Some(InvalidCertificate(
                 reason
                 @ (CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }),

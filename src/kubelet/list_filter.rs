@@ -229,9 +229,8 @@ mod tests {
         let new = Pod { uid: "another".into(), ..old.clone() };
         filter.apply(&new);
         filter.delete(&old);
-        let list = |filter: &mut ListFilter| {
-            short(&filter.filter_list(pods("b"), KubeletAge::Restarted, now))
-        };
+        let list =
+            |filter: &mut ListFilter| short(&filter.filter_list(pods("b"), KubeletAge::Restarted, now));
         assert_eq!(list(&mut filter), "b", "the new one is missing");
         filter.delete(&new);
         assert_eq!(list(&mut filter), "[b]", "none is missing");

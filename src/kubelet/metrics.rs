@@ -9,8 +9,7 @@ const COMPONENT: Label = label(
     "component",
     "`agent`; `proxy`: requests on the proxy's connection, the agent's among them if it shares that",
 );
-const METHOD: Label =
-    label("method", "`List`, `ListV1alpha1`, `Get` or `GetAllocatableResources`");
+const METHOD: Label = label("method", "`List`, `ListV1alpha1`, `Get` or `GetAllocatableResources`");
 
 #[derive(Clone, Debug)]
 pub(crate) struct RequestMetrics {

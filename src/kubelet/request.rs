@@ -77,7 +77,10 @@ impl Request {
     }
 
     /// Sends the request on `channel`. The future does not borrow `self`.
-    pub(super) fn send(&self, channel: Channel) -> impl Future<Output = Result<Bytes, Status>> + Send + use<> {
+    pub(super) fn send(
+        &self,
+        channel: Channel,
+    ) -> impl Future<Output = Result<Bytes, Status>> + Send + use<> {
         let (path, message) = (self.path(), self.message());
         async move {
             let mut client = Grpc::new(channel).max_decoding_message_size(MESSAGE_LIMIT);

@@ -2,7 +2,8 @@
 
 use crate::telemetry::registry::{Counter, Family, Gauge, Label, Registry, label};
 
-const COMPONENT: Label = label("component", "who follows the pods: `agent`, `proxy` (without agent) or `pods_api`");
+const COMPONENT: Label =
+    label("component", "who follows the pods: `agent`, `proxy` (without agent) or `pods_api`");
 const SOURCE: Label =
     label("source", "`api_server`, `pods_api` (the kubelet's Pods API) or `kubelet` (its `/pods` endpoint)");
 
@@ -65,10 +66,8 @@ mod tests {
         agent.set_source("api_server", false);
         agent.count_error("api_server");
         agent.set_source("pods_api", true);
-        let up = [
-            r#"{component="agent",source="pods_api"} 1"#,
-            r#"{component="pods_api",source="kubelet"} 1"#,
-        ];
+        let up =
+            [r#"{component="agent",source="pods_api"} 1"#, r#"{component="pods_api",source="kubelet"} 1"#];
         assert_eq!(samples(&registry, "numacast_pod_source_up"), up);
         let errors = [r#"{component="agent",source="api_server"} 1"#];
         assert_eq!(samples(&registry, "numacast_pod_source_errors_total"), errors);

@@ -11,9 +11,7 @@ use super::watchers::WatcherObserver;
 use crate::grpc::{self, ServerMetrics, code_name};
 use crate::pod_source::PodSourceMetrics;
 use crate::telemetry::health::{Recent, ServerHealth};
-use crate::telemetry::registry::{
-    Counter, Family, Gauge, Histogram, Label, Registry, label, unix_seconds,
-};
+use crate::telemetry::registry::{Counter, Family, Gauge, Histogram, Label, Registry, label, unix_seconds};
 
 /// Name under which the Pods API appears in metrics that several components share.
 const COMPONENT: &str = "pods_api";
@@ -205,10 +203,8 @@ mod tests {
         metrics.source_event("pods_api", true);
         metrics.source_failed("pods_api");
         metrics.source_failed("kubelet");
-        let expected = [
-            r#"{component="pods_api",source="kubelet"} 0"#,
-            r#"{component="pods_api",source="pods_api"} 0"#,
-        ];
+        let expected =
+            [r#"{component="pods_api",source="kubelet"} 0"#, r#"{component="pods_api",source="pods_api"} 0"#];
         assert_eq!(samples(&registry, "numacast_pod_source_up"), expected);
     }
 
@@ -218,7 +214,10 @@ mod tests {
         let metrics = Metrics::register(&mut registry);
         let watchers = WatcherMetrics { version: PODS_VERSION, metrics };
         [1, 1, -1].into_iter().for_each(|more| watchers.watchers(more));
-        assert_eq!(samples(&registry, "numacast_pods_api_watchers"), [r#"{server_api_version="v1alpha1"} 1"#]);
+        assert_eq!(
+            samples(&registry, "numacast_pods_api_watchers"),
+            [r#"{server_api_version="v1alpha1"} 1"#]
+        );
     }
 
     const OK: [String; 0] = [];

@@ -99,7 +99,11 @@ impl PodInfo {
             namespace: text(&metadata.namespace).into_owned(),
             name: text(&metadata.name).into_owned(),
             is_static: false,
-            conditions: status.conditions.iter().map(|one| encode_condition(one)).collect::<Result<_, _>>()?,
+            conditions: status
+                .conditions
+                .iter()
+                .map(|one| encode_condition(one))
+                .collect::<Result<_, _>>()?,
             deleted: deleted.map(Timestamp::decode).transpose()?,
             phase: text(&status.phase).into_owned(),
         };
@@ -110,7 +114,8 @@ impl PodInfo {
     }
 
     fn of_json(bytes: &[u8]) -> Result<Self, String> {
-        let JsonPod { metadata, status } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        let JsonPod { metadata, status } =
+            serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let annotations = metadata.annotations.unwrap_or_default();
         let info = Self {
             uid: metadata.uid,

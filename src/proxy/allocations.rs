@@ -85,9 +85,8 @@ impl Allocations {
     }
 
     pub(super) fn pod(&self, namespace: &[u8], name: &[u8]) -> Option<usize> {
-        let key = |pod: &PodAllocations| {
-            (pod.name.0.as_bytes(), pod.name.1.as_bytes()).cmp(&(namespace, name))
-        };
+        let key =
+            |pod: &PodAllocations| (pod.name.0.as_bytes(), pod.name.1.as_bytes()).cmp(&(namespace, name));
         self.pods.binary_search_by(key).ok()
     }
 }

@@ -23,8 +23,8 @@ use crate::util::log_throttle::LastLogged;
 use crate::util::sync::lock;
 
 use error_log::ErrorLog;
-pub(super) use lookups::PodLookup;
 use lookups::Lookups;
+pub(super) use lookups::PodLookup;
 
 /// How many pods are looked up by name for one response, and how many concurrently. A node admits a few at a
 /// time.

@@ -199,7 +199,8 @@ mod tests {
         };
         (0..100).for_each(|number| request(&format!("c{number:03}{}", "x".repeat(100))));
         request("c000xxxxxxxxxxxxxxx");
-        let found = samples(&registry, r#"numacast_proxy_requests_total{method="List",version="v1",code="OK","#);
+        let found =
+            samples(&registry, r#"numacast_proxy_requests_total{method="List",version="v1",code="OK","#);
         assert_eq!(found.len(), 33, "{found:?}");
         for expected in [r#"client="other"} 68"#, r#"client="c000xxxxxxxxxxx"} 2"#] {
             assert!(found.contains(&expected.to_owned()), "{expected}: {found:?}");
@@ -251,7 +252,11 @@ mod tests {
         health.checked(true, true);
         assert_eq!([health.ready(), health.started()], [OK; 2]);
         advance(RESPONSE + Duration::from_secs(1)).await;
-        assert!(health.ready()[0].contains("has not responded to the proxy for 31 s"), "{:?}", health.ready());
+        assert!(
+            health.ready()[0].contains("has not responded to the proxy for 31 s"),
+            "{:?}",
+            health.ready()
+        );
         advance(CHECK).await;
         assert_ne!(health.live(), OK);
     }

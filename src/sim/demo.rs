@@ -300,7 +300,11 @@ impl Demo {
         if self.view.matches {
             for Change { at, text, is_release } in std::mem::take(&mut self.pending) {
                 let took = received.saturating_duration_since(at);
-                if is_release { self.releases.add(took) } else { self.allocations.add(took) }
+                if is_release {
+                    self.releases.add(took)
+                } else {
+                    self.allocations.add(took)
+                }
                 self.add_event(text, Some(took));
             }
         }

@@ -17,9 +17,12 @@ pub(super) fn register(registry: &mut Registry) {
         .gauges("numacast_build_info", "Always 1, with the version as a label", [label("version", "")])
         .with([env!("CARGO_PKG_VERSION")])
         .set(1);
-    registry.computed("process_cpu_seconds_total", Counter, "CPU time of the process, user and system", || {
-        cpu_seconds(Path::new(PROC))
-    });
+    registry.computed(
+        "process_cpu_seconds_total",
+        Counter,
+        "CPU time of the process, user and system",
+        || cpu_seconds(Path::new(PROC)),
+    );
     registry.computed("process_resident_memory_bytes", Gauge, "Resident memory of the process", || {
         resident_bytes(Path::new(PROC))
     });

@@ -426,7 +426,10 @@ pub(crate) const CASES: &[Case] = &[
         at: 80,
         not_at: Some(70),
         fires: &[(r#"numacast_controller_last_pass_timestamp_seconds{C, pass="garbage"}"#, "0x100"), LEADS],
-        quiet: &[(r#"numacast_controller_last_pass_timestamp_seconds{C, pass="garbage"}"#, "0+60x100"), LEADS],
+        quiet: &[
+            (r#"numacast_controller_last_pass_timestamp_seconds{C, pass="garbage"}"#, "0+60x100"),
+            LEADS,
+        ],
         of: Of::Controller,
         more: &[],
     },

@@ -210,7 +210,10 @@ fn the_readme_lists_every_value() -> Result<()> {
     keys_of_values(&values, "", &mut all);
     let silent: Vec<_> = all
         .iter()
-        .filter(|key| !documented.contains(*key) && !documented.iter().any(|other| other.starts_with(&format!("{key}."))))
+        .filter(|key| {
+            !documented.contains(*key)
+                && !documented.iter().any(|other| other.starts_with(&format!("{key}.")))
+        })
         .filter(|key| !documented.iter().any(|other| key.starts_with(&format!("{other}."))))
         .collect();
     ensure!(silent.is_empty(), "values.yaml says nothing about {silent:?}");
@@ -281,7 +284,8 @@ fn kubelets_that_do_not_report_their_configuration_are_warned_about() -> Result<
     std::fs::write(copy.join("templates/warnings.yaml"), template)?;
     let warned = |version: &str, values: &str| -> Result<bool> {
         let copy = copy.to_string_lossy();
-        let words = ["template", "a", &copy, "--show-only=templates/warnings.yaml", "--kube-version", version];
+        let words =
+            ["template", "a", &copy, "--show-only=templates/warnings.yaml", "--kube-version", version];
         let warnings = helm.run(&[&words[..], &["--set", values]].concat())?;
         Ok(warnings.contains("kubelets report their configuration from Kubernetes 1.33 on"))
     };

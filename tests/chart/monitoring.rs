@@ -132,7 +132,10 @@ fn what_is_not_exported_is_noticed() {
     assert!(only_what_is_exported(&format!("sum by (zone) (numacast_zone_resources{of})")).is_ok());
     assert!(error_of(&format!("numacast_scans{of}")).contains("nobody exports numacast_scans"));
     assert!(error_of(&format!("numacast_scan_duration_seconds{of}")).contains("nobody exports"));
-    assert!(error_of(r#"numacast_fingerprint_withheld{job="a", namespace="n", zone="x"}"#).contains("no label zone"));
+    assert!(
+        error_of(r#"numacast_fingerprint_withheld{job="a", namespace="n", zone="x"}"#)
+            .contains("no label zone")
+    );
     assert!(error_of(&format!("sum by (zone) (numacast_fingerprint_withheld{of})")).contains("label zone"));
     assert!(error_of(&format!("sum by (zones) (numacast_zone_resources{of})")).contains("label zones"));
     assert!(error_of("numacast_fingerprint_withheld").contains("every release"));
@@ -325,10 +328,7 @@ fn monitors_find_the_pods_and_name_them() -> Result<()> {
 
         let verify = [&values[..], &["--set", "metricsTls.verifyClients=true"]].concat();
         let error = helm.render(&verify).expect_err("it is rejected").to_string();
-        ensure!(
-            error.contains(&format!("{key}.tlsConfig: with metricsTls.verifyClients")),
-            "{error}"
-        );
+        ensure!(error.contains(&format!("{key}.tlsConfig: with metricsTls.verifyClients")), "{error}");
         let section = if component == "agent" { "config" } else { "controller.config" };
         let none = format!("{section}.metrics.address=none");
         let error =

@@ -216,9 +216,10 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
             .collect();
         let is_mounted = |path: &Path| mounts.iter().any(|mount| path.starts_with(mount));
         let paths = config.paths();
-        let tls = config.metrics.tls.into_iter().flat_map(|TlsFiles { cert_file, key_file, client_ca_file }| {
-            [Some(cert_file), Some(key_file), client_ca_file]
-        });
+        let tls =
+            config.metrics.tls.into_iter().flat_map(|TlsFiles { cert_file, key_file, client_ca_file }| {
+                [Some(cert_file), Some(key_file), client_ca_file]
+            });
         let files = tls.chain([config.kubelet.config.file, config.kubelet.config.dir]);
         for file in files.flatten() {
             ensure!(is_mounted(&file), "{name}: {} is not mounted", file.display());

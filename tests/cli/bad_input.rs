@@ -95,10 +95,7 @@ fn no_way_to_the_api_server() {
         sentence.starts_with("numacast: no way to reach the API server: /nowhere/kubeconfig: "),
         "{sentence}"
     );
-    assert!(
-        sentence.ends_with("; set --kubeconfig or run in a pod with a service account"),
-        "{sentence}"
-    );
+    assert!(sentence.ends_with("; set --kubeconfig or run in a pod with a service account"), "{sentence}");
 }
 
 #[test]
@@ -159,10 +156,7 @@ fn addresses_and_certificates_that_cannot_work() {
             "`health.address` in flag --health-address: `localhost:9743` is neither an IP address with a port, such as \
              127.0.0.1:9742, nor a port of every address, such as :9742, nor none",
         ),
-        (
-            vec!["--set", "metrics.tls.certFile=/c"],
-            "`metrics.tls` in flag --set: missing field `keyFile`",
-        ),
+        (vec!["--set", "metrics.tls.certFile=/c"], "`metrics.tls` in flag --set: missing field `keyFile`"),
         (
             vec!["--set", "metrics.tls={clientCaFile: /ca}"],
             "`metrics.tls` in flag --set: missing field `certFile`",
@@ -238,11 +232,7 @@ fn what_failed_is_recorded_too() {
     let path = file.to_str().unwrap();
     let sentence = host.numacast(&["snapshot", "--record", path]).error().to_owned();
     assert!(sentence.contains("there is no kubelet socket"), "{sentence}");
-    assert_eq!(
-        numacast(&["snapshot", "--replay", path]).error(),
-        sentence,
-        "the replay fails the same way"
-    );
+    assert_eq!(numacast(&["snapshot", "--replay", path]).error(), sentence, "the replay fails the same way");
     let recording = std::fs::read_to_string(&file).unwrap();
     assert!(recording.contains("sys/devices/system/node/node1/cpulist"), "{recording}");
 }
@@ -284,12 +274,17 @@ fn consumers_that_there_are_not_and_reservations_without_a_source() {
     );
     let message = show(&["--set", "consumer=volcano"]).error().to_owned();
     assert!(
-        message.contains("unknown variant `volcano`, expected one of `schedulerPlugins`, `schedulerPluginsDirect`"),
+        message.contains(
+            "unknown variant `volcano`, expected one of `schedulerPlugins`, `schedulerPluginsDirect`"
+        ),
         "{message}"
     );
     let words = ["consumer=kai", "pods.source=podsApi", "publish.reserve=true"];
     let message = show(&words.map(|word| ["--set", word]).concat()).error().to_owned();
-    assert!(message.contains("`publish.reserve` in flag --set: only the API server reports a pod"), "{message}");
+    assert!(
+        message.contains("`publish.reserve` in flag --set: only the API server reports a pod"),
+        "{message}"
+    );
     let shown = show(&["--set", "consumer=kai"]).stdout;
     for line in ["fingerprint.view: none", "publish.reserve: true"] {
         let line = shown.lines().find(|shown| shown.starts_with(line));

@@ -119,7 +119,8 @@ impl Binds {
             }
             // Ignore refreshes.
             let fingerprint = published(&seen).unwrap_or_default();
-            if !is_withheld && free == 13 && matched.as_ref().is_none_or(|(_, before)| before != fingerprint) {
+            if !is_withheld && free == 13 && matched.as_ref().is_none_or(|(_, before)| before != fingerprint)
+            {
                 matched = Some((at, fingerprint.to_owned()));
             }
         }

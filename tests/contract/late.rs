@@ -75,7 +75,8 @@ async fn fate(node: &RealNode, name: &str) -> Result<Fate> {
     api.create(&PostParams::default(), &wide).await?;
     until(&format!("it is known what becomes of {name}"), async || {
         let status = api.get(name).await?.status.unwrap_or_default();
-        let messages = status.conditions.iter().flatten().filter_map(|condition| condition.message.as_deref());
+        let messages =
+            status.conditions.iter().flatten().filter_map(|condition| condition.message.as_deref());
         let filtered = messages.into_iter().any(|message| message.contains("cannot align"));
         let rejected = status.reason.as_deref() == Some("TopologyAffinityError");
         match (filtered, rejected, status.phase.as_deref()) {

@@ -96,8 +96,10 @@ impl Row {
             broken.push(format!("{} runs with a frozen node", total.frozen));
         }
         if self.cache == Cache::OverReserve && total.preventable > 0 {
-            broken
-                .push(format!("{} rejected pods that a withheld fingerprint would have prevented", total.preventable));
+            broken.push(format!(
+                "{} rejected pods that a withheld fingerprint would have prevented",
+                total.preventable
+            ));
         }
         if self.max_rejected().is_some_and(|most| total.rejected_percent() > most) {
             broken.push(format!("{:.1} % of the pods rejected", total.rejected_percent()));

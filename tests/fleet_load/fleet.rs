@@ -195,9 +195,10 @@ impl Fleet {
             let settings = self.controller.controller_settings(Some(&pod))?;
             let connection = connection(&self.controller).await?;
             let (stop, stopped) = oneshot::channel();
-            let task = tokio::spawn(Controller::new(settings, connection, &mut Registry::default()).run(async {
-                let _ = stopped.await;
-            }));
+            let task =
+                tokio::spawn(Controller::new(settings, connection, &mut Registry::default()).run(async {
+                    let _ = stopped.await;
+                }));
             self.replicas.push(Running { stop, task });
         }
         Ok(())

@@ -118,9 +118,7 @@ async fn main() -> Result<ExitCode> {
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     writeln!(out, "NUMACAST_SEED={seed}")?;
     raise_limits(options.nodes)?;
-    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else {
-        bail!("the real parts cannot run here")
-    };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { bail!("the real parts cannot run here") };
     let mut text = String::new();
     let mut broken = Vec::new();
     for minor in &options.api_server {

@@ -299,7 +299,8 @@ impl Node {
         let pid = server.id().context("the server has ended at once")?;
         let socket = ours.join("pods-api.sock");
         let (received, changes, upstream) = (Rc::default(), 0, 0);
-        let node = Self { _dir: dir, api, server, pid, socket, metrics, received, changes, pods: 0, upstream };
+        let node =
+            Self { _dir: dir, api, server, pid, socket, metrics, received, changes, pods: 0, upstream };
         let start = Instant::now();
         while !node.socket.exists() || node.metric("process_resident_memory_bytes").await.is_err() {
             ensure!(start.elapsed() < TIMEOUT, "there is no server");
@@ -315,7 +316,10 @@ impl Node {
         all.iter().for_each(|pod| self.api.set_silently(pod));
         let start = Instant::now();
         // A kubelet that has just started is not trusted at once.
-        while self.metric("numacast_pods_api_pods{server_api_version=\"v1alpha1\",state=\"served\"}").await.ok()
+        while self
+            .metric("numacast_pods_api_pods{server_api_version=\"v1alpha1\",state=\"served\"}")
+            .await
+            .ok()
             != Some(pods as f64)
         {
             ensure!(start.elapsed() < TIMEOUT, "the server does not know the pods");
@@ -369,7 +373,8 @@ impl Node {
         // A watcher that is not done by then was disconnected, or the server is overloaded.
         let last = |received: &Received| received.last.last().map_or(0, |(count, _)| *count);
         let deadline = Instant::now() + Duration::from_secs(10);
-        while last(&self.received.borrow()) + self.received.borrow().lost.len() < self.received.borrow().synced
+        while last(&self.received.borrow()) + self.received.borrow().lost.len()
+            < self.received.borrow().synced
             && Instant::now() < deadline
         {
             sleep(Duration::from_millis(20)).await;

@@ -70,8 +70,7 @@ pub(crate) async fn run(options: &Options, out: &mut impl Write) -> Result<()> {
 async fn under(attack: Attack, options: &Options) -> Result<String> {
     let dir = tempfile::tempdir()?;
     let at = format!("proxy.dir={}", dir.path().join("proxy").display());
-    let settings =
-        ["--set", "proxy.enabled=true", "--set", &at, "--set", "proxy.annotations.koordinator=[]"];
+    let settings = ["--set", "proxy.enabled=true", "--set", &at, "--set", "proxy.annotations.koordinator=[]"];
     let kubelet = Kubelet { release_lag: Duration::ZERO, ..Kubelet::default() };
     let mut agent = Agent::start(&options.binary, kubelet, &settings).await?;
     let socket = dir.path().join("proxy/kubelet.sock");

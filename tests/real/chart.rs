@@ -384,7 +384,8 @@ async fn the_notes_warn_of_obstacles() -> Result<()> {
     // Another numacast would write the same objects.
     namespace(&client, NAMESPACE, "privileged").await?;
     operator.run("helm", &format!("install numacast charts/numacast --namespace {NAMESPACE}"))?;
-    let output = operator.run("helm", "install second charts/numacast --namespace default --dry-run=server")?;
+    let output =
+        operator.run("helm", "install second charts/numacast --namespace default --dry-run=server")?;
     ensure!(output.contains("the DaemonSet numa/numacast-agent belongs to another numacast"), "{output}");
     let line = format!("upgrade numacast charts/numacast --namespace {NAMESPACE}");
     let output = operator.run("helm", &line)?;

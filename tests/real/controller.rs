@@ -385,7 +385,8 @@ async fn another_replica_takes_over() -> Result<()> {
     // It is ready, so it has checked the Lease.
     ensure!(other.metric("numacast_controller_leader").await? == 0.0, "two lead");
     fleet.delete_nodes(&all[..3]).await?;
-    until("the leader deletes the objects", async || same(&fleet.object_names().await?, &set(&all[3..]))).await?;
+    until("the leader deletes the objects", async || same(&fleet.object_names().await?, &set(&all[3..])))
+        .await?;
     leader.shows("numacast_garbage_deleted_total", 3.0).await?;
     ensure!(other.metric("numacast_garbage_deleted_total").await? == 0.0, "both delete objects");
     ensure!(other.metric("numacast_fleet_foreign_objects").await.is_err(), "it counts what it does not see");
@@ -396,7 +397,8 @@ async fn another_replica_takes_over() -> Result<()> {
     other.shows("numacast_controller_leader", 1.0).await?;
     ensure!(fleet.holder().await? != first);
     fleet.delete_nodes(&all[5..6]).await?;
-    until("the other one deletes the objects", async || same(&fleet.object_names().await?, &set(&all[6..]))).await?;
+    until("the other one deletes the objects", async || same(&fleet.object_names().await?, &set(&all[6..])))
+        .await?;
     other.shows("numacast_garbage_deleted_total", 3.0).await?;
 
     // This one releases the Lease, so that another can lead at once.
@@ -475,7 +477,8 @@ async fn a_leader_that_was_frozen_loses_the_lead() -> Result<()> {
     leader.process.signal("CONT")?;
     leader.shows("numacast_controller_leader", 0.0).await?;
     fleet.delete_nodes(&all[..1]).await?;
-    until("the other one deletes the object", async || same(&fleet.object_names().await?, &set(&all[1..]))).await?;
+    until("the other one deletes the object", async || same(&fleet.object_names().await?, &set(&all[1..])))
+        .await?;
     other.shows("numacast_garbage_deleted_total", 1.0).await?;
     ensure!(leader.metric("numacast_garbage_deleted_total").await? == 0.0, "both delete objects");
     ensure!(fleet.holder().await? == holder);

@@ -71,7 +71,10 @@ impl Bench {
             let object = nrt::read(&node.client(), node.name()).await?;
             let expected = self.upstream.expects(counting, &node.pods().await?, &object)?;
             let ours = published(&object);
-            ensure!(ours == Some(&expected.fingerprint), "{ours:?} is published, upstream expects {expected:?}");
+            ensure!(
+                ours == Some(&expected.fingerprint),
+                "{ours:?} is published, upstream expects {expected:?}"
+            );
             let method = attribute(&object, "nodeTopologyPodsFingerprintMethod");
             ensure!(method == Some(counting.method), "its method is {method:?}");
             Ok(expected.pods)

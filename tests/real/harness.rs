@@ -50,7 +50,10 @@ async fn the_oracle_follows_a_real_kubelet() -> Result<()> {
     .await?;
 
     node.finish("a", 1).await?;
-    ensure!(free(&oracle::expected(&node).await?, "cpu")? == 14, "CPUs stay allocated to a pod that has ended");
+    ensure!(
+        free(&oracle::expected(&node).await?, "cpu")? == 14,
+        "CPUs stay allocated to a pod that has ended"
+    );
     node.delete("a").await?;
     node.delete("greedy").await
 }

@@ -271,7 +271,8 @@ async fn hostile_pods_harm_neither_the_agent_nor_other_pods() -> Result<()> {
     let small = listed.iter().filter(|pod| pod.name.starts_with("small")).count();
     ensure!(small == SMALL, "{listed:?}");
     ensure!(bytes <= BUDGET, "{listed:?}");
-    let omitted = world.metric("numacast_pods_api_pods{server_api_version=\"v1alpha1\",state=\"omitted\"}").await?;
+    let omitted =
+        world.metric("numacast_pods_api_pods{server_api_version=\"v1alpha1\",state=\"omitted\"}").await?;
     ensure!(omitted + listed.len() == SMALL + HOSTILE, "{omitted} of {}", listed.len());
     ensure!(world.conditions().await? == SMALL + HOSTILE);
 
@@ -306,7 +307,8 @@ async fn hostile_pods_harm_neither_the_agent_nor_other_pods() -> Result<()> {
         Ok(())
     })
     .await?;
-    let omitted = world.metric("numacast_pods_api_pods{server_api_version=\"v1alpha1\",state=\"omitted\"}").await?;
+    let omitted =
+        world.metric("numacast_pods_api_pods{server_api_version=\"v1alpha1\",state=\"omitted\"}").await?;
     ensure!(omitted == 0, "{omitted}");
     Ok(())
 }

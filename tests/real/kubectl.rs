@@ -31,7 +31,10 @@ async fn kubectl_reads_the_embedded_api_server() -> Result<()> {
         (vec!["api-resources"], "node-res-topo"),
     ] {
         let mut command = Command::new(parts.program("kubectl"));
-        command.args(["--server", &server.url(), "--cache-dir"]).arg(node.root().join("cache")).args(&arguments);
+        command
+            .args(["--server", &server.url(), "--cache-dir"])
+            .arg(node.root().join("cache"))
+            .args(&arguments);
         command.env("KUBECONFIG", "/nonexistent");
         let output = tokio::task::spawn_blocking(move || command.output()).await??;
         let (out, err) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);

@@ -17,7 +17,8 @@ use crate::support::seed;
 fn made_pods(form: &str, count: usize) -> Result<Option<Vec<(Vec<u8>, String)>>> {
     let Some(dir) = fetched(&["madepods"])? else { return Ok(None) };
     let mut command = Command::new(dir.join("madepods"));
-    let output = command.arg(form).arg((seed("random pods") >> 1).to_string()).arg(count.to_string()).output()?;
+    let output =
+        command.arg(form).arg((seed("random pods") >> 1).to_string()).arg(count.to_string()).output()?;
     ensure!(output.status.success(), "madepods: {}", String::from_utf8_lossy(&output.stderr));
     let pair = |line: &str| {
         let (message, form) = line.split_once('\t').context("no tab")?;

@@ -29,8 +29,11 @@ async fn all_clients_decode_the_same(clients: &Clients, socket: &Path, namespace
     for rpc in [Rpc::List, Rpc::ListV1alpha1, Rpc::Get(format!("{namespace}/a")), Rpc::Allocatable] {
         let mut first = None;
         for kind in ALL_CLIENTS {
-            let response =
-                clients.request(kind, socket, &rpc).await?.ok().with_context(|| format!("{kind:?} {rpc:?}"))?;
+            let response = clients
+                .request(kind, socket, &rpc)
+                .await?
+                .ok()
+                .with_context(|| format!("{kind:?} {rpc:?}"))?;
             let message = in_order(&response.message);
             let first = first.get_or_insert_with(|| message.clone());
             ensure!(*first == message, "{kind:?} {rpc:?}: {message}, and before {first}");
@@ -76,7 +79,10 @@ async fn clients_of_every_kind_decode_a_kubelets_responses_alike() -> Result<()>
         (ClientKind::Python, "CLIENT: Received message larger than max"),
     ] {
         let response = clients.request(kind, padded.socket(), &Rpc::List).await?;
-        ensure!(response.code == "ResourceExhausted" && response.text.contains(text), "{kind:?}: {response:?}");
+        ensure!(
+            response.code == "ResourceExhausted" && response.text.contains(text),
+            "{kind:?}: {response:?}"
+        );
         let response =
             clients.request_with(kind, padded.socket(), &Rpc::List, &["--limit", "16777216"]).await?.ok()?;
         ensure!(response.bytes.len() > 5 << 20, "{} bytes", response.bytes.len());
@@ -196,7 +202,10 @@ impl World {
             ensure!(more == listed(devices.clone()), "{kind:?} {rpc:?}: {more:#?}, not {devices:#?}");
             let count = theirs.len();
             let theirs = BTreeMap::from_iter(theirs);
-            ensure!(theirs == shares && count == shares.len(), "{kind:?} {rpc:?}: {theirs:?}, not {shares:?}");
+            ensure!(
+                theirs == shares && count == shares.len(),
+                "{kind:?} {rpc:?}: {theirs:?}, not {shares:?}"
+            );
         }
         let mut more = self.added(kind, &Rpc::Allocatable).await?.devices;
         more.sort();
@@ -611,10 +620,7 @@ impl World {
         for (container, devices) in listed(right.devices.clone()) {
             // The kubelet's own devices come first.
             let whole = found.get(&container).is_some_and(|found| found.ends_with(&devices));
-            ensure!(
-                whole,
-                Fatal(format!("{container:?} has {:?}, not {devices:?}", found.get(&container)))
-            );
+            ensure!(whole, Fatal(format!("{container:?} has {:?}, not {devices:?}", found.get(&container))));
         }
         Ok(())
     }
@@ -634,7 +640,10 @@ async fn a_response_above_a_clients_limit_fails_for_that_client_only() -> Result
     for kind in [ClientKind::Go, ClientKind::Python, ClientKind::GoPath] {
         let of_the_kubelet = clients.request(kind, padded.socket(), &Rpc::List).await?;
         let response = clients.request(kind, &proxy.socket(), &Rpc::List).await?;
-        ensure!(response.code == "ResourceExhausted" && response.text == of_the_kubelet.text, "{kind:?}: {response:?}");
+        ensure!(
+            response.code == "ResourceExhausted" && response.text == of_the_kubelet.text,
+            "{kind:?}: {response:?}"
+        );
         let response =
             clients.request_with(kind, &proxy.socket(), &Rpc::List, &["--limit", "16777216"]).await?.ok()?;
         let sent = padded.sent_since(0)?;

@@ -56,8 +56,7 @@ impl World {
         with: &[impl AsRef<str>],
     ) -> Result<Process> {
         let with = with.iter().map(AsRef::as_ref);
-        let more: Vec<&str> =
-            NO_PORTS.into_iter().chain(["--log-level", "debug"]).chain(with).collect();
+        let more: Vec<&str> = NO_PORTS.into_iter().chain(["--log-level", "debug"]).chain(with).collect();
         Process::start("agent", cluster.dir(), agent(node, kubeconfig, "worker", &more))
     }
 

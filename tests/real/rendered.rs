@@ -142,7 +142,11 @@ impl Running<'_> {
     fn log_tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
-        format!("the end of the log of {}:\n{}", self.name, lines[lines.len().saturating_sub(20)..].join("\n"))
+        format!(
+            "the end of the log of {}:\n{}",
+            self.name,
+            lines[lines.len().saturating_sub(20)..].join("\n")
+        )
     }
 
     /// Returns an error if its container has ended or was restarted.
@@ -336,7 +340,10 @@ async fn survives_a_kubelet(world: &mut World) -> Result<()> {
     world.node.run(pod("c").cpus(2).memory("1Gi").device(NIC, 1)).await?;
     world.matches_oracle(&agent).await?;
     if std::env::var_os("NUMACAST_MEASURE").is_some() {
-        eprintln!("allocations, from the kubelet's checkpoint to the API server: {}", latencies(world).await?);
+        eprintln!(
+            "allocations, from the kubelet's checkpoint to the API server: {}",
+            latencies(world).await?
+        );
     }
     let log = agent.delete().await?;
     ensure!(!log.contains("in-pod:"), "{log}");
@@ -347,7 +354,9 @@ async fn survives_a_kubelet(world: &mut World) -> Result<()> {
 /// published object.
 async fn latencies(world: &World) -> Result<String> {
     let node = world.node.name().to_owned();
-    let free = |object: &nrt::ObjectVersion| -> u64 { object.zones.values().map(|zone| zone["cpu"].available).sum() };
+    let free = |object: &nrt::ObjectVersion| -> u64 {
+        object.zones.values().map(|zone| zone["cpu"].available).sum()
+    };
     let before = free(&nrt::read(&world.node.client(), &node).await?);
     let (client, of) = (world.node.client(), node.clone());
     let first = nrt::read(&client, &node).await?.version;

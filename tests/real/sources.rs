@@ -126,7 +126,10 @@ impl Bench {
         let pods_api =
             watch_pods(node.kubelet_dir().join("pods-api/pods-api.sock"), DEADLINE, Wanted::default());
         Ok(Self {
-            api_server: Subscriber::start("the API server", api_server.watch_pods(node.name(), Wanted::default())),
+            api_server: Subscriber::start(
+                "the API server",
+                api_server.watch_pods(node.name(), Wanted::default()),
+            ),
             pods_api: Subscriber::start("the Pods API", pods_api),
             endpoint: Subscriber::start("/pods", endpoint),
             node,
@@ -321,7 +324,12 @@ async fn no_source_loses_a_pod_when_its_server_restarts() -> Result<()> {
     until("the Pods API has the end of the pod", async || {
         let state = bench.pods_api.state();
         let liveness = state.pods.get("ends").map(|pod| pod.liveness);
-        ensure!(liveness == Some(Liveness::Terminated), "{liveness:?}, and it was lost: {:?}, {:?}", state.lost, state.errors);
+        ensure!(
+            liveness == Some(Liveness::Terminated),
+            "{liveness:?}, and it was lost: {:?}, {:?}",
+            state.lost,
+            state.errors
+        );
         Ok(())
     })
     .await?;
@@ -364,8 +372,7 @@ async fn the_object_is_never_wrong_when_a_source_restarts() -> Result<()> {
     let address = format!("kubelet.address=127.0.0.1:{}", config["port"]);
     for (round, source) in ["podsApi", "kubelet", "apiServer"].into_iter().enumerate() {
         let source = format!("pods.source={source}");
-        let settings =
-            [source.as_str(), "fingerprint.view=kubelet", "scan.poll=1s", &port, &name, &address];
+        let settings = [source.as_str(), "fingerprint.view=kubelet", "scan.poll=1s", &port, &name, &address];
         let arguments: Vec<&str> = settings.into_iter().flat_map(|setting| ["--set", setting]).collect();
         let mut agent = Agent::start(&bench.node, &arguments)?;
         bench

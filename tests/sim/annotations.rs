@@ -131,12 +131,7 @@ fn gpu(id: &str) -> String {
 
 /// Ends the proxy's watch of pods, and makes new ones hang.
 async fn stop_watch(env: &Environment) {
-    env.server.inject(Rule {
-        verb: Some("watch"),
-        resource: Some("pods"),
-        times: None,
-        fault: Fault::Hang,
-    });
+    env.server.inject(Rule { verb: Some("watch"), resource: Some("pods"), times: None, fault: Fault::Hang });
     env.server.cut_connections();
     while env.server.watchers(&PODS) > 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -98,11 +98,7 @@ async fn after_a_restore_of_etcd_an_older_list_is_accepted_eventually() {
     env.put("l", "Running");
     env.read_until(|env| env.lists == 2).await;
     assert!(before.elapsed() < Duration::from_secs(600), "{:?}", before.elapsed());
-    assert!(
-        env.errors.iter().all(|error| error.contains("Too large resource version")),
-        "{:?}",
-        env.errors
-    );
+    assert!(env.errors.iter().all(|error| error.contains("Too large resource version")), "{:?}", env.errors);
     env.check();
     env.trace.clear();
     assert_eq!(env.create("m").await, "m");
@@ -470,8 +466,7 @@ async fn after_random_faults_all_pods_are_known() {
             }
             _ => {
                 for _ in 0..rng.u32(1..20) {
-                    if tokio::time::timeout(Duration::from_secs(rng.u64(1..90)), env.read()).await.is_err()
-                    {
+                    if tokio::time::timeout(Duration::from_secs(rng.u64(1..90)), env.read()).await.is_err() {
                         break;
                     }
                 }

@@ -192,10 +192,7 @@ async fn every_error_is_one_line() {
     let missing: PathBuf = node.root.path().join("missing/a.sock");
     for verb in ["list", "watch"] {
         let error = node.error(&[verb, "--socket", missing.to_str().unwrap()]).await;
-        assert!(
-            error.contains("there is no Pods API socket at") && error.contains("podsApi"),
-            "{error}"
-        );
+        assert!(error.contains("there is no Pods API socket at") && error.contains("podsApi"), "{error}");
     }
     node.kubelet.stop();
     for args in [&["list"][..], &["get", "a"], &["watch"]] {

@@ -97,10 +97,7 @@ impl Environment {
             }
         };
         let ended = timeout(TIMEOUT, read).await;
-        assert!(
-            ended.is_ok() && lines.last().is_some_and(|line| line.contains(text)),
-            "{text}: {lines:#?}"
-        );
+        assert!(ended.is_ok() && lines.last().is_some_and(|line| line.contains(text)), "{text}: {lines:#?}");
         lines
     }
 

@@ -30,8 +30,7 @@ const SOURCES: [[u8; 4]; 2] = [[127, 0, 0, 1], [127, 0, 0, 2]];
 /// another one. Returns whether every probe got a response in time.
 pub(crate) async fn run(binary: &Path) -> Result<bool> {
     let health = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-    let agent =
-        Agent::start(binary, Options::default(), &["--health-address", &health.to_string()]).await?;
+    let agent = Agent::start(binary, Options::default(), &["--health-address", &health.to_string()]).await?;
     let mut out = std::io::stdout().lock();
     writeln!(
         out,

@@ -58,8 +58,7 @@ fn a_kubelet_that_lists_only_claims_is_counted_by_claims() {
 
 #[test]
 fn drivers_are_limited_and_removed_when_they_are_gone() {
-    let many: Vec<_> =
-        (0..1_000).map(|n| claimed(&format!("driver-{n:04}{}/p/d", "x".repeat(99)))).collect();
+    let many: Vec<_> = (0..1_000).map(|n| claimed(&format!("driver-{n:04}{}/p/d", "x".repeat(99)))).collect();
     let (registry, metrics) = registered();
     metrics.accounted(&usage(&[&many]), 0, &Topology::default());
     let found = samples(&registry, "numacast_dra_allocated_devices");
@@ -75,10 +74,8 @@ fn findings_are_those_of_the_last_scan() {
     let (registry, metrics) = registered();
     let of = |kind: &str| samples(&registry, &format!("numacast_findings{{kind=\"{kind}\"}} "));
     assert_eq!(of("overused_memory"), ["0"], "shown before the first scan");
-    let overused = |nodes: &str| Finding::OverusedMemory {
-        nodes: nodes.parse().unwrap(),
-        resource: "memory".into(),
-    };
+    let overused =
+        |nodes: &str| Finding::OverusedMemory { nodes: nodes.parse().unwrap(), resource: "memory".into() };
     let findings = [overused("0"), overused("0-1")].into();
     metrics.accounted(&Usage::default(), 1, &Topology { findings, ..Topology::default() });
     assert_eq!([of("overused_memory"), of("unknown_cpus"), of("unreadable")], [["2"], ["0"], ["1"]]);

@@ -119,9 +119,7 @@ mod tests {
     fn an_object_has_everything_of_its_state() {
         let fingerprint = Fingerprint::of([1]).to_string();
         let cpu = json!([{"name": "cpu", "capacity": "8", "allocatable": "7", "available": "3"}]);
-        let costs = |values: [u8; 2]| {
-            json!([{"name": "node-0", "value": values[0]}, {"name": "node-1", "value": values[1]}])
-        };
+        let costs = |values: [u8; 2]| json!([{"name": "node-0", "value": values[0]}, {"name": "node-1", "value": values[1]}]);
         let expected = json!({
             "attributes": [
                 {"name": "of the node", "value": "v"},

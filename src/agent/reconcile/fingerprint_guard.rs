@@ -144,12 +144,7 @@ impl FingerprintGuard {
 
     /// Returns true while the first object waits for the pods: until they are known, no fingerprint can match
     /// and nothing can be reserved. The wait is limited.
-    fn waits_for_pods(
-        &mut self,
-        are_synced: bool,
-        now: Instant,
-        events: &mut Vec<(Reason, String)>,
-    ) -> bool {
+    fn waits_for_pods(&mut self, are_synced: bool, now: Instant, events: &mut Vec<(Reason, String)>) -> bool {
         let GateSettings { view, reserve, .. } = *self.gate.settings();
         let is_scheduler_view = view == FingerprintView::Scheduler;
         if are_synced || !is_scheduler_view && !reserve {

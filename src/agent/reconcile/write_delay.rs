@@ -125,8 +125,7 @@ mod tests {
         let placement =
             |metadata: &str| Placement { metadata: metadata.into(), vectors: [(0, "b".into())].into() };
         let placed = |metadata: &str| with(&topology(4), of(1), Some(placement(metadata)));
-        let delays =
-            |next: &Publishable| WriteDelay::default().delays(&placed("a"), next, Instant::now());
+        let delays = |next: &Publishable| WriteDelay::default().delays(&placed("a"), next, Instant::now());
         assert!(delays(&placed("c")));
         assert!(delays(&publishable(of(1), 4)));
     }

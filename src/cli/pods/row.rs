@@ -113,8 +113,7 @@ impl Restarts {
 fn state(spec: &PodSpec, status: &PodStatus, is_deleted: bool) -> (String, String, Restarts) {
     let init = &spec.init_containers;
     let is_sidecar = |container: &Container| container.restart_policy == "Always";
-    let mut reason =
-        text(if status.reason.is_empty() { &status.phase } else { &status.reason }).into_owned();
+    let mut reason = text(if status.reason.is_empty() { &status.phase } else { &status.reason }).into_owned();
     let is_gated = |one: &PodCondition| one.kind == "PodScheduled" && one.reason == "SchedulingGated";
     if status.conditions.iter().any(is_gated) {
         reason = "SchedulingGated".to_owned();

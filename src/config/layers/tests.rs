@@ -18,9 +18,8 @@ fn flag() -> Origin {
 /// Sets one key as on a command line.
 fn typed(key: &str, text: &str) -> Result<Config, String> {
     let effective = Layers::default().typed(key, text, flag()).finish();
-    let explain = |errors: Vec<ConfigError>| {
-        errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
-    };
+    let explain =
+        |errors: Vec<ConfigError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
     effective.map(|effective| effective.config).map_err(explain)
 }
 
@@ -83,7 +82,8 @@ fn metrics_are_switched_off_by_a_word_that_yaml_does_not_change() {
     let nowhere = file("metrics: {address: none}").unwrap().config.metrics.address;
     assert_eq!(nowhere, Endpoint::Nowhere);
     for (value, name) in [("off", "boolean `false`"), ("9742", "integer `9742`")] {
-        let expected = "expected an IP address with a port, such as 127.0.0.1:9742, a port such as \":9742\", or none";
+        let expected =
+            "expected an IP address with a port, such as 127.0.0.1:9742, a port such as \":9742\", or none";
         assert_eq!(
             file(&format!("metrics: {{address: {value}}}")).unwrap_err(),
             [format!("`metrics.address` in file FILE: invalid type: {name}, {expected}")]
@@ -99,9 +99,8 @@ fn tls_needs_a_certificate_and_its_key_and_an_address_without_probes() {
     assert_eq!(tls("keyFile: /k").unwrap_err(), missing("certFile"));
     assert_eq!(tls("clientCaFile: /ca").unwrap_err(), missing("certFile"));
     assert!(tls("certFile: /c, keyFile: /k, clientCaFile: /ca").is_ok());
-    let shared = |tls: &str| {
-        file(&format!("metrics: {{address: '[::1]:1', {tls}}}\nhealth: {{address: '[::1]:1'}}"))
-    };
+    let shared =
+        |tls: &str| file(&format!("metrics: {{address: '[::1]:1', {tls}}}\nhealth: {{address: '[::1]:1'}}"));
     assert_eq!(
         shared("tls: {certFile: /c, keyFile: /k}").unwrap_err(),
         [

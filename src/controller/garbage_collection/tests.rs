@@ -182,8 +182,14 @@ fn nothing_is_deleted_if_the_nodes_are_empty_or_counted_differently() {
     assert_eq!(doubt(garbage.conclude(pass(0, &names(3)), 0, 0, now)), Doubt::NoNodes { objects: 3 });
     let reason = doubt(garbage.conclude(pass(100, &names(3)), 100, 200, now));
     assert_eq!(reason, Doubt::CountsDiffer { cached: 100, counted: 200 });
-    assert!(deleted(garbage.conclude(pass(100, &names(3)), 100, 105, now)).is_empty(), "some were added since");
-    assert!(deleted(garbage.conclude(pass(0, &[]), 0, 0, now)).is_empty(), "without objects there is no doubt");
+    assert!(
+        deleted(garbage.conclude(pass(100, &names(3)), 100, 105, now)).is_empty(),
+        "some were added since"
+    );
+    assert!(
+        deleted(garbage.conclude(pass(0, &[]), 0, 0, now)).is_empty(),
+        "without objects there is no doubt"
+    );
 }
 
 #[test]

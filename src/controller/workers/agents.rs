@@ -88,9 +88,8 @@ impl Workers<'_> {
     }
 
     async fn watch_pods(&self, labels: &str) {
-        let reduced = |pod: SlimPod| {
-            (pod.name.into(), CachedAgent { node: pod.node.into(), ready: pod.ready })
-        };
+        let reduced =
+            |pod: SlimPod| (pod.name.into(), CachedAgent { node: pod.node.into(), ready: pod.ready });
         let apply = |event: Option<WatchEvent<SlimPod>>| match event {
             Some(event) => drop(self.state().agents.apply(event.map(reduced))),
             None => self.state().agents.failed(Instant::now()),

@@ -90,10 +90,7 @@ pub(super) fn overwrite_authority(
 }
 
 /// Parses one field (6) and returns its value if it is an `:authority`, and the rest of the block.
-fn parse_field<'a>(
-    block: &'a mut [u8],
-    table: &mut Table,
-) -> Option<(Option<Literal<'a>>, &'a mut [u8])> {
+fn parse_field<'a>(block: &'a mut [u8], table: &mut Table) -> Option<(Option<Literal<'a>>, &'a mut [u8])> {
     let (prefix, is_inserted) = match *block.first()? {
         // An indexed field, or a table size update.
         0x80.. => return Some((None, parse_integer(block, 7)?.1)),

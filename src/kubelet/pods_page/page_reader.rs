@@ -33,7 +33,8 @@ impl PageReader {
         }
         let Self { splitter, pods, annotation_bytes, wanted, .. } = self;
         let result = splitter.push(piece, |json| {
-            let pod = decode(json, wanted).map_err(|reason| format!("a pod in it cannot be read: {reason}"))?;
+            let pod =
+                decode(json, wanted).map_err(|reason| format!("a pod in it cannot be read: {reason}"))?;
             *annotation_bytes += pod.annotation_bytes();
             pods.push(pod);
             if *annotation_bytes > MAX_ANNOTATION_BYTES {

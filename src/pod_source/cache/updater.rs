@@ -99,9 +99,11 @@ impl Updater {
             version: pods.version,
             is_complete: pods.is_synced() && self.lists_terminated.is_some(),
         };
-        self.view.send_if_modified(|last| *last != view && {
-            *last = view;
-            true
+        self.view.send_if_modified(|last| {
+            *last != view && {
+                *last = view;
+                true
+            }
         });
     }
 }

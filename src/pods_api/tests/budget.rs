@@ -84,7 +84,9 @@ fn the_largest_pods_are_omitted_and_return_when_there_is_room() {
     assert!(!store.has_room());
     // Large pods are omitted for small ones.
     (3..40).for_each(|number| {
-        store.apply(PodEvent::Apply(pod_of_size(&format!("small-{number}"), 100_000)), Instant::now()).unwrap()
+        store
+            .apply(PodEvent::Apply(pod_of_size(&format!("small-{number}"), 100_000)), Instant::now())
+            .unwrap()
     });
     let names = pod_names(&store.pods);
     assert_eq!(names.iter().filter(|name| name.starts_with("small")).count(), 40, "{names:?}");
@@ -114,7 +116,10 @@ fn a_pod_that_its_source_reduced_is_in_pod_info() {
     large.raw = Some(Box::new(RawPod::Outline(outline(bytes), bytes.len())));
     for _ in 0..2 {
         store.apply(PodEvent::Apply(large.clone()), Instant::now()).unwrap();
-        assert_eq!((pod_names(&store.pods), lock(&store.pods).entries().omitted()), (vec!["a".to_owned()], 1));
+        assert_eq!(
+            (pod_names(&store.pods), lock(&store.pods).entries().omitted()),
+            (vec!["a".to_owned()], 1)
+        );
         assert_eq!(lock(&store.infos).entries().len(), 2);
         let missing = lock(&store.pods).get("large");
         assert!(matches!(missing, Err(GetError::TooLarge(_))), "{missing:?}");

@@ -207,8 +207,7 @@ impl World {
                 let pods: Vec<_> = pods.collect();
                 self.changing(|store, now| {
                     let listed = pods.into_iter().map(PodEvent::InitApply);
-                    for event in std::iter::once(PodEvent::Init).chain(listed).chain([PodEvent::InitDone])
-                    {
+                    for event in std::iter::once(PodEvent::Init).chain(listed).chain([PodEvent::InitDone]) {
                         store.apply_kubelet(event, now).unwrap();
                     }
                 });

@@ -39,7 +39,10 @@ fn a_pod_that_claims_to_be_a_mirror_replaces_no_pod() {
         assert_eq!(names(&store), ["h=etcd-worker", "v=v"], "{victim} {own}");
     }
     // The impostor came first.
-    apply(&mut store, [PodEvent::Delete(pod("v", &[], "Running", "")), PodEvent::Apply(mirror("e", "evil", "v"))]);
+    apply(
+        &mut store,
+        [PodEvent::Delete(pod("v", &[], "Running", "")), PodEvent::Apply(mirror("e", "evil", "v"))],
+    );
     assert_eq!(names(&store), ["h=etcd-worker", "v=evil"], "no other pod has that UID");
     apply(&mut store, [PodEvent::Apply(pod("v", &[], "Running", ""))]);
     assert_eq!(names(&store), ["e=evil", "h=etcd-worker", "v=v"]);

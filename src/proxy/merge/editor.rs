@@ -98,7 +98,9 @@ impl<'a> ResponseEditor<'a> {
             for field in fields_in(self.bytes, part.clone()) {
                 let field = field?;
                 match (field.number, field.value) {
-                    (field::CONTAINERS, Value::Bytes(container)) => self.read_container(container, &mut pod)?,
+                    (field::CONTAINERS, Value::Bytes(container)) => {
+                        self.read_container(container, &mut pod)?
+                    }
                     (field::POD_CPUS, value) => pod.has_cpus |= has_numbers(&value),
                     (field::POD_MEMORY, _) => pod.has_memory = true,
                     _ => {}
@@ -160,7 +162,8 @@ impl<'a> ResponseEditor<'a> {
             let Field { number, record, value } = field?;
             match (path, value) {
                 ([next, rest @ ..], Value::Bytes(content))
-                    if number == *next && self.appended.range(content.start..=content.end).next().is_some() =>
+                    if number == *next
+                        && self.appended.range(content.start..=content.end).next().is_some() =>
                 {
                     let mut new = Vec::with_capacity(content.len());
                     self.copy(content, rest, &mut new)?;

@@ -6,9 +6,8 @@ const KEY: &str = "example.com/devices";
 
 /// What the List shows for a pod with these containers and a mapping, and its errors.
 fn mapped(mapping: &str, text: &str, containers: &[Container]) -> (Vec<String>, Vec<(&'static str, usize)>) {
-    let yaml = format!(
-        "{{koordinator: [], mappings: [{{annotation: {KEY}, resource: example.com/nic{mapping}}}]}}"
-    );
+    let yaml =
+        format!("{{koordinator: [], mappings: [{{annotation: {KEY}, resource: example.com/nic{mapping}}}]}}");
     let (rules, pods) = (rules(&yaml), [pod("p", KEY, text, containers)]);
     let errors = errors(&rules.read(pods.iter(), &unreported()));
     (merged(&rules, &pods, &unreported()), errors)
@@ -92,9 +91,8 @@ fn selected_devices_are_bounded() {
     assert_eq!(of_one(", path: '*.*', container: '*'", &long).1, [("no_container", 3)]);
     // A container that is selected by name gets no more than it requests.
     let requests = [container("main", &[("example.com/nic", 20)])];
-    let of_main = |ids: &str| {
-        mapped(", path: '*.*', container: '*'", &format!(r#"{{"main":[{ids}0]}}"#), &requests).1
-    };
+    let of_main =
+        |ids: &str| mapped(", path: '*.*', container: '*'", &format!(r#"{{"main":[{ids}0]}}"#), &requests).1;
     assert!(of_main(&"1,2,3,4,5,6,7,8,9,".repeat(3)).is_empty(), "the same ten");
     assert_eq!(of_main(&all), [("too_many", 1005)], "of one more than a pod may have");
 }

@@ -61,7 +61,8 @@ fn a_part_of_a_device_is_that_device() {
     let devices =
         [device("gpu", "GPU-a", 0, None), device("gpu", "GPU-b", 1, None), device("gpu", "GPU-ab", 2, None)];
     let node = reported("", &[&devices[..], &[device("rdma", "r", 0, None)]].concat());
-    for yaml in ["{koordinator: [devices, sharedIds, allocatable]}", "{koordinator: [devices, allocatable]}"] {
+    for yaml in ["{koordinator: [devices, sharedIds, allocatable]}", "{koordinator: [devices, allocatable]}"]
+    {
         let allocations = rules(yaml).read(pods.iter(), &node);
         let mut from_kubelet = kubelet_list(&pods);
         // As plugins with time-slicing list it, for another pod.
@@ -129,8 +130,11 @@ fn ended_pods_get_nothing() {
         assert!(read(&pods).errors().is_empty());
     }
     // A terminating pod still has its devices.
-    let terminating =
-        Pod { deleted: true, liveness: Liveness::Stopped, ..pod("old", DEVICES, text, &[container("main", &[])]) };
+    let terminating = Pod {
+        deleted: true,
+        liveness: Liveness::Stopped,
+        ..pod("old", DEVICES, text, &[container("main", &[])])
+    };
     let shown = merged(&default_rules(), &[terminating], &unreported());
     assert_eq!(shown, ["old/main: nvidia.com/gpu=GPU-a"]);
 }

@@ -22,9 +22,15 @@ const RETRY: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) enum Update {
     /// The object in the API server, and when the watch reported it.
-    Object { object: Box<NodeResourceTopology>, at: Instant },
+    Object {
+        object: Box<NodeResourceTopology>,
+        at: Instant,
+    },
     /// A pod and the zones in which it is allocated resources; `None` if it was deleted or has none.
-    Pod { name: String, zones: Option<String> },
+    Pod {
+        name: String,
+        zones: Option<String>,
+    },
     Error(Option<String>),
 }
 

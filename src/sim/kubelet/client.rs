@@ -48,11 +48,10 @@ impl Client {
                 Err(failed) => return Err(failed.error),
             }
         }
-        let (bytes, connection) = self.request(&Request::ListV1alpha1).await.map_err(|failed| failed.error)?;
-        let list = v1alpha1::ListPodResourcesResponse::decode(bytes).map_err(|error| ClientError::Status {
-            call: "List",
-            code: "Internal".to_owned(),
-            message: error.to_string(),
+        let (bytes, connection) =
+            self.request(&Request::ListV1alpha1).await.map_err(|failed| failed.error)?;
+        let list = v1alpha1::ListPodResourcesResponse::decode(bytes).map_err(|error| {
+            ClientError::Status { call: "List", code: "Internal".to_owned(), message: error.to_string() }
         })?;
         Ok((usage(list), Api::V1alpha1, connection))
     }

@@ -52,11 +52,7 @@ fn listed(model: &Model, terminated: bool, max: usize) -> Vec<&Pod> {
 }
 
 /// The response to v1alpha1's `List`: devices only, no sidecars, terminated pods included.
-pub(super) fn list_alpha(
-    model: &mut Model,
-    max: usize,
-    rng: &mut Rng,
-) -> v1alpha1::ListPodResourcesResponse {
+pub(super) fn list_alpha(model: &mut Model, max: usize, rng: &mut Rng) -> v1alpha1::ListPodResourcesResponse {
     model.collect_devices();
     let mut pods: Vec<v1alpha1::PodResources> = listed(model, true, max)
         .into_iter()
@@ -64,10 +60,11 @@ pub(super) fn list_alpha(
             let apps = pod.spec.containers.iter().filter(|container| container.role == Role::App);
             let containers = apps.map(|container| {
                 let allocation = model.allocation(&pod.spec.uid, &container.name);
-                let devices = devices(&allocation, rng).into_iter().map(|device| v1alpha1::ContainerDevices {
-                    resource_name: device.resource_name,
-                    device_ids: device.device_ids,
-                });
+                let devices =
+                    devices(&allocation, rng).into_iter().map(|device| v1alpha1::ContainerDevices {
+                        resource_name: device.resource_name,
+                        device_ids: device.device_ids,
+                    });
                 v1alpha1::ContainerResources { name: container.name.clone(), devices: devices.collect() }
             });
             v1alpha1::PodResources {

@@ -355,10 +355,7 @@ fn without_a_list_of_nodes_the_node_directories_are_used() {
             }
             let machine = read(&files).unwrap();
             let context = format!("{name}: {text:?}");
-            assert!(
-                machine.numa && machine.errors.iter().any(|error| error.file == online),
-                "{context}"
-            );
+            assert!(machine.numa && machine.errors.iter().any(|error| error.file == online), "{context}");
             let is_reported = |id: Id| !spec.node(id).unwrap().missing.contains(&Missing::Directory);
             let mut expected = whole.nodes.clone();
             expected.retain(|node| is_reported(node.id));

@@ -16,11 +16,7 @@ pub(super) fn any_call(rng: &mut Rng) -> Call {
 }
 
 /// Injects faults into a few calls to the kubelet and makes the agent scan.
-pub(super) async fn fail_calls(
-    env: &Environment,
-    rng: &mut Rng,
-    draw: impl Fn(&mut Rng) -> (Call, Fault),
-) {
+pub(super) async fn fail_calls(env: &Environment, rng: &mut Rng, draw: impl Fn(&mut Rng) -> (Call, Fault)) {
     let kubelet = &env.node.kubelet;
     for _ in 0..rng.u8(1..4) {
         let (call, fault) = draw(rng);

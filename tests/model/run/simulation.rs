@@ -245,9 +245,8 @@ impl Node {
     /// Free CPUs in each zone, without those for pods that are placed but not admitted yet.
     fn free_by_zone(&self, pods: &[Pod]) -> Vec<u32> {
         let mut free = self.kubelet.free_by_zone();
-        let is_pending = |id: &&PodId| {
-            self.kubelet.pods.get(*id).is_none_or(|entry| entry.stage == Stage::Pending)
-        };
+        let is_pending =
+            |id: &&PodId| self.kubelet.pods.get(*id).is_none_or(|entry| entry.stage == Stage::Pending);
         let pending = self.placed.iter().filter(is_pending);
         for wanted in pending.map(|id| pods[*id].request.exclusive()) {
             if let Some(zone) = free.iter_mut().find(|zone| **zone >= wanted) {

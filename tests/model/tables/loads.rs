@@ -53,10 +53,9 @@ pub(super) fn measured(parameters: &Parameters) -> Output {
     let cells = rows.iter().flat_map(|(setup, ..)| [cell(*setup, 5, 0), cell(*setup, 1, 1)]);
     let cells: Vec<Cell> = cells.collect();
     let found = means(parameters, &cells);
-    let mut lines =
-        "| | 5 s, measured | 5 s, model | 1 s, measured | 1 s, model | rejected, model |\n\
+    let mut lines = "| | 5 s, measured | 5 s, model | 1 s, measured | 1 s, model | rejected, model |\n\
          |---|---|---|---|---|---|\n"
-            .to_owned();
+        .to_owned();
     for ((setup, five, one), mean) in rows.iter().zip(found.chunks(2)) {
         let range = |mean: &Mean| format!("{:.0} ({:.0}-{:.0})", mean.busy, mean.spread.0, mean.spread.1);
         let (name, rejected) = (name(*setup), mean[0].rejected.max(mean[1].rejected));
@@ -80,10 +79,9 @@ pub(super) fn by_run_time(parameters: &Parameters, run_times: &[u64], odd: bool)
         })
         .collect();
     let found = means(parameters, &cells);
-    let mut lines =
-        "| run time | exporter | rejected | busy, % | create to Running, s | writes per pod |\n\
+    let mut lines = "| run time | exporter | rejected | busy, % | create to Running, s | writes per pod |\n\
          |---|---|---|---|---|---|\n"
-            .to_owned();
+        .to_owned();
     for ((run_time, setup, informer), means) in rows.iter().zip(found.chunks(PERIODS.len())) {
         let name = name(*setup) + if *informer == Informer::Shared { ", `Shared`" } else { "" };
         let rejected = means.iter().map(|mean| mean.rejected).fold(0.0, f64::max);
@@ -253,10 +251,11 @@ pub(super) fn direct(parameters: &Parameters) -> Output {
         unlimited(MANY_NODES, 300, false),
         (MANY_NODES, 300, false, Some((50, 100))),
     ];
-    let mut lines = "| nodes | run time | client | cache | | rejected | busy, % | create to Running, mean, s \
+    let mut lines =
+        "| nodes | run time | client | cache | | rejected | busy, % | create to Running, mean, s \
                      | writes per pod | GETs per pod |\n\
                      |---|---|---|---|---|---|---|---|---|---|\n"
-        .to_owned();
+            .to_owned();
     let mut cells = Vec::new();
     for (nodes, run_time, odd, client) in kinds {
         for (cache, setup) in [

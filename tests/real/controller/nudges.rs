@@ -38,7 +38,10 @@ async fn rejected_pods_cause_nudges_of_one_object() -> Result<()> {
     until_policies_hold(&cluster.client_of("policy", &token).await?).await?;
     let before = all(&admin).await?;
     let event = objects(&admin).get_metadata(FIRST).await?;
-    eprintln!("the event of a change of an object has {} bytes of metadata", serde_json::to_vec(&event)?.len());
+    eprintln!(
+        "the event of a change of an object has {} bytes of metadata",
+        serde_json::to_vec(&event)?.len()
+    );
     let mut controller =
         Controller::start("controller", &cluster, &cluster.kubeconfig_of(ACCOUNT, &token)?, &[])?;
 
@@ -76,8 +79,14 @@ async fn rejected_pods_cause_nudges_of_one_object() -> Result<()> {
     let nudges = controller.metric("numacast_nudges_total").await?;
     pause("no further nudge", Duration::from_secs(3)).await;
     ensure!(controller.metric("numacast_nudges_total").await? == nudges);
-    ensure!(controller.metric("numacast_controller_errors_total{operation=\"nudge\",kind=\"refused\"}").await.is_err());
-    let errors = controller.metric("numacast_controller_errors_total{operation=\"request\",kind=\"forbidden\"}").await;
+    ensure!(
+        controller
+            .metric("numacast_controller_errors_total{operation=\"nudge\",kind=\"refused\"}")
+            .await
+            .is_err()
+    );
+    let errors =
+        controller.metric("numacast_controller_errors_total{operation=\"request\",kind=\"forbidden\"}").await;
     ensure!(errors.is_err(), "{}", controller.process.log_tail());
     by_the_index(&admin).await
 }

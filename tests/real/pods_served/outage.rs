@@ -97,8 +97,7 @@ impl World {
         let api_server = self.server(Source::ApiServer)?;
         let up = [r#"component="pods_api""#, r#"source="api_server""#];
         until("the metric shows that the API server is down", async || {
-            let up =
-                api_server.served.as_ref().context("ours")?.sum("numacast_pod_source_up", &up).await?;
+            let up = api_server.served.as_ref().context("ours")?.sum("numacast_pod_source_up", &up).await?;
             ensure!(up == Some(0.0), "{up:?}");
             Ok(())
         })
@@ -119,16 +118,14 @@ impl World {
             }
             pause("during the outage", Duration::from_secs(1)).await;
         }
-        let now = self.clients.conditions(&self.server(Source::ApiServer)?.socket, "list", &[]).await?.pods()?;
+        let now =
+            self.clients.conditions(&self.server(Source::ApiServer)?.socket, "list", &[]).await?.pods()?;
         let log = self.server(Source::ApiServer)?.served.as_ref().context("ours")?.log_tail();
         let page = self.server(Source::Page)?;
         let of_page = [r#"component="pods_api""#];
         let page_up = page.served.as_ref().context("ours")?.sum("numacast_pod_source_up", &of_page).await?;
         eprintln!("down for {:?}: {requests:?}; conditions have changed: {}", begun.elapsed(), now != infos);
-        eprintln!(
-            "{log}\n/pods is up: {page_up:?}\n{}",
-            page.served.as_ref().context("ours")?.log_tail()
-        );
+        eprintln!("{log}\n/pods is up: {page_up:?}\n{}", page.served.as_ref().context("ours")?.log_tail());
 
         // `/pods` is polled rarely, and another scenario checks it.
         self.servers.pop();

@@ -366,7 +366,10 @@ impl World {
                 );
                 if response.text != right.text {
                     let both = format!("{what}: {}, and the kubelet {}", response.text, right.text);
-                    ensure!(response.text.starts_with("grpc: ") && right.text.starts_with("grpc: "), "{both}");
+                    ensure!(
+                        response.text.starts_with("grpc: ") && right.text.starts_with("grpc: "),
+                        "{both}"
+                    );
                     others.push((server.source, both));
                 }
             }
@@ -463,7 +466,9 @@ impl World {
     /// Checks that numacast's server reports that it is not ready.
     async fn is_not_synced(&self, when: &str) -> Result<()> {
         const RIGHT: (&str, &str) = ("FailedPrecondition", "Kubelet is initializing");
-        for server in self.servers.iter().filter(|server| server.served.is_some() && server.source.serves_pods()) {
+        for server in
+            self.servers.iter().filter(|server| server.served.is_some() && server.source.serves_pods())
+        {
             let list = self.clients.list(ClientKind::Go, &server.socket).await?;
             let get = self.clients.get(ClientKind::Go, &server.socket, "nobody").await?;
             let watcher = self.clients.watch(ClientKind::Go, &server.socket, &[])?;

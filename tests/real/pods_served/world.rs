@@ -285,7 +285,11 @@ impl Server {
             Err(error) => vec![error],
             Ok(listed) => {
                 let mut found = self.of_list(&listed, truth);
-                found.extend(self.of_subscribers(&listed, |watches| watches != Watches::Conditions, "watched"));
+                found.extend(self.of_subscribers(
+                    &listed,
+                    |watches| watches != Watches::Conditions,
+                    "watched",
+                ));
                 found
             }
         })
@@ -293,9 +297,10 @@ impl Server {
 
     /// Returns where watchers of PodInfo differ from the API server.
     fn of_conditions_watched(&self, truth: &[Value]) -> Vec<Difference> {
-        let subscribers = self.subscribers.iter().filter(|subscriber| subscriber.watches == Watches::Conditions);
-        let known =
-            subscribers.map(|subscriber| subscriber.watcher.state().pods.values().cloned().collect::<Vec<_>>());
+        let subscribers =
+            self.subscribers.iter().filter(|subscriber| subscriber.watches == Watches::Conditions);
+        let known = subscribers
+            .map(|subscriber| subscriber.watcher.state().pods.values().cloned().collect::<Vec<_>>());
         known.flat_map(|pods| of_infos(&pods, truth)).collect()
     }
 
@@ -309,13 +314,22 @@ impl Server {
             Err(error) => vec![error],
             Ok(listed) => {
                 let mut found = of_infos(&listed, truth);
-                found.extend(self.of_subscribers(&listed, |watches| watches == Watches::Conditions, "info watched"));
+                found.extend(self.of_subscribers(
+                    &listed,
+                    |watches| watches == Watches::Conditions,
+                    "info watched",
+                ));
                 found
             }
         })
     }
 
-    fn of_subscribers(&self, listed: &[Pod], whose: impl Fn(Watches) -> bool, aspect: &str) -> Vec<Difference> {
+    fn of_subscribers(
+        &self,
+        listed: &[Pod],
+        whose: impl Fn(Watches) -> bool,
+        aspect: &str,
+    ) -> Vec<Difference> {
         let subscribers = self.subscribers.iter().filter(|subscriber| whose(subscriber.watches));
         subscribers
             .flat_map(|subscriber| of_state(&subscriber.watcher.state(), listed, aspect, subscriber.watches))
@@ -380,7 +394,11 @@ fn order(listed: &[Pod], aspect: &str) -> Vec<Difference> {
 fn of_state(state: &WatchState, listed: &[Pod], aspect: &str, watches: Watches) -> Vec<Difference> {
     let mut found = Vec::new();
     if state.synced == 0 {
-        return vec![Difference::new(aspect, "", format!("{watches:?}: no end of a list, {:?}", state.ended))];
+        return vec![Difference::new(
+            aspect,
+            "",
+            format!("{watches:?}: no end of a list, {:?}", state.ended),
+        )];
     }
     let listed: BTreeMap<&str, &Pod> = listed.iter().map(|pod| (pod.uid(), pod)).collect();
     for (uid, pod) in &state.pods {

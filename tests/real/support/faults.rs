@@ -297,9 +297,11 @@ impl Faults {
     async fn change(&mut self, plan: &Plan, now: When) -> Result<()> {
         for (_, name) in plan.ending.iter().filter(|(when, _)| *when == now) {
             self.notes.push(format!("{name} deleted {now:?}"));
-            until("the API server accepts the deletion", async || match self.node.request_deletion(name).await {
-                Err(error) if code_of(&error) != Some(404) => Err(error),
-                _ => Ok(()),
+            until("the API server accepts the deletion", async || {
+                match self.node.request_deletion(name).await {
+                    Err(error) if code_of(&error) != Some(404) => Err(error),
+                    _ => Ok(()),
+                }
             })
             .await?;
         }

@@ -47,7 +47,12 @@ impl Upstream {
     }
 
     /// Returns what the plugin expects of a node with these pods, and zones with these resources.
-    pub(crate) fn expects(&self, counting: Counting, pods: &[Pod], object: &ObjectVersion) -> Result<Expected> {
+    pub(crate) fn expects(
+        &self,
+        counting: Counting,
+        pods: &[Pod],
+        object: &ObjectVersion,
+    ) -> Result<Expected> {
         let mut command = Command::new(&self.program);
         command.args(["--informer", counting.informer, "--method", counting.method]);
         if counting.plugin != "v0.34" {

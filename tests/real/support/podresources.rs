@@ -33,7 +33,8 @@ pub(crate) enum ClientKind {
 }
 
 /// Every kind of client.
-pub(crate) const ALL_CLIENTS: [ClientKind; 4] = [ClientKind::Go, ClientKind::GoUnix, ClientKind::GoPath, ClientKind::Python];
+pub(crate) const ALL_CLIENTS: [ClientKind; 4] =
+    [ClientKind::Go, ClientKind::GoUnix, ClientKind::GoPath, ClientKind::Python];
 
 /// Which method is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,7 +118,13 @@ impl Clients {
     }
 
     /// Sends one request from a client with additional arguments, such as `--limit`.
-    pub(crate) async fn request_with(&self, kind: ClientKind, socket: &Path, rpc: &Rpc, more: &[&str]) -> Result<Response> {
+    pub(crate) async fn request_with(
+        &self,
+        kind: ClientKind,
+        socket: &Path,
+        rpc: &Rpc,
+        more: &[&str],
+    ) -> Result<Response> {
         let (program, dial) = match kind {
             ClientKind::Go => (&self.go, Some("library")),
             ClientKind::GoUnix => (&self.go, Some("unix")),
@@ -337,7 +344,11 @@ pub(crate) fn encoded_allocations(response: &[u8]) -> Result<Vec<Allocation>> {
     Ok(all)
 }
 
-fn allocations_of_group(pod: &str, container: &str, group: v1::ContainerDevices) -> impl Iterator<Item = Allocation> {
+fn allocations_of_group(
+    pod: &str,
+    container: &str,
+    group: v1::ContainerDevices,
+) -> impl Iterator<Item = Allocation> {
     let nodes: Vec<i64> = group.topology.into_iter().flat_map(|t| t.nodes).map(|node| node.id).collect();
     group.device_ids.into_iter().map(move |id| Allocation {
         pod: pod.to_owned(),
@@ -439,7 +450,12 @@ fn added_to_container(pod: &str, sent: &[u8], got: &[u8], all: &mut Vec<Allocati
 }
 
 /// Returns the devices in field `number` that one message has in addition to another.
-fn added_groups((pod, container): (&str, &str), number: u64, sent: &[u8], got: &[u8]) -> Result<Vec<Allocation>> {
+fn added_groups(
+    (pod, container): (&str, &str),
+    number: u64,
+    sent: &[u8],
+    got: &[u8],
+) -> Result<Vec<Allocation>> {
     let mut all = Vec::new();
     let mut before = records(sent)?.into_iter().peekable();
     for after in records(got)? {
@@ -556,6 +572,9 @@ fn additions_are_found_and_anything_else_is_an_error() -> Result<()> {
     response.pod_resources[0].containers.swap(0, 1);
     ensure!(added(&sent, &[response.encode_to_vec(), salt.to_vec()].concat()).is_err(), "another order");
     response.pod_resources[0].containers.remove(0);
-    ensure!(added(&sent, &[response.encode_to_vec(), salt.to_vec()].concat()).is_err(), "a container is gone");
+    ensure!(
+        added(&sent, &[response.encode_to_vec(), salt.to_vec()].concat()).is_err(),
+        "a container is gone"
+    );
     Ok(())
 }

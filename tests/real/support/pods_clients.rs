@@ -125,7 +125,12 @@ impl Clients {
     }
 
     /// Runs a client and returns its responses, one for each line of output.
-    pub(crate) async fn request(&self, kind: ClientKind, socket: &Path, arguments: &[&str]) -> Result<Vec<Response>> {
+    pub(crate) async fn request(
+        &self,
+        kind: ClientKind,
+        socket: &Path,
+        arguments: &[&str],
+    ) -> Result<Vec<Response>> {
         let mut command = tokio::process::Command::new(self.program(kind));
         let (verb, more) = arguments.split_first().context("no arguments")?;
         command.arg(verb).arg("--socket").arg(socket).args(more);

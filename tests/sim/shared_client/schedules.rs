@@ -108,14 +108,8 @@ impl Environment {
         kubelet.traffic();
         let client = SharedClient::start(kubelet.socket(), TIMEOUT, log.observer());
         let history = RefCell::new(vec![State::default()]);
-        let env = Self {
-            kubelet,
-            client,
-            setup,
-            history,
-            ends: Instant::now() + LENGTH,
-            counts: Cell::default(),
-        };
+        let env =
+            Self { kubelet, client, setup, history, ends: Instant::now() + LENGTH, counts: Cell::default() };
         env.change(&mut Rng::with_seed(0), true);
         env
     }

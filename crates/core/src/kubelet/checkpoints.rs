@@ -147,7 +147,9 @@ pub fn parse_memory_checkpoint(text: &[u8], checkpoints: &mut Checkpoints) -> Re
     }
     for (node, of_node) in file.machine_state.into_iter().flatten() {
         let tables = of_node.memory_map.into_iter().flatten();
-        checkpoints.reserved.insert(node, tables.map(|(resource, table)| (resource, table.reserved)).collect());
+        checkpoints
+            .reserved
+            .insert(node, tables.map(|(resource, table)| (resource, table.reserved)).collect());
     }
     for (pod, containers) in file.entries.into_iter().flatten() {
         for (name, blocks) in containers {

@@ -51,7 +51,11 @@ fn claimed(resources: Vec<v1::DynamicResource>) -> Vec<ClaimedDevice> {
 
 impl From<v1::AllocatableResourcesResponse> for Allocatable {
     fn from(response: v1::AllocatableResourcesResponse) -> Self {
-        Self { cpus: cpus(response.cpu_ids), memory: memory(response.memory), devices: devices(response.devices) }
+        Self {
+            cpus: cpus(response.cpu_ids),
+            memory: memory(response.memory),
+            devices: devices(response.devices),
+        }
     }
 }
 

@@ -63,7 +63,8 @@ impl PodUsage {
     /// Returns true if the pod is allocated exclusive resources.
     #[must_use]
     pub fn has_allocations(&self) -> bool {
-        let has_any = |c: &ContainerUsage| !c.cpus.is_empty() || !c.memory.is_empty() || !c.devices.is_empty();
+        let has_any =
+            |c: &ContainerUsage| !c.cpus.is_empty() || !c.memory.is_empty() || !c.devices.is_empty();
         !self.cpus.is_empty() || !self.memory.is_empty() || self.containers.iter().any(has_any)
     }
 
@@ -108,7 +109,8 @@ impl PodUsage {
     #[must_use]
     pub fn has_at_least(&self, other: &Self) -> bool {
         let (own, other) = (Allocations::of(self), Allocations::of(other));
-        let devices = |all: &Allocations<'_>, kind: &str| all.devices.iter().filter(|(of, _)| *of == kind).count();
+        let devices =
+            |all: &Allocations<'_>, kind: &str| all.devices.iter().filter(|(of, _)| *of == kind).count();
         own.cpus.len() >= other.cpus.len()
             && other.memory.iter().all(|(kind, bytes)| own.memory.get(kind).is_some_and(|own| own >= bytes))
             && other.devices.iter().all(|(kind, _)| devices(&own, kind) >= devices(&other, kind))

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::str::FromStr;
 
-use super::{FileError, HIGHEST_NODE, HostFiles, Id, IdSet, Machine, MachineError, NumaNode, ParseIdSetError};
+use super::{
+    FileError, HIGHEST_NODE, HostFiles, Id, IdSet, Machine, MachineError, NumaNode, ParseIdSetError,
+};
 
 const NODES: &str = "sys/devices/system/node";
 const CPUS: &str = "sys/devices/system/cpu";

@@ -227,11 +227,7 @@ mod tests {
         let other = [(FINGERPRINT, "x"), (FINGERPRINT_METHOD, "with-exclusive-resources")];
         let nothing = OLD.json(&object(&other)).unwrap();
         assert_eq!(nothing["topologyPolicies"], json!([]), "the field is required");
-        assert_eq!(
-            nothing["metadata"],
-            json!({"name": "w"}),
-            "the annotation implies all pods"
-        );
+        assert_eq!(nothing["metadata"], json!({"name": "w"}), "the annotation implies all pods");
     }
 
     #[test]

@@ -175,9 +175,8 @@ mod tests {
     #[test]
     fn the_longest_annotations_of_a_pod_are_dropped_until_the_others_fit() {
         let kept = |lengths: &[usize]| -> Vec<bool> {
-            let named = |(at, length): (usize, &usize)| {
-                (at.to_string().into(), Annotation::of(&"x".repeat(*length)))
-            };
+            let named =
+                |(at, length): (usize, &usize)| (at.to_string().into(), Annotation::of(&"x".repeat(*length)));
             let annotations = lengths.iter().enumerate().map(named).collect();
             let pod = Pod { annotations, ..Pod::default() };
             let pod = pod.keeping(&Wanted::of((0..lengths.len()).map(|at| at.to_string())));

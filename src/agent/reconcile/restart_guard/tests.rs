@@ -56,11 +56,7 @@ impl Pods {
         let is_missing_since = |(_, name): &PodName, since: Instant| {
             self.missing.is_some_and(|(missing, listed)| missing == name && listed > since)
         };
-        let pods = PodLiveness {
-            is_live: &is_live,
-            is_gone: &is_gone,
-            is_missing_since: &is_missing_since,
-        };
+        let pods = PodLiveness { is_live: &is_live, is_gone: &is_gone, is_missing_since: &is_missing_since };
         guard.check(scan, false, Some(pods), now)
     }
 }
@@ -118,11 +114,8 @@ fn a_pod_is_back_with_as_much_as_it_had() {
         let mut scan = scan(second, &["a", "b"], &["nic"]);
         let usage = Arc::make_mut(&mut scan.usage);
         let nic = DeviceGroup { resource: "nic".into(), ids: vec!["n".into()], ..DeviceGroup::default() };
-        usage.pods[1].containers[0] = ContainerUsage {
-            cpus: cpus.parse().unwrap(),
-            devices: vec![nic],
-            ..ContainerUsage::default()
-        };
+        usage.pods[1].containers[0] =
+            ContainerUsage { cpus: cpus.parse().unwrap(), devices: vec![nic], ..ContainerUsage::default() };
         scan
     };
     let half_admitted = check(&mut guard, &with(""), start);

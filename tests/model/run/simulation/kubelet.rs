@@ -170,8 +170,8 @@ impl Simulation {
         let node = self.node_of(id);
         self.schedule_task(node, self.settings.delays.status, KubeletTask::ReportRunning(id));
         if ends != Time::MAX {
-            let detected = self.nodes[node].kubelet.next_relist(ends.max(self.now))
-                + self.rng.within(Span(MS, 20 * MS));
+            let detected =
+                self.nodes[node].kubelet.next_relist(ends.max(self.now)) + self.rng.within(Span(MS, 20 * MS));
             self.schedule_task_at(node, detected, KubeletTask::Stop(id));
         }
     }

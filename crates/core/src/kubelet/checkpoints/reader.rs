@@ -85,7 +85,8 @@ impl CheckpointReader {
 pub fn read_checkpoints(paths: &CheckpointPaths) -> (Option<Checkpoints>, Vec<String>) {
     let (mut checkpoints, mut is_any, mut errors) = (Checkpoints::default(), false, Vec::new());
     // All are read before the first is parsed, so that they are of the same time.
-    let files = [&paths.cpus, &paths.memory, &paths.devices].map(|path| (path, read_bounded(path, FILE_LIMIT)));
+    let files =
+        [&paths.cpus, &paths.memory, &paths.devices].map(|path| (path, read_bounded(path, FILE_LIMIT)));
     let parsers = [parse_cpu_checkpoint, parse_memory_checkpoint, parse_device_checkpoint];
     for ((path, text), parse) in files.into_iter().zip(parsers) {
         let parsed = match text {

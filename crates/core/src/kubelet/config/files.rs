@@ -329,7 +329,11 @@ mod tests {
         assert_eq!(config.topology_manager_scope, "pod");
         assert_eq!(config.reserved_cpu_count, 0, "the flag's map has no cpu");
         let file = ConfigFiles { file: Some(host.0.path().join("k/config.yaml")), ..host.files() };
-        assert_eq!(host.read(&file).unwrap().topology_manager_policy, "best-effort", "the configured file wins");
+        assert_eq!(
+            host.read(&file).unwrap().topology_manager_policy,
+            "best-effort",
+            "the configured file wins"
+        );
         host.write("proc/7/cmdline", "kubelet\0--root-dir=/data\0--config\0/data/d/a.conf\0");
         assert_eq!(host.read(&host.files()).unwrap().topology_manager_scope, "pod");
         host.write("proc/7/cmdline", "kubelet\0--cpu-manager-policy=static\0");

@@ -41,13 +41,15 @@ impl Overrides {
             ("topologyManagerPolicy", &self.topology_manager_policy, policies),
             ("topologyManagerScope", &self.topology_manager_scope, "container, pod"),
         ] {
-            if let Some(value) = value.as_deref().filter(|value| !known.split(", ").any(|one| one == *value)) {
+            if let Some(value) = value.as_deref().filter(|value| !known.split(", ").any(|one| one == *value))
+            {
                 return Err(format!("{field}: unknown value `{value}`, expected one of {known}"));
             }
         }
         match (&self.topology_manager_policy, &self.topology_manager_scope) {
             (Some(_), None) => {
-                Err("consumers misread a policy without its scope: set topologyManagerScope as well".to_owned())
+                Err("consumers misread a policy without its scope: set topologyManagerScope as well"
+                    .to_owned())
             }
             (None, Some(_)) => {
                 Err("a scope has no meaning without a policy: set topologyManagerPolicy as well".to_owned())
@@ -97,7 +99,10 @@ mod tests {
     fn overrides_that_no_kubelet_has_are_errors() {
         let check = |json: &str| serde_json::from_str::<Overrides>(json).unwrap().check();
         assert_eq!(check("{}"), Ok(()));
-        assert_eq!(check(r#"{"topologyManagerPolicy": "restricted", "topologyManagerScope": "pod"}"#), Ok(()));
+        assert_eq!(
+            check(r#"{"topologyManagerPolicy": "restricted", "topologyManagerScope": "pod"}"#),
+            Ok(())
+        );
         for (json, reason) in [
             (
                 r#"{"topologyManagerPolicy": "strict", "topologyManagerScope": "pod"}"#,

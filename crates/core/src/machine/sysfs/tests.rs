@@ -129,9 +129,7 @@ fn kinds_of_cores_are_read_from_hybrid_machines() {
     let errors: Vec<String> = machine.errors.iter().map(FileError::to_string).collect();
     assert_eq!(
         errors,
-        [
-            "sys/devices/cpu_odd/cpus: `?` is not a list of ids such as 0-3,8; this kind of cores is left out",
-        ]
+        ["sys/devices/cpu_odd/cpus: `?` is not a list of ids such as 0-3,8; this kind of cores is left out",]
     );
 }
 

@@ -138,7 +138,8 @@ fn pods_are_guaranteed_as_in_the_kubelet() {
         assert_eq!(apps.guaranteed, expected, "{containers:?}");
         assert_eq!(apps.qos_guaranteed, expected, "the status has no class");
         let split = containers.len().min(1);
-        let with_init = json!({"initContainers": list(&containers[..split]), "containers": list(&containers[split..])});
+        let with_init =
+            json!({"initContainers": list(&containers[..split]), "containers": list(&containers[split..])});
         assert_eq!(read(&pod(with_init)).guaranteed, expected, "{containers:?}, the first of them init");
     }
 }
@@ -190,16 +191,14 @@ fn invalid_amounts_count_as_one() {
         (json!("20000000000000000001"), 18_446_744_073_709_551_000, 1_553_255_926_290_448_385),
     ] {
         let requests = json!({"cpu": amount, "memory": amount, "example.com/gpu": amount});
-        let read =
-            read(&pod(json!({"containers": [{"name": "c", "resources": {"requests": requests}}]})));
+        let read = read(&pod(json!({"containers": [{"name": "c", "resources": {"requests": requests}}]})));
         let [container] = &*read.containers else { panic!("{read:?}") };
         assert_eq!((container.cpu_milli, container.memory), (cpu_milli, whole), "{amount}");
         let gpus: Vec<u64> = container.others.iter().map(|(_, count)| *count).collect();
         assert_eq!(gpus, [whole], "{amount}");
     }
     // Go writes `null` for empty values.
-    let empty =
-        json!({"metadata": {"name": "a", "deletionTimestamp": null}, "spec": {"containers": null}});
+    let empty = json!({"metadata": {"name": "a", "deletionTimestamp": null}, "spec": {"containers": null}});
     assert_eq!(read(&empty), Pod { name: "a".into(), ..Pod::default() });
     // Deep enough to overflow the stack of a recursive parser.
     let deep = format!(

@@ -200,15 +200,11 @@ fn a_pod_that_will_not_run_soon_is_not_counted_before_it_runs() {
 #[test]
 fn the_fingerprint_covers_the_pods_of_the_plugins_informer() {
     let phases = [Pending, Running, Succeeded, Failed, Unknown];
-    let pods: Vec<Pod> =
-        phases.map(|phase| pod(&format!("{phase:?}"), &format!("{phase:?}"), phase)).into();
+    let pods: Vec<Pod> = phases.map(|phase| pod(&format!("{phase:?}"), &format!("{phase:?}"), phase)).into();
     let mut bench = Bench::new();
     bench.requirements.cpus = false;
     let names = "Pending+ Running+ Unknown+";
-    assert_eq!(
-        value(&bench.evaluate(&pods, names, ms(0))),
-        fingerprint("Running Succeeded Failed Unknown")
-    );
+    assert_eq!(value(&bench.evaluate(&pods, names, ms(0))), fingerprint("Running Succeeded Failed Unknown"));
     let shared = GateSettings { informer: Informer::Shared, ..GateSettings::default() };
     bench.gate = FingerprintGate::new(shared);
     assert_eq!(value(&bench.evaluate(&pods, names, ms(0))), fingerprint("Running"));

@@ -26,8 +26,7 @@ fn pods_bound_one_after_another_do_not_defer_the_decision_indefinitely() {
     let mut decisions = Vec::new();
     for number in 0..10_u64 {
         // The previous pod is accounted just in time.
-        let known: Vec<Pod> =
-            (0..=number).map(|n| pod(&format!("p{n}"), &n.to_string(), Pending)).collect();
+        let known: Vec<Pod> = (0..=number).map(|n| pod(&format!("p{n}"), &n.to_string(), Pending)).collect();
         let shown: String = (0..number).map(|n| format!("p{n}+ ")).collect();
         decisions.push(bench.decision(&known, &shown, number * 19));
     }
