@@ -41,7 +41,8 @@ fn row(family: &Registered) -> String {
 #[test]
 fn the_document_lists_every_metric() {
     let mut registry = Registry::default();
-    let sections: [(&str, fn(&mut Registry)); 5] = [
+    type Register = fn(&mut Registry);
+    let sections: [(&str, Register); 5] = [
         ("metrics of every command", |registry| *registry = Registry::of_process()),
         ("metrics of the agent", register_agent),
         ("metrics of the proxy", register_proxy),

@@ -12,9 +12,11 @@ use serde_json::Value;
 use crate::support::parts::fetched;
 use crate::support::seed;
 
-/// Returns random pods: each message, and what Kubernetes' types make of it. `None` if the program that makes
-/// them cannot be built here.
-fn made_pods(form: &str, count: usize) -> Result<Option<Vec<(Vec<u8>, String)>>> {
+/// A pod's message, and what Kubernetes' types make of it.
+type MadePod = (Vec<u8>, String);
+
+/// Returns random pods. `None` if the program that makes them cannot be built here.
+fn made_pods(form: &str, count: usize) -> Result<Option<Vec<MadePod>>> {
     let Some(dir) = fetched(&["madepods"])? else { return Ok(None) };
     let mut command = Command::new(dir.join("madepods"));
     let output =
