@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::coverage::Coverage;
 use super::fleet::{Fleet, NEWER, NO_SCHEDULER};
-use super::node_problems::Problem;
+use super::node_problems::{CoveredNodes, Problem};
 use super::scheduler_pods::SchedulerPods;
 use super::settings::Settings;
 use crate::cluster::{Cluster, ClusterError, NrtSummary, SlimNode, SlimPod, pod_labels};
@@ -54,8 +54,8 @@ struct Node {
 #[derive(Default)]
 struct State {
     nodes: BTreeMap<String, Node>,
-    /// The agent's pod by Node: its name, and whether it is Ready.
-    agents: BTreeMap<String, (String, bool)>,
+    /// The agents' pods: the Node, the name, and whether it is Ready.
+    agents: Vec<(String, String, bool)>,
     fleet: Fleet,
     /// Objects that should have a Node.
     of_nodes: Vec<String>,
@@ -105,12 +105,7 @@ async fn read_agents(
         return Ok(None);
     };
     if let Some(labels) = pod_labels(&daemon_set) {
-        let add = |pod: SlimPod| {
-            let agent = state.agents.entry(pod.node).or_insert_with(|| (pod.name.clone(), pod.ready));
-            if pod.ready {
-                *agent = (pod.name, true);
-            }
-        };
+        let add = |pod: SlimPod| state.agents.push((pod.node, pod.name, pod.ready));
         cluster.labelled_pods(namespace, &labels).for_each(add).await?;
     }
     Ok(Coverage::of(&daemon_set))
@@ -127,24 +122,18 @@ impl State {
         self.fleet.add(summary);
     }
 
-    /// Returns the problem of a covered, Ready Node.
-    fn problem(&self, node: &str) -> Option<Problem> {
-        match self.agents.get(node) {
-            None => Some(Problem::NoAgent),
-            Some((pod, false)) => Some(Problem::AgentNotReady(pod.as_str().into())),
-            Some(_) if !self.fleet.names.contains(node) => Some(Problem::NoObject),
-            Some(_) => None,
-        }
-    }
-
     fn report(self) -> Report {
-        let covered = || self.nodes.iter().filter(|(_, node)| node.covered);
-        let ready = covered().filter(|(_, node)| node.ready).map(|(name, _)| name);
-        let of_nodes = ready.filter_map(|name| Some(format!("Node {name}: {}", self.problem(name)?)));
+        let nodes = self.nodes.iter().filter(|(_, node)| node.covered);
+        let covered = CoveredNodes::new(
+            nodes.map(|(name, node)| (name.as_str(), node.ready)),
+            self.agents.iter().map(|(node, pod, ready)| (node.as_str(), pod.as_str(), *ready)),
+        );
+        let mut of_nodes = covered.silent;
+        let without_object = covered.healthy.into_iter().filter(|name| !self.fleet.names.contains(name));
+        of_nodes.extend(without_object.map(|name| (name, Problem::NoObject)));
         let orphans = self.of_nodes.iter().filter(|name| !self.nodes.contains_key(*name));
-        let agents = covered().filter(|(name, _)| self.agents.get(*name).is_some_and(|(_, ready)| *ready));
         let (nodes, objects) = (self.nodes.len(), self.fleet.names.len());
-        let (covered_nodes, agents) = (covered().count(), agents.count());
+        let (covered_nodes, agents) = (covered.count, covered.with_agent);
         let mut report = Report {
             summary: match self.no_daemon_set {
                 true => format!("{nodes} Nodes and {objects} objects; agents are not checked"),
@@ -160,7 +149,7 @@ impl State {
         } else if !self.no_daemon_set && covered_nodes == 0 && nodes > 0 {
             report.add(vec!["the DaemonSet covers no Node".to_owned()]);
         }
-        report.add(of_nodes.collect());
+        report.add(of_nodes.iter().map(|(name, problem)| format!("Node {name}: {problem}")).collect());
         report.add(orphans.map(|name| format!("object {name}: there is no Node of this name")).collect());
         let foreign = |(name, other): &(String, String)| format!("object {name}: {other} wrote its zones");
         report.add(self.foreign.iter().map(foreign).collect());
@@ -184,7 +173,7 @@ mod tests {
         let node = |(name, covered, ready): &(&str, bool, bool)| {
             ((*name).to_owned(), Node { covered: *covered, ready: *ready })
         };
-        let agent = |(node, ready): &(&str, bool)| ((*node).to_owned(), (format!("agent-{node}"), *ready));
+        let agent = |(node, ready): &(&str, bool)| ((*node).to_owned(), format!("agent-{node}"), *ready);
         State {
             nodes: nodes.iter().map(node).collect(),
             agents: agents.iter().map(agent).collect(),

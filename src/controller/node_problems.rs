@@ -1,6 +1,6 @@
-//! Tracks Nodes with a problem, and for how long: pure, given the time.
+//! Finds Nodes with a problem, and tracks for how long they have it: pure, given the time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
@@ -24,6 +24,49 @@ impl fmt::Display for Problem {
             Self::AgentNotReady(pod) => write!(f, "its agent {pod} is not Ready"),
             Self::NoObject => f.write_str("it has no NodeResourceTopology although its agent is Ready"),
         }
+    }
+}
+
+/// The Nodes that should have an agent.
+#[derive(Debug, Default)]
+pub(super) struct CoveredNodes {
+    pub(super) count: u64,
+    /// How many of them, Ready or not, have a Ready agent.
+    pub(super) with_agent: u64,
+    /// Ready Nodes without a Ready agent.
+    pub(super) silent: BTreeMap<Box<str>, Problem>,
+    /// Ready Nodes with a Ready agent.
+    pub(super) healthy: BTreeSet<Box<str>>,
+}
+
+impl CoveredNodes {
+    /// `nodes` are the covered Nodes: the name, and whether it is Ready. `agents` are the agents' pods: the
+    /// Node, the name, and whether it is Ready.
+    pub(super) fn new<'a>(
+        nodes: impl Iterator<Item = (&'a str, bool)>,
+        agents: impl Iterator<Item = (&'a str, &'a str, bool)>,
+    ) -> Self {
+        let mut pods: BTreeMap<&str, (&str, bool)> = BTreeMap::new();
+        for (node, name, ready) in agents {
+            let pod = pods.entry(node).or_insert((name, false));
+            if ready {
+                *pod = (name, true);
+            }
+        }
+        let mut covered = Self::default();
+        for (name, ready) in nodes {
+            covered.count += 1;
+            let pod = pods.get(name).copied();
+            let has_agent = pod.is_some_and(|(_, ready)| ready);
+            covered.with_agent += u64::from(has_agent);
+            if ready && has_agent {
+                covered.healthy.insert(name.into());
+            } else if ready {
+                let problem = pod.map_or(Problem::NoAgent, |(pod, _)| Problem::AgentNotReady(pod.into()));
+                covered.silent.insert(name.into(), problem);
+            }
+        }
+        covered
     }
 }
 

@@ -1,4 +1,3 @@
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -8,48 +7,21 @@ use super::{State, Workers};
 use crate::cluster::Regarding;
 use crate::controller::events::Reason;
 use crate::controller::names::first_names;
-use crate::controller::node_problems::Problem;
+use crate::controller::node_problems::{CoveredNodes, Problem};
 
 /// Limits of the check interval, which is a tenth of `silent_after`.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The Nodes that should have an agent.
-#[derive(Debug, Default)]
-pub(super) struct CoveredNodes {
-    count: u64,
-    /// Ready Nodes without a Ready agent.
-    silent: BTreeMap<Box<str>, Problem>,
-    /// Ready Nodes with a Ready agent.
-    pub(super) healthy: BTreeSet<Box<str>>,
-}
-
 impl State {
     /// Returns the covered Nodes; `None` if Nodes or agents are unknown or stale.
     pub(super) fn covered_nodes(&self, now: Instant) -> Option<CoveredNodes> {
         let (nodes, agents) = (self.nodes.trusted(now)?, self.agents.trusted(now)?);
-        let mut pods: BTreeMap<&str, (&str, bool)> = BTreeMap::new();
-        for (name, agent) in agents {
-            let pod = pods.entry(&agent.node).or_insert((name, false));
-            if agent.ready {
-                *pod = (name, true);
-            }
-        }
-        let mut covered = CoveredNodes::default();
-        for (name, node) in nodes.iter().filter(|(_, node)| node.covered) {
-            covered.count += 1;
-            let problem = match pods.get(&**name) {
-                _ if !node.ready => continue,
-                Some((_, true)) => {
-                    covered.healthy.insert(name.clone());
-                    continue;
-                }
-                Some((pod, false)) => Problem::AgentNotReady((*pod).into()),
-                None => Problem::NoAgent,
-            };
-            covered.silent.insert(name.clone(), problem);
-        }
-        Some(covered)
+        let covered = nodes.iter().filter(|(_, node)| node.covered);
+        Some(CoveredNodes::new(
+            covered.map(|(name, node)| (&**name, node.ready)),
+            agents.iter().map(|(name, agent)| (&*agent.node, &**name, agent.ready)),
+        ))
     }
 }
 
