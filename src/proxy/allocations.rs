@@ -78,12 +78,6 @@ impl Allocations {
         self.pods.is_empty()
     }
 
-    /// Returns true if an annotation names a device that the node is not known to have, so that the devices
-    /// should be read again.
-    pub(super) fn has_unknown_devices(&self) -> bool {
-        self.errors.iter().any(|error| error.kind.concerns_devices())
-    }
-
     pub(super) fn pod(&self, namespace: &[u8], name: &[u8]) -> Option<usize> {
         let key =
             |pod: &PodAllocations| (pod.name.0.as_bytes(), pod.name.1.as_bytes()).cmp(&(namespace, name));

@@ -202,9 +202,6 @@ impl AnnotationState {
             state.unknown_device_since = Some(now);
         }
         state.error_log.log(allocations.new_errors(&earlier), now);
-        if let Some(devices) = self.devices.as_ref().filter(|_| allocations.has_unknown_devices()) {
-            devices.read_soon();
-        }
     }
 
     /// Merges the allocations into a response. Unknown pods in it are looked up until `deadline`; also

@@ -1,13 +1,13 @@
 //! Reads Koordinator's Device object of the node. It changes when a card is installed or fails, so it is read
-//! periodically, sooner if an annotation names an unknown device, and at once if a response waits for it.
+//! periodically, and at once if a response waits for it.
 
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 use tracing::info;
 
 use super::Settings;
@@ -21,28 +21,18 @@ use crate::util::task::Task;
 
 /// Interval between two reads.
 const PERIOD: Duration = Duration::from_secs(60);
-/// Delay of a read that was requested, or of a retry after a failure; it doubles each time there was nothing
-/// new.
-const FIRST_DELAY: Duration = Duration::from_secs(5);
-/// Maximum delay of a read that was requested.
-const MAX_DELAY: Duration = Duration::from_secs(30);
+/// Delay of the first retry after a failure; it doubles up to [`PERIOD`].
+const FIRST_RETRY: Duration = Duration::from_secs(5);
 /// Minimum interval between reads that a response waits for.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Handle to the task that reads the devices; the task ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct DevicePoller {
-    requests: Arc<Requests>,
+    /// Requests a read with this number or a higher one.
+    requests: watch::Sender<u64>,
     reads: watch::Receiver<Reads>,
     _task: Task,
-}
-
-#[derive(Debug, Default)]
-struct Requests {
-    /// A read soon.
-    soon: Notify,
-    /// A read with this number or a higher one, at once.
-    now: watch::Sender<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -56,15 +46,11 @@ struct Reads {
 }
 
 impl DevicePoller {
-    pub(super) fn read_soon(&self) {
-        self.requests.soon.notify_one();
-    }
-
     /// Waits for a read that starts after this call, whatever its result. It starts at once, but at most once
     /// per second.
     pub(super) async fn read_now(&self) {
         let next = self.reads.borrow().started + 1;
-        self.requests.now.send_if_modified(|number| {
+        self.requests.send_if_modified(|number| {
             let is_later = *number < next;
             *number = next.max(*number);
             is_later
@@ -134,8 +120,8 @@ impl Poll {
         self,
         read: impl Fn() -> F + Send + 'static,
     ) -> DevicePoller {
-        let (requests, (sender, reads)) = (Arc::<Requests>::default(), watch::channel(Reads::default()));
-        let task = Task::spawn(self.run(read, sender, Arc::clone(&requests)));
+        let ((requests, requested), (sender, reads)) = (watch::channel(0), watch::channel(Reads::default()));
+        let task = Task::spawn(self.run(read, sender, requested));
         DevicePoller { requests, reads, _task: task }
     }
 
@@ -143,16 +129,25 @@ impl Poll {
         mut self,
         read: impl Fn() -> F,
         reads: watch::Sender<Reads>,
-        requests: Arc<Requests>,
+        mut requests: watch::Receiver<u64>,
     ) {
-        let mut now = requests.now.subscribe();
-        let mut schedule = Schedule::default();
+        let mut failures = 0;
         loop {
             let start = Instant::now();
             reads.send_modify(|reads| reads.started += 1);
             let result = read().await;
             let is_response = matches!(result, Ok(_) | Err(ClusterError::Forbidden(_)));
-            let outcome = self.update(result);
+            let delay = match result {
+                Ok(devices) => {
+                    self.update(devices);
+                    failures = 0;
+                    jittered(PERIOD)
+                }
+                Err(error) => {
+                    self.fail(&error);
+                    back_off(&mut failures, FIRST_RETRY, PERIOD)
+                }
+            };
             reads.send_modify(|reads| {
                 reads.finished = reads.started;
                 reads.last_start = Some(start);
@@ -160,28 +155,22 @@ impl Poll {
             });
             let finished = reads.borrow().finished;
             let requested = async {
-                // An error would mean that there are no more handles.
-                let _ = now.wait_for(|number| *number > finished).await;
+                // An error means that the handle was dropped, which also ends this task.
+                let _ = requests.wait_for(|number| *number > finished).await;
                 sleep_until(start + MIN_INTERVAL).await;
             };
             tokio::select! {
                 () = requested => {}
-                () = schedule.wait(outcome, start, &requests.soon) => {}
+                () = sleep_until(start + delay) => {}
             }
         }
     }
 
-    fn update(&mut self, result: ReadResult) -> Outcome {
-        let devices = match result {
-            Ok(devices) => devices.map(Arc::new),
-            Err(error) => {
-                self.fail(&error);
-                return Outcome::Failed;
-            }
-        };
+    fn update(&mut self, devices: Option<Devices>) {
+        let devices = devices.map(Arc::new);
         self.log.recovered("Koordinator's Device of this node can be read again");
         if devices == self.devices {
-            return Outcome::Unchanged;
+            return;
         }
         match &devices {
             Some(devices) => info!("Koordinator reports {} devices of this node", devices.devices.len()),
@@ -189,7 +178,6 @@ impl Poll {
         }
         self.devices.clone_from(&devices);
         self.node.send_replace(NodeDevices::new(devices, Arc::clone(&self.pci)));
-        Outcome::Changed
     }
 
     fn fail(&mut self, error: &ClusterError) {
@@ -199,40 +187,6 @@ impl Poll {
             None => "ids in annotations are not checked meanwhile, and accelerators count as NVIDIA's",
         };
         self.log.warn(&format!("cannot read Koordinator's Device of this node: {error}; {consequence}"));
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Outcome {
-    Changed,
-    Unchanged,
-    Failed,
-}
-
-#[derive(Default)]
-struct Schedule {
-    /// Consecutive requested reads that found nothing new.
-    unchanged: u32,
-    /// Consecutive failures.
-    failures: u32,
-}
-
-impl Schedule {
-    /// Waits until the next read is due after one that started at `start`, unless a response waits for it.
-    async fn wait(&mut self, outcome: Outcome, start: Instant, soon: &Notify) {
-        if outcome == Outcome::Failed {
-            return sleep_until(start + back_off(&mut self.failures, FIRST_DELAY, PERIOD)).await;
-        }
-        self.failures = 0;
-        if outcome == Outcome::Changed {
-            self.unchanged = 0;
-        }
-        match timeout_at(start + jittered(PERIOD), soon.notified()).await {
-            // The delay doubles each time, however often a read is requested.
-            Ok(()) => sleep_until(start + back_off(&mut self.unchanged, FIRST_DELAY, MAX_DELAY)).await,
-            // No read was requested for a full period.
-            Err(_) => self.unchanged = 0,
-        }
     }
 }
 

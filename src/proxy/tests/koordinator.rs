@@ -246,7 +246,7 @@ fn a_device_without_id_is_found_by_its_minor_number_or_left_out() {
     let pods = [pod("p", DEVICES, text, &[container("main", &[])])];
     let allocations = default_rules().read(pods.iter(), &node);
     assert_eq!(errors(&allocations), [("no_id", 4)]);
-    assert!(allocations.has_unknown_devices());
+    assert!(allocations.errors()[0].kind.concerns_devices());
     assert_eq!(
         allocations.errors()[0].message,
         "pod ns/p: a device of type `gpu` with minor 7 has no id, nor has the node's Device (and 3 times more)"

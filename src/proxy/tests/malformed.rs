@@ -98,7 +98,7 @@ fn devices_of_a_pod_are_bounded() {
     let allocations = read(&[pod("p", DEVICES, &text, &requests)]);
     assert_eq!(ids(&allocations).len(), 1024);
     assert_eq!(errors(&allocations), [("too_many", 476)]);
-    assert!(!allocations.has_unknown_devices(), "reading the devices again would not help");
+    assert!(!allocations.errors()[0].kind.concerns_devices(), "reading the devices again would not help");
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn unknown_ids_are_left_out() {
     assert_eq!(of(text, &node), "p/main: nvidia.com/gpu=GPU-a,GPU-broken koordinator.sh/rdma=0000:01:00.1@1");
     let allocations = read_one(text, &node);
     assert_eq!(errors(&allocations), [("unknown_id", 3)]);
-    assert!(allocations.has_unknown_devices());
+    assert!(allocations.errors()[0].kind.concerns_devices());
     assert_eq!(
         allocations.errors()[0].message,
         "pod ns/p: the node's Device has no device `GPU-invented` of type `gpu` (and 2 times more)"
