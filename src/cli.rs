@@ -6,7 +6,6 @@ mod controller;
 mod crd;
 #[cfg(feature = "sim")]
 mod demo;
-mod file_watch;
 mod flags;
 mod pods;
 mod pods_api;

@@ -1,22 +1,28 @@
 //! Applies changes of the configuration file to a running process, and handles its signals.
 //!
-//! When the file changes, and at SIGHUP, all layers (file, environment, flags) are merged again. A changed
-//! log level applies at once, in the agent also changed exclusions and fillers (`Reload::is_live`); for any
-//! other changed key the log says that it requires a restart. If the file is invalid, the last configuration
-//! stays. SIGUSR1 toggles the log level `debug`.
+//! The file is read again periodically and at SIGHUP. If it has changed, all layers (file, environment,
+//! flags) are merged again. A changed log level applies at once, in the agent also changed exclusions and
+//! fillers (`Reload::is_live`); for any other changed key the log says that it requires a restart. If the
+//! file is invalid, the last configuration stays. SIGUSR1 toggles the log level `debug`.
 
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use anyhow::anyhow;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tracing::{debug, info, warn};
 
-use super::file_watch::FileWatch;
 use super::flags::Given;
 use crate::config::{Config, Effective, Layers, Origin, Shown};
 use crate::telemetry::{LogSwitch, start_logs};
 use crate::topology::ZoneRules;
+
+/// Interval at which the file is read again.
+const INTERVAL: Duration = Duration::from_secs(2);
+/// Minimum age of the file when it is read again: a newer one may be incomplete.
+const SETTLED: Duration = Duration::from_secs(1);
 
 /// Applies the changes that a running process can apply, and logs the others.
 pub(super) struct Reload {
@@ -43,9 +49,8 @@ impl Reload {
     pub(super) fn start(mut self, rules: Option<watch::Sender<ZoneRules>>) -> anyhow::Result<()> {
         let listen = |kind| signal(kind).map_err(|error| anyhow!("cannot listen for signals: {error}"));
         let signals = (listen(SignalKind::hangup())?, listen(SignalKind::user_defined1())?);
-        let watch = self.given.file.as_deref().map(FileWatch::new);
         self.rules = rules;
-        drop(tokio::spawn(self.run(signals, watch)));
+        drop(tokio::spawn(self.run(signals)));
         Ok(())
     }
 
@@ -55,24 +60,26 @@ impl Reload {
         key == "log.level" || (self.rules.is_some() && of_agent)
     }
 
-    async fn run(mut self, (mut hangup, mut toggle): (Signal, Signal), mut watch: Option<FileWatch>) {
+    async fn run(mut self, (mut hangup, mut toggle): (Signal, Signal)) {
         // The file may have changed since the process read it at startup.
         self.read(false);
+        let mut ticks = interval_at(Instant::now() + INTERVAL, INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let changed = async {
-                match &mut watch {
-                    Some(watch) => watch.changed().await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = changed => self.read(false),
+                _ = ticks.tick() => self.read_if_settled(),
                 Some(()) = hangup.recv() => self.read(true),
                 Some(()) = toggle.recv() => {
                     let level = self.logs.toggle_debug();
                     info!("the log level is {} by SIGUSR1", name(&level));
                 }
             }
+        }
+    }
+
+    fn read_if_settled(&mut self) {
+        if self.given.file.as_deref().is_some_and(is_settled) {
+            self.read(false);
         }
     }
 
@@ -139,6 +146,17 @@ impl Reload {
     }
 }
 
+/// Returns false if the file was written just now. A missing file counts as settled, so that it is reported.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "a file's time is of the wall clock; after a jump the file is read a moment sooner or later"
+)]
+fn is_settled(file: &Path) -> bool {
+    let Ok(modified) = file.metadata().and_then(|metadata| metadata.modified()) else { return true };
+    // A time in the future was set by another clock.
+    SystemTime::now().duration_since(modified).map_or(true, |age| age >= SETTLED)
+}
+
 /// Merges the layers; joins all errors into one line.
 fn finish(layers: Layers) -> Result<Effective, String> {
     let join = |errors: Vec<_>| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
@@ -160,4 +178,26 @@ fn list(keys: &[&str]) -> String {
 
 fn name(level: &impl serde::Serialize) -> String {
     serde_json::to_value(level).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[allow(clippy::disallowed_methods, reason = "of a file's time")]
+    #[test]
+    fn a_file_that_was_written_just_now_is_not_read_yet() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("numacast.yaml");
+        assert!(is_settled(&path), "a missing file is an error to report");
+        let file = File::create(&path).unwrap();
+        assert!(!is_settled(&path));
+        let now = SystemTime::now();
+        for modified in [now - SETTLED, now + Duration::from_secs(3600)] {
+            file.set_modified(modified).unwrap();
+            assert!(is_settled(&path), "{modified:?}");
+        }
+    }
 }

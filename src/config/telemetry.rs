@@ -13,7 +13,8 @@ pub struct Log {
     /// The least severe level that is logged: `error`, `warn`, `info`, `debug` or `trace` (debug, and what
     /// libraries log).
     ///
-    /// It changes at once when the file changes, unless a flag sets it. `SIGUSR1` switches to debug and back.
+    /// A change in the file takes effect without a restart, unless a flag sets the level. `SIGUSR1` switches
+    /// to debug and back.
     pub level: LogLevel,
     /// The format of the log: `text` or `json`.
     pub format: LogFormat,

@@ -1,5 +1,6 @@
 //! What the binary reloads while it runs: its configuration file and signals.
 
+use std::os::unix::fs::symlink;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::support::Node;
 
-/// Upper bound for events that take milliseconds.
+/// Upper bound for events that take seconds at most.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const TOKEN: &str = "a-secret-token";
 
@@ -126,6 +127,22 @@ async fn the_log_level_changes_with_the_file() {
 }
 
 #[tokio::test]
+async fn a_swapped_volume_of_a_config_map_is_read_again() {
+    let mut env = Environment::start("log: {level: info}\n", &[]).await;
+    let etc = env.node.root().join("etc");
+    for (volume, level) in [("..1", "info"), ("..2", "debug")] {
+        std::fs::create_dir(etc.join(volume)).unwrap();
+        std::fs::write(etc.join(volume).join("numacast.yaml"), format!("log: {{level: {level}}}\n")).unwrap();
+    }
+    symlink("..1", etc.join("..data")).unwrap();
+    symlink("..data/numacast.yaml", etc.join(".new")).unwrap();
+    std::fs::rename(etc.join(".new"), etc.join("numacast.yaml")).unwrap();
+    symlink("..2", etc.join("..data_tmp")).unwrap();
+    std::fs::rename(etc.join("..data_tmp"), etc.join("..data")).unwrap();
+    env.lines_until("`log.level` changed in ").await;
+}
+
+#[tokio::test]
 async fn a_flag_takes_precedence_over_a_changed_file() {
     let mut env = Environment::start("", &["--log-level", "info"]).await;
     env.configure("log: {level: debug}\nzones: {fillers: false}\n");
@@ -180,7 +197,7 @@ async fn sigusr1_works_for_the_proxy_and_the_pods_api_server() {
 }
 
 #[tokio::test]
-async fn changed_exclusions_apply_at_once_and_other_keys_need_a_restart() {
+async fn changed_exclusions_apply_and_other_keys_need_a_restart() {
     let mut env = Environment::start("", &[]).await;
     env.configure("exclude: {resources: {worker: [example.com/nic]}}\nscan: {poll: 1s, notifyFile: /n}\n");
     let lines = env.lines_until(" and is in effect now").await;
