@@ -33,7 +33,7 @@ static HEAP: PeakAlloc = PeakAlloc;
 const CONNECTIONS: usize = 16;
 const CALLS: usize = 128;
 /// How long the server may take to free memory; less than the time a client has to send a message.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A service whose methods are selected by name.
 struct Play {

@@ -360,7 +360,8 @@ async fn a_pod_causes_few_writes() {
         (none, All, best_effort.clone(), 0),
     ] {
         let writes = writes_per_pod(consumer, method, &pod).await;
-        assert_eq!(writes, max, "{consumer:?}, {method:?}: {}", pod.name);
+        // On a busy machine a write may contain two changes.
+        assert!(writes <= max, "{consumer:?}, {method:?}: {}: {writes} writes", pod.name);
     }
 }
 
