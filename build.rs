@@ -39,15 +39,13 @@ const SETS: [Set; 4] = [
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
-    // Only the simulation serves these APIs.
-    let server = std::env::var_os("CARGO_FEATURE_SIM").is_some();
     for Set { folder, files, elsewhere } in SETS {
         let root = Path::new("proto").join(folder);
         let target = out.join(folder);
         std::fs::create_dir_all(&target)?;
         let descriptors = protox::compile(files, [&root])?;
         let mut builder = tonic_prost_build::configure()
-            .build_server(server)
+            .build_server(false)
             .build_transport(false)
             // Ordered, so that output is deterministic.
             .btree_map(".")

@@ -4,7 +4,7 @@ mod agent;
 mod config;
 mod controller;
 mod crd;
-#[cfg(feature = "sim")]
+#[cfg(feature = "demo")]
 mod demo;
 mod flags;
 mod pods;
@@ -50,8 +50,8 @@ enum Command {
     /// Print, check and explain the configuration.
     Config(config::Args),
     /// Watch the real agent work on a simulated node, with no cluster at all.
-    #[cfg(feature = "sim")]
-    Demo(crate::sim::demo::Args),
+    #[cfg(feature = "demo")]
+    Demo(numacast_sim::demo::Args),
 }
 
 /// Parses the command line and runs the command.
@@ -68,7 +68,7 @@ pub fn main() -> ExitCode {
         Command::Pods(args) => pods::run(args),
         Command::Crd(args) => crd::run(args),
         Command::Config(args) => config::run(args),
-        #[cfg(feature = "sim")]
+        #[cfg(feature = "demo")]
         Command::Demo(args) => demo::run(args),
     };
     match outcome {

@@ -6,7 +6,7 @@
 mod address;
 mod client_error;
 mod connection;
-pub(crate) mod connector;
+mod connector;
 mod https;
 mod list_filter;
 mod metrics;
@@ -19,6 +19,7 @@ mod shared;
 pub use address::Address;
 pub use client_error::ClientError;
 pub use connection::Connection;
+pub use connector::{Connector, OpenConnection};
 pub use https::{HTTPS_PORT, HttpsClient, HttpsTarget};
 pub(crate) use metrics::RequestMetrics;
 pub use numacast_core::kubelet::{

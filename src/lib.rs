@@ -23,8 +23,6 @@ pub mod proxy;
 #[cfg(test)]
 #[path = "../crates/core/src/randomised.rs"]
 mod randomised;
-#[cfg(feature = "sim")]
-pub mod sim;
 pub mod telemetry;
 pub mod util;
 

@@ -4,12 +4,12 @@ use std::process::ExitCode;
 
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
+use numacast_sim::demo::{self, Args, DemoAgent};
+use numacast_sim::node::SimNode;
 use tokio::sync::oneshot;
 
 use crate::agent::Agent;
 use crate::config::Config;
-use crate::sim::demo::{self, Args, DemoAgent};
-use crate::sim::node::SimNode;
 use crate::telemetry::registry::Registry;
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {

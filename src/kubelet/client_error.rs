@@ -97,7 +97,8 @@ impl ClientError {
 
     /// Returns true if the call should be retried on a new connection: it may have reached a kubelet that was
     /// shutting down.
-    pub(crate) fn is_lost(&self) -> bool {
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
         matches!(self, Self::Lost { .. } | Self::NotGrpc { .. })
     }
 }

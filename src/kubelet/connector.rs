@@ -23,7 +23,7 @@ use super::request::{Request, RequestError};
 /// Opens a connection to the socket at a path, and another one whenever that socket is replaced. It gets
 /// only the outcomes of calls, so that several may be in flight.
 #[derive(Debug)]
-pub(crate) struct Connector {
+pub struct Connector {
     socket: PathBuf,
     timeout: Duration,
     open: Option<OpenConnection>,
@@ -34,13 +34,15 @@ pub(crate) struct Connector {
     has_responded: bool,
 }
 
+/// A connection that works as far as is known. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct OpenConnection {
+pub struct OpenConnection {
     channel: Channel,
     timeout: Duration,
     /// Unique per connection, even for two connections to the same socket.
-    pub(crate) number: u64,
-    pub(crate) connection: Connection,
+    pub number: u64,
+    /// Differs between two sockets only.
+    pub connection: Connection,
     pub(crate) socket: SocketId,
 }
 
@@ -50,10 +52,11 @@ pub(crate) struct OpenConnection {
 pub(crate) struct SocketId(u64, u64, i64, i64);
 
 /// The result of a call, or the expiry of its deadline.
-pub(crate) type Outcome = Result<Result<Bytes, Status>, Elapsed>;
+pub(super) type Outcome = Result<Result<Bytes, Status>, Elapsed>;
 
 impl OpenConnection {
-    pub(crate) fn call(&self, request: &Request) -> impl Future<Output = Outcome> + Send + use<> {
+    /// Makes a call with the connector's deadline.
+    pub fn call(&self, request: &Request) -> impl Future<Output = Outcome> + Send + use<> {
         let (timeout, response) = (self.timeout, request.send(self.channel.clone()));
         async move { tokio::time::timeout(timeout, response).await }
     }
@@ -61,11 +64,14 @@ impl OpenConnection {
 
 impl Connector {
     /// Returns a connector for `socket` whose calls time out after `timeout`. It does not connect yet.
-    pub(crate) fn new(socket: PathBuf, timeout: Duration) -> Self {
+    #[must_use]
+    pub fn new(socket: PathBuf, timeout: Duration) -> Self {
         Self { socket, timeout, open: None, opened: 0, last: Default::default(), has_responded: false }
     }
 
-    pub(crate) fn number(&self) -> Option<u64> {
+    /// Returns the number of the open connection.
+    #[must_use]
+    pub fn number(&self) -> Option<u64> {
         self.open.as_ref().map(|open| open.number)
     }
 
@@ -83,7 +89,10 @@ impl Connector {
 
     /// Interprets the outcome of a call on `open`, and closes the connection if the call shows that it is
     /// broken.
-    pub(crate) fn finish(
+    ///
+    /// # Errors
+    /// If the call failed; see [`RequestError`].
+    pub fn finish(
         &mut self,
         open: &OpenConnection,
         request: &Request,
@@ -108,7 +117,10 @@ impl Connector {
 
     /// Returns the connection to the socket now at the path. Connecting to a Unix socket does not wait for
     /// the server.
-    pub(crate) async fn open(&mut self) -> Result<OpenConnection, ClientError> {
+    ///
+    /// # Errors
+    /// If there is no socket, or no server that speaks gRPC.
+    pub async fn open(&mut self) -> Result<OpenConnection, ClientError> {
         // A missing socket is no reason to drop a working connection.
         let is_stale = |open: &OpenConnection| SocketId::of(&self.socket).is_ok_and(|now| now != open.socket);
         let open = match self.open.take().filter(|open| !is_stale(open)) {

@@ -239,5 +239,5 @@ impl SourceSelector {
     }
 }
 
-#[cfg(all(test, feature = "sim"))]
+#[cfg(test)]
 mod tests;

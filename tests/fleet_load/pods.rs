@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use numacast::sim::kubelet::{PodSpec, SimKubelet};
+use numacast_sim::kubelet::{PodSpec, SimKubelet};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 

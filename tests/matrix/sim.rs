@@ -1,7 +1,7 @@
 //! Cells on simulated kubelets: every described machine with every version and set of policies.
 
 use anyhow::{Context, Result};
-use numacast::sim::kubelet::KubeletVersion;
+use numacast_sim::kubelet::KubeletVersion;
 
 use crate::cell::{Cell, KubeletKind, Outcome, Policies};
 use crate::sim_walk;

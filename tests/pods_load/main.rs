@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use numacast::core_v1::proto as core;
-use numacast::sim::pods_api::SimPodsApi;
+use numacast_sim::pods_api::SimPodsApi;
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

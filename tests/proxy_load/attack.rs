@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use numacast::kubelet::proto::v1::ListPodResourcesRequest;
 use numacast::kubelet::proto::v1::pod_resources_lister_client::PodResourcesListerClient;
-use numacast::sim::kubelet::{Options as Kubelet, PodSpec};
+use numacast_sim::kubelet::{Options as Kubelet, PodSpec};
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 

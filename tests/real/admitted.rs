@@ -8,9 +8,9 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
-use numacast::sim::kubelet::{Options, PodSpec};
-use numacast::sim::machine::MachineSpec;
-use numacast::sim::scenario;
+use numacast_sim::kubelet::{Options, PodSpec};
+use numacast_sim::machine::MachineSpec;
+use numacast_sim::scenario;
 use serde_json::{Value, json};
 
 use crate::refusals::{NO_PORTS, agent};

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use kube::ResourceExt;
 use numacast::pod::Pod;
 use numacast::scheduler::{PluginRelease, is_exclusive};
-use numacast::sim::machine::Device;
+use numacast_sim::machine::Device;
 use serde_json::{Value, json};
 
 use crate::support::agent::Agent;

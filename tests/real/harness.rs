@@ -2,7 +2,7 @@
 //! oracle reflects it.
 
 use anyhow::{Result, ensure};
-use numacast::sim::machine::Device;
+use numacast_sim::machine::Device;
 
 use crate::support::node::Fate;
 use crate::support::nrt::Figures;

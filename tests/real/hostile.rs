@@ -13,7 +13,7 @@ use numacast::kubelet::proto::pods::pods_client::PodsClient;
 use numacast::kubelet::proto::pods::{EventType, GetPodRequest, ListPodsRequest, WatchPodsRequest};
 use numacast::pods_api::proto::v1alpha1::ListPodConditionsRequest;
 use numacast::pods_api::proto::v1alpha1::pod_info_client::PodInfoClient;
-use numacast::sim::kubelet::PodSpec;
+use numacast_sim::kubelet::PodSpec;
 use prost::Message;
 use prost::bytes::Bytes;
 use serde_json::json;

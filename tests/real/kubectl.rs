@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 use numacast::agent::Agent;
 use numacast::cluster::Cluster;
 use numacast::config::{API_TIMEOUT, Config};
-use numacast::sim::api_server::ApiServer;
 use numacast::telemetry::registry::Registry;
+use numacast_sim::api_server::ApiServer;
 
 use crate::sim_node::Node as SimNode;
 use crate::support::{Needs, Parts};

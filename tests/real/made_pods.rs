@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use numacast::core_v1::decode_pod;
 use numacast::pod::Pod;
-use numacast::sim::pods_api::SimPodsApi;
+use numacast_sim::pods_api::SimPodsApi;
 use serde_json::Value;
 
 use crate::support::parts::fetched;

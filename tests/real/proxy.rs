@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Pod;
-use numacast::sim::kubelet::Client;
 use serde_json::{Value, json};
 
+use crate::sim_node::Client;
 use crate::support::koordinator::{self, DEVICE_ALLOCATED, RESOURCE_STATUS};
 use crate::support::nrt::Figures;
 use crate::support::podresources::{

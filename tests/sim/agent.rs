@@ -5,11 +5,11 @@ use std::time::Duration;
 use numacast::agent::Agent;
 use numacast::cluster::Cluster;
 use numacast::config::Config;
-use numacast::sim::api_server::{ApiServer, PODS, TOPOLOGIES};
-use numacast::sim::kubelet::{Call, ContainerSpec, Fault, Options, PodSpec, RestartTiming, Role, Split};
 use numacast::telemetry::registry::Registry;
 use numacast::topology::NodeExclusions;
 use numacast::util::glob::PodPattern;
+use numacast_sim::api_server::{ApiServer, PODS, TOPOLOGIES};
+use numacast_sim::kubelet::{Call, ContainerSpec, Fault, Options, PodSpec, RestartTiming, Role, Split};
 use serde_json::json;
 use tonic::Code;
 

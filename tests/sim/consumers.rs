@@ -7,10 +7,10 @@ use std::time::Duration;
 use numacast::agent::Settings;
 use numacast::config::{Config, Consumer, PodSource};
 use numacast::scheduler::FingerprintMethod;
-use numacast::sim::api_server::{EVENTS, PODS, TOPOLOGIES};
-use numacast::sim::kubelet::{Call, Fault, PodSpec};
 use numacast::topology::NodeExclusions;
 use numacast::util::glob::PodPattern;
+use numacast_sim::api_server::{EVENTS, PODS, TOPOLOGIES};
+use numacast_sim::kubelet::{Call, Fault, PodSpec};
 use serde_json::{Value, json};
 
 use crate::environment::{Environment, api_server, quick};

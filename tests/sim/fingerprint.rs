@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use numacast::agent::Settings;
 use numacast::scheduler::{Fingerprint, FingerprintMethod, FingerprintView, Informer, pod_hash};
-use numacast::sim::api_server::{ApiServer, EVENTS, Fault, PODS, Rule, TOPOLOGIES};
-use numacast::sim::kubelet::{Call, Fault as KubeletFault, PodSpec, Role};
 use numacast::topology::NodeExclusions;
 use numacast::util::glob::PodPattern;
+use numacast_sim::api_server::{ApiServer, EVENTS, Fault, PODS, Rule, TOPOLOGIES};
+use numacast_sim::kubelet::{Call, Fault as KubeletFault, PodSpec, Role};
 use serde_json::{Value, json};
 
 use crate::environment::{Environment, api_server, quick};

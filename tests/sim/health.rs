@@ -7,10 +7,10 @@ use std::time::Duration;
 use numacast::agent::Agent;
 use numacast::cluster::Cluster;
 use numacast::config::{Config, Endpoint};
-use numacast::sim::api_server::ApiServer;
-use numacast::sim::kubelet::PodSpec;
 use numacast::telemetry::registry::Registry;
 use numacast::telemetry::server::{Endpoints, Server};
+use numacast_sim::api_server::ApiServer;
+use numacast_sim::kubelet::PodSpec;
 use tokio::task::JoinHandle;
 use tokio::time::{advance, pause, resume, sleep};
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use numacast::cluster::{Cluster, ClusterError};
-use numacast::sim::api_server::{ApiServer, DEVICES, Fault};
+use numacast_sim::api_server::{ApiServer, DEVICES, Fault};
 use serde_json::{Value, json};
 
 fn device(ids: &[&str]) -> Value {

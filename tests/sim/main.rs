@@ -6,7 +6,6 @@
 mod agent;
 mod annotations;
 mod consumers;
-mod demo;
 mod environment;
 mod faults;
 mod fingerprint;

@@ -6,10 +6,10 @@ use std::time::Duration;
 use numacast::agent::Agent;
 use numacast::cluster::Cluster;
 use numacast::config::{API_TIMEOUT, Config, Endpoint};
-use numacast::sim::api_server::ApiServer;
-use numacast::sim::kubelet::{Call, Fault};
 use numacast::telemetry::registry::Registry;
 use numacast::telemetry::server::{Endpoints, Server};
+use numacast_sim::api_server::ApiServer;
+use numacast_sim::kubelet::{Call, Fault};
 
 use crate::support::{ANY_PORT, Node, get};
 

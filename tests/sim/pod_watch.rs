@@ -12,9 +12,9 @@ use futures::StreamExt;
 use numacast::cluster::Cluster;
 use numacast::core_v1::decode_pod;
 use numacast::pod::{RawPod, Wanted};
-use numacast::sim::api_server::{ApiServer, Fault, NODES, PODS};
 use numacast::util::wire::put_bytes;
 use numacast::watch_event::WatchEvent;
+use numacast_sim::api_server::{ApiServer, Fault, NODES, PODS};
 use serde_json::json;
 use tokio::time::Instant;
 

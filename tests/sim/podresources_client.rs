@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use numacast::kubelet::{Api, ClientError};
-use numacast::sim::kubelet::{Call, Fault, KubeletVersion, Options, PodSpec};
+use numacast_sim::kubelet::{Call, Fault, KubeletVersion, Options, PodSpec};
 use tonic::Code;
 
 use crate::support::Node;

@@ -14,8 +14,8 @@ use numacast::pods_api::proto::v1alpha1::{
     EventType as InfoType, GetPodConditionsRequest, ListPodConditionsRequest, WatchPodConditionsEvent,
     WatchPodConditionsRequest,
 };
-use numacast::sim::api_server::{ApiServer, PODS};
-use numacast::sim::pods_api::SimPodsApi;
+use numacast_sim::api_server::{ApiServer, PODS};
+use numacast_sim::pods_api::SimPodsApi;
 use prost::Message;
 use prost::bytes::Bytes;
 use serde_json::json;

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use numacast::core_v1::proto as core;
-use numacast::sim::pods_api::SimPodsApi;
+use numacast_sim::pods_api::SimPodsApi;
 use prost::Message;
 use serde_json::Value;
 use tempfile::TempDir;

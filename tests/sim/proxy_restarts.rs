@@ -16,16 +16,16 @@ use numacast::cluster::Cluster;
 use numacast::config::Config;
 use numacast::kubelet::{ClientError, Request, decode_list};
 use numacast::proxy::Proxy;
-use numacast::sim::api_server::{ApiServer, PODS};
-use numacast::sim::kubelet::{Client, PodSpec};
 use numacast::telemetry::registry::Registry;
+use numacast_sim::api_server::{ApiServer, PODS};
+use numacast_sim::kubelet::PodSpec;
 use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tonic::Code;
 
-use crate::support::Node;
+use crate::support::{Client, Node};
 
 /// Default number of rounds.
 const ROUNDS: usize = 24;

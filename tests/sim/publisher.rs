@@ -11,9 +11,9 @@ use numacast::agent::{Agent, Settings};
 use numacast::cluster::{Cluster, ClusterError, EventPoster, Regarding};
 use numacast::config::Config;
 use numacast::nrt::NodeResourceTopology;
-use numacast::sim::api_server::{ApiServer, EVENTS, Fault, NODES, PODS, Rule, TOPOLOGIES};
-use numacast::sim::kubelet::PodSpec;
 use numacast::telemetry::registry::Registry;
+use numacast_sim::api_server::{ApiServer, EVENTS, Fault, NODES, PODS, Rule, TOPOLOGIES};
+use numacast_sim::kubelet::PodSpec;
 use serde_json::{Value, json};
 
 use crate::environment::{Environment, api_server, quick};

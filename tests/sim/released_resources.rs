@@ -5,9 +5,9 @@ use std::time::Duration;
 use numacast::agent::Settings;
 use numacast::pod_source::PodSourceKind;
 use numacast::scheduler::FingerprintView;
-use numacast::sim::api_server::{ApiServer, Fault, PODS, Rule};
-use numacast::sim::kubelet::{Options, PodSpec};
-use numacast::sim::pods_api::SimPodsApi;
+use numacast_sim::api_server::{ApiServer, Fault, PODS, Rule};
+use numacast_sim::kubelet::{Options, PodSpec};
+use numacast_sim::pods_api::SimPodsApi;
 use serde_json::json;
 
 use crate::environment::{Environment, api_server, quick, with_terminated_pods_listed};

@@ -4,8 +4,8 @@ use std::os::unix::fs::symlink;
 use std::process::Stdio;
 use std::time::Duration;
 
-use numacast::sim::api_server::ApiServer;
-use numacast::sim::kubelet::PodSpec;
+use numacast_sim::api_server::ApiServer;
+use numacast_sim::kubelet::PodSpec;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use numacast::kubelet::proto::v1;
 use numacast::kubelet::{Caller, ClientError, Request, SharedClient};
-use numacast::sim::kubelet::{Call, Fault, KubeletVersion};
+use numacast_sim::kubelet::{Call, Fault, KubeletVersion};
 use prost::Message;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;

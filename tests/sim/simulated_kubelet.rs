@@ -10,13 +10,15 @@ use numacast::kubelet::proto::v1;
 use numacast::kubelet::{Api, ContainerUsage, PodUsage, Request};
 use numacast::machine::IdSet;
 use numacast::quantity::Quantity;
-use numacast::sim::kubelet::{
-    Allocation, Amounts, Client, ContainerSpec, KubeletVersion, Model, Options, PodLevel, PodSpec,
-    RestartTiming, Role, SimKubelet, Stage,
+use numacast_sim::kubelet::{
+    Allocation, Amounts, ContainerSpec, KubeletVersion, Model, Options, PodLevel, PodSpec, RestartTiming,
+    Role, SimKubelet, Stage,
 };
-use numacast::sim::machine::{Device, MachineSpec, NodeSpec};
+use numacast_sim::machine::{Device, MachineSpec, NodeSpec};
 use prost::Message as _;
 use serde_json::{Value, json};
+
+use crate::support::Client;
 
 /// A machine of two nodes with four cores each.
 fn spec(policy: &str) -> MachineSpec {

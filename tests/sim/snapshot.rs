@@ -2,7 +2,7 @@
 
 use assert_cmd::Command;
 use numacast::nrt::NodeResourceTopology;
-use numacast::sim::kubelet::{KubeletVersion, Options, PodSpec, Split};
+use numacast_sim::kubelet::{KubeletVersion, Options, PodSpec, Split};
 
 use crate::support::Node;
 

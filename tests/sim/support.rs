@@ -1,15 +1,21 @@
 //! A simulated node: a machine described in a directory, with a simulated kubelet on it. Also plain HTTP
 //! requests.
 
+// Other programs include this file by its path.
+#[path = "client.rs"]
+mod client;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use numacast::sim::kubelet::{Client, Options, SimKubelet};
-use numacast::sim::machine::MachineSpec;
+use numacast_sim::kubelet::{Options, SimKubelet};
+use numacast_sim::machine::MachineSpec;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+
+pub(crate) use client::Client;
 
 /// Any free port of the loopback address.
 pub(crate) const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);

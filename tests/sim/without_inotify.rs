@@ -3,8 +3,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use numacast::sim::kubelet::{Options, PodSpec, Split};
-use numacast::sim::node::SimNode;
+use numacast_sim::kubelet::{Options, PodSpec, Split};
+use numacast_sim::node::SimNode;
 
 use crate::support::{ANY_PORT, machine};
 

@@ -7,9 +7,9 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use numacast::sim::kubelet::{Options, Split};
-use numacast::sim::machine::MachineSpec;
-use numacast::sim::node::SimNode;
+use numacast_sim::kubelet::{Options, Split};
+use numacast_sim::machine::MachineSpec;
+use numacast_sim::node::SimNode;
 use tokio::process::{Child, Command};
 
 /// The node's name.

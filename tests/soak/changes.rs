@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use fastrand::Rng;
-use numacast::sim::api_server::{Fault, Rule, TOPOLOGIES};
-use numacast::sim::kubelet::{Options, PodSpec, RestartTiming};
+use numacast_sim::api_server::{Fault, Rule, TOPOLOGIES};
+use numacast_sim::kubelet::{Options, PodSpec, RestartTiming};
 
 use crate::agent::{Agent, Sample};
 

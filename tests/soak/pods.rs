@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use numacast::sim::api_server::PODS;
-use numacast::sim::kubelet::{Options, PodSpec};
+use numacast_sim::api_server::PODS;
+use numacast_sim::kubelet::{Options, PodSpec};
 use serde_json::{Value, json};
 
 use crate::agent::{Agent, NODE};

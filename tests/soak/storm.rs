@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use numacast::sim::kubelet::{Options, PodSpec};
+use numacast_sim::kubelet::{Options, PodSpec};
 
 use crate::agent::Agent;
 

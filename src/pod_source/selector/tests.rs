@@ -1,9 +1,9 @@
+use numacast_sim::api_server::{ApiServer, PODS};
+use numacast_sim::pods_api::SimPodsApi;
 use serde_json::json;
 
 use super::trial::INTERVAL;
 use super::*;
-use crate::sim::api_server::{ApiServer, PODS};
-use crate::sim::pods_api::SimPodsApi;
 
 /// Waits for a complete list, and returns its source and pods. Errors are added to `errors`.
 async fn listed(selector: &mut SourceSelector, errors: &mut Vec<String>) -> (PodSourceKind, Vec<String>) {

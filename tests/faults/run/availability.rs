@@ -26,8 +26,8 @@ use std::time::{Duration, Instant};
 
 use numacast::cluster::FIELD_MANAGER;
 use numacast::nrt::NodeResourceTopology;
-use numacast::sim::api_server::{Change, EventType, TOPOLOGIES};
-use numacast::sim::kubelet::{Call, DeviceId, Expected, Fault, RecordedResponse, SimKubelet, Stage};
+use numacast_sim::api_server::{Change, EventType, TOPOLOGIES};
+use numacast_sim::kubelet::{Call, DeviceId, Expected, Fault, RecordedResponse, SimKubelet, Stage};
 use tokio::sync::broadcast;
 
 use super::SETTLE;

@@ -4,7 +4,7 @@ use fastrand::Rng;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::discovery::ApiResource;
 use numacast::nrt::NodeResourceTopology;
-use numacast::sim::api_server::{Fault, Rule, TOPOLOGIES};
+use numacast_sim::api_server::{Fault, Rule, TOPOLOGIES};
 use serde_json::{Value, json};
 
 use super::environment::{Environment, NODE};

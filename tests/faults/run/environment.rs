@@ -11,11 +11,11 @@ use fastrand::Rng;
 use numacast::agent::{Agent, Settings};
 use numacast::cluster::Cluster;
 use numacast::config::Config;
-use numacast::sim::api_server::{NODES, PODS};
-use numacast::sim::kubelet::{KubeletVersion, Options, PodSpec, Split, Stage};
-use numacast::sim::machine::MachineSpec;
-use numacast::sim::node::SimNode;
 use numacast::telemetry::registry::Registry;
+use numacast_sim::api_server::{NODES, PODS};
+use numacast_sim::kubelet::{KubeletVersion, Options, PodSpec, Split, Stage};
+use numacast_sim::machine::MachineSpec;
+use numacast_sim::node::SimNode;
 use serde_json::json;
 use tokio::sync::oneshot;
 

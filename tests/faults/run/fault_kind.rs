@@ -4,8 +4,8 @@ use std::fs;
 use std::time::Duration;
 
 use fastrand::Rng;
-use numacast::sim::api_server::{self, NODES, Rule, TOPOLOGIES};
-use numacast::sim::kubelet::{Call, Fault};
+use numacast_sim::api_server::{self, NODES, Rule, TOPOLOGIES};
+use numacast_sim::kubelet::{Call, Fault};
 use tonic::Code;
 
 use super::cluster_faults::{edit, fail_requests};

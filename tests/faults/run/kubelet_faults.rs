@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use fastrand::Rng;
-use numacast::sim::kubelet::{Call, Fault};
+use numacast_sim::kubelet::{Call, Fault};
 
 use super::environment::{Environment, KubeletState, text};
 use super::fault_kind::FaultKind;

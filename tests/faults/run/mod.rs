@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use futures::future::join_all;
-use numacast::sim::api_server::PODS;
+use numacast_sim::api_server::PODS;
 use tokio::time::sleep;
 
 use availability::AvailabilityCheck;

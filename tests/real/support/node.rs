@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
-use numacast::sim::machine::{Device, MachineSpec};
+use numacast_sim::machine::{Device, MachineSpec};
 use serde_json::{Map, Value, json};
 
 use super::cgroups::Cgroups;

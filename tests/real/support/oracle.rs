@@ -21,7 +21,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::ResourceExt;
-use numacast::sim::machine::{MachineSpec, NodeSpec};
+use numacast_sim::machine::{MachineSpec, NodeSpec};
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, bail, ensure};
 use fastrand::Rng;
-use numacast::sim::machine::{Device, DeviceSpec, MachineSpec};
+use numacast_sim::machine::{Device, DeviceSpec, MachineSpec};
 
 use super::agent::Agent;
 use super::node::{Fate, RealNode, Stop};

@@ -7,8 +7,8 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use numacast::cluster::Cluster;
 use numacast::pod::{Pod, Wanted};
-use numacast::sim::api_server::{ApiServer, PODS};
 use numacast::watch_event::WatchEvent;
+use numacast_sim::api_server::{ApiServer, PODS};
 use serde_json::json;
 
 pub(super) const NODE: &str = "worker";

@@ -13,9 +13,9 @@ use numacast::kubelet::proto::pods::{EventType, ListPodsRequest, WatchPodsEvent,
 use numacast::pod_source::{KubeletPort, PodSourceKind, PodSources};
 use numacast::pods_api::proto::v1alpha1::pod_info_client::PodInfoClient;
 use numacast::pods_api::{PodsApi, Settings};
-use numacast::sim::api_server::ApiServer;
 use numacast::telemetry::health::Probes;
 use numacast::telemetry::registry::Registry;
+use numacast_sim::api_server::ApiServer;
 use prost::Message;
 use prost::bytes::Bytes;
 use serde_json::{Value, json};

@@ -7,8 +7,8 @@ use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
 use numacast::agent::{ConflictPolicy, Settings};
 use numacast::nrt::NodeResourceTopology;
-use numacast::sim::api_server::{ApiServer, Change, EVENTS, TOPOLOGIES};
-use numacast::sim::kubelet::PodSpec;
+use numacast_sim::api_server::{ApiServer, Change, EVENTS, TOPOLOGIES};
+use numacast_sim::kubelet::PodSpec;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::Receiver;
 

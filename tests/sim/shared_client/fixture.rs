@@ -8,7 +8,7 @@ use futures::future::join_all;
 use numacast::kubelet::{
     Caller, ClientError, Observer, Request, RequestError, SharedClient, SharedResponse, decode_list,
 };
-use numacast::sim::kubelet::{Call, Fault, KubeletVersion, Options, PodSpec};
+use numacast_sim::kubelet::{Call, Fault, KubeletVersion, Options, PodSpec};
 use tokio::time::Instant;
 use tonic::Code;
 

@@ -13,8 +13,8 @@ use futures::future::join_all;
 use numacast::kubelet::{
     Caller, ClientError, Request, RequestError, SharedClient, SharedResponse, decode_allocatable, decode_list,
 };
-use numacast::sim::kubelet::{Call, Fault, KubeletVersion, Options, PodSpec, SimKubelet};
-use numacast::sim::machine::{Device, MachineSpec};
+use numacast_sim::kubelet::{Call, Fault, KubeletVersion, Options, PodSpec, SimKubelet};
+use numacast_sim::machine::{Device, MachineSpec};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use numacast::kubelet::{Allocatable, ClientError, ConfigFiles, KubeletConfig};
-use numacast::sim::kubelet::{Call, ClaimedDevice, Fault, KubeletVersion, Options, PodSpec, Role};
+use numacast_sim::kubelet::{Call, ClaimedDevice, Fault, KubeletVersion, Options, PodSpec, Role};
 use tonic::Code;
 
 use super::{Node, immediate, role, spec};

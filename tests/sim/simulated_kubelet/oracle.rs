@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use numacast::nrt::{self, NodeResourceTopology, NodeResourceTopologyFields};
 use numacast::quantity::Quantity;
-use numacast::sim::kubelet::{Amounts, Expected, PodSpec, Split};
-use numacast::sim::machine::NodeSpec;
+use numacast_sim::kubelet::{Amounts, Expected, PodSpec, Split};
+use numacast_sim::machine::NodeSpec;
 use serde_json::json;
 
 use super::{Node, immediate, spec};

@@ -3,7 +3,7 @@
 use numacast::agent::Depth;
 use numacast::machine::{Id, IdSet};
 use numacast::quantity::Quantity;
-use numacast::sim::machine::{MachineSpec, NodeSpec};
+use numacast_sim::machine::{MachineSpec, NodeSpec};
 
 use super::{MIB, Step, Walk};
 

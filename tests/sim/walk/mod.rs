@@ -17,8 +17,8 @@ use numacast::agent::{Account, Depth, NodeReader, Settings, object};
 use numacast::config::Config;
 use numacast::machine::Id;
 use numacast::nrt::NodeResourceTopology;
-use numacast::sim::kubelet::{KubeletVersion, Options, RestartTiming, SimKubelet, Split, Stage};
-use numacast::sim::machine::{Device, MachineSpec};
+use numacast_sim::kubelet::{KubeletVersion, Options, RestartTiming, SimKubelet, Split, Stage};
+use numacast_sim::machine::{Device, MachineSpec};
 use serde_json::json;
 use tempfile::TempDir;
 

@@ -2,7 +2,7 @@
 
 use numacast::machine::Id;
 use numacast::quantity::hugepages_name;
-use numacast::sim::kubelet::{ClaimedDevice, ContainerSpec, KubeletVersion, PodLevel, PodSpec, Role};
+use numacast_sim::kubelet::{ClaimedDevice, ContainerSpec, KubeletVersion, PodLevel, PodSpec, Role};
 
 use super::{MIB, ONLY_HIDDEN_DEVICES, Walk};
 
