@@ -1,13 +1,13 @@
 # The commands for people. `make` alone lists them.
 
-.PHONY: help demo check test core heart matrix faults real-faults contract proxy-load pods-load fleet fleet-load soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image reproduce sbom clean
+.PHONY: help demo check test core pure matrix faults real-faults contract proxy-load pods-load fleet fleet-load soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image reproduce sbom clean
 
 help:
-	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster'
+	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster (ARGS=--help)'
 	@echo 'make check   between two edits: format, clippy, unit tests (under a minute once built)'
 	@echo 'make test    every test, those on a real kubelet and API server included (needs root and Go for these; eight minutes once built)'
 	@echo 'make core    only the tests of numacast-core: parsers, accounting, scheduler; in seconds'
-	@echo 'make heart   only the unit tests of the other code without I/O, in seconds'
+	@echo 'make pure   only the unit tests of the other code without I/O, in seconds'
 	@echo 'make matrix  random walks over every machine, five kubelet versions and all policies (a quarter of an hour; ARGS=--help)'
 	@echo 'make real-faults  a hundred faults of a real kubelet, API server and etcd (a quarter of an hour; ARGS=--help)'
 	@echo 'make contract  short pods in a closed loop: a real scheduler with the NodeResourceTopologyMatch plugin and each of its caches, a real kubelet (an hour; ARGS=--help)'
@@ -29,7 +29,7 @@ help:
 	@echo 'make clean   remove everything that was built'
 
 demo:
-	cargo run --locked -- demo
+	cargo run --locked --features demo -- demo $(ARGS)
 
 # One profile of clippy, and no test program: `make lint` and `make test` have the rest.
 check:
@@ -44,8 +44,8 @@ test:
 core:
 	cargo test --locked --package numacast-core
 
-heart:
-	CARGO_TARGET_DIR=target/heart cargo test --locked --manifest-path tests/heart/Cargo.toml
+pure:
+	CARGO_TARGET_DIR=target/pure cargo test --locked --manifest-path tests/pure/Cargo.toml
 
 matrix:
 	tests/parts/build kubelet@1.33 kubelet@1.34 kubelet@1.35 kubelet@1.36
@@ -80,7 +80,7 @@ faults:
 
 # Virtual time: only the computer's speed counts.
 model:
-	cargo test --locked --profile bench --no-default-features --test model -- $(ARGS)
+	cargo test --locked --profile bench --test model -- $(ARGS)
 
 # ONLY=storm, ONLY=pods, ONLY=probes or ONLY=changes for one part. In memory: a disk is too slow for a storm.
 soak: export TMPDIR ?= $(if $(wildcard /dev/shm/.),/dev/shm,/tmp)
@@ -95,9 +95,8 @@ mutants:
 
 lint:
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets -- -D warnings
-	cargo clippy --locked --test '*' -- -D warnings
-	cargo clippy --locked --no-default-features -- -D warnings
+	cargo clippy --locked --workspace --all-targets --test '*' --features numacast/demo -- -D warnings
+	cargo clippy --locked -- -D warnings
 	cargo clippy --locked --package numacast-core -- -D warnings
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --offline check bans licenses sources; \
 	else echo 'lint: cargo-deny is not installed; the dependency rules of deny.toml were not checked'; fi
@@ -110,7 +109,7 @@ parts:
 bench: $(if $(filter accounting,$(ONLY)),bench-accounting,bench-agent $(if $(ONLY)$(VARIANT),,bench-accounting))
 
 bench-accounting:
-	cargo bench --locked --no-default-features --bench accounting --bench accounting-heap
+	cargo bench --locked --bench accounting --bench accounting-heap
 
 bench-agent: shipped parts
 	cargo bench --locked --bench agent -- $(ONLY)

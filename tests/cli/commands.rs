@@ -184,7 +184,7 @@ fn the_help_of_a_flag_is_the_text_of_its_key() {
 #[test]
 fn help_names_every_verb() {
     let outcome = numacast(&["--help"]);
-    for verb in ["agent", "controller", "snapshot", "demo", "crd", "config"] {
+    for verb in ["agent", "controller", "snapshot", "crd", "config"] {
         assert!(outcome.success().contains(&format!("  {verb} ")), "{verb}");
     }
 }

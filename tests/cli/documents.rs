@@ -261,6 +261,7 @@ fn is_test(arguments: &str) -> bool {
     let (directory, filter) = match words[..] {
         ["--lib", filter] => ("src".to_owned(), filter),
         ["--package", "numacast-core", filter] => ("crates/core".to_owned(), filter),
+        ["--package", "numacast-sim", filter] => ("crates/sim".to_owned(), filter),
         ["--test", program] => (format!("tests/{}", program.replace('-', "_")), ""),
         ["--test", program, filter] => (format!("tests/{}", program.replace('-', "_")), filter),
         _ => return false,

@@ -55,8 +55,8 @@ impl Picture {
 /// A top-level module that a file imports.
 type Import = (String, PathBuf);
 
-/// Adds the files of a module and of its submodules, without those that are compiled for tests or the
-/// simulation only.
+/// Adds the files of a module and of its submodules, without those that are compiled for tests or the demo
+/// only.
 fn collect_files(file: PathBuf, found: &mut Vec<PathBuf>) {
     let text = read(&file);
     let is_root = file.ends_with("lib.rs");
@@ -64,7 +64,7 @@ fn collect_files(file: PathBuf, found: &mut Vec<PathBuf>) {
     let mut is_excluded = false;
     for line in text.lines().map(str::trim) {
         if line.starts_with("#[cfg(") {
-            is_excluded = !line.contains("not(") && (line.contains("test") || line.contains("\"sim\""));
+            is_excluded = !line.contains("not(") && (line.contains("test") || line.contains("\"demo\""));
         } else if !line.starts_with("#[") {
             if let Some(module) = declared_module(line).filter(|_| !is_excluded) {
                 collect_files(directory.join(module).with_extension("rs"), found);
@@ -214,8 +214,8 @@ fn imports_are_found_in_every_form() {
                 use crate::util::{backoff, crate_name};\n\
                 use crate::{agent, pod::{Pod, Phase}, names};\n\
                 pub(in crate::cluster) fn f() -> crate::nrt::Zone { mycrate::x() }\n\
-                #[cfg(all(test, feature = \"sim\"))]\n\
-                mod tests {\n    use crate::sim;\n}\n";
+                #[cfg(test)]\n\
+                mod tests {\n    use crate::cli;\n}\n";
     let expected: BTreeSet<String> =
         ["agent", "cluster", "names", "nrt", "pod", "util"].map(str::to_owned).into();
     assert_eq!(imported_modules(&code(text)), expected);
