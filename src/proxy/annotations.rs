@@ -5,14 +5,17 @@
 //! [`Allocations`](super::Allocations) that are merged into responses. Annotations are untrusted: anybody who
 //! creates a pod can write them.
 //!
-//! **To support another annotation format**, first see whether `mapping.rs` can read it or be extended to do
-//! so. If not:
+//! **To support another annotation format**, extend `mapping.rs` if one more field of a mapping can express
+//! it. Otherwise, such as for several types of device or an own rule for containers:
 //!
-//! 1. add a file like it, with a function that parses the annotation and passes the devices of each resource
-//!    to `PodReader::allocate`, and call it in `PodReader::read`;
+//! 1. add a file beside `mapping.rs` (with several types of device, `koordinator.rs` is the closer example).
+//!    Its function parses the annotation, stops after `MAX_IDS` entries, and passes the devices of each
+//!    resource, a `DeviceGroup` for each device, to `PodReader::allocate`, which chooses the containers by
+//!    their requests, or to `PodReader::allocate_to`, which takes a container's name. Call it in
+//!    `PodReader::read`;
 //! 2. add a switch to [`Annotations`] (a configuration key) and to [`Annotations::are_merged`], without which
 //!    nothing is read;
-//! 3. add the annotation's key to [`Rules::keys`]: other annotations are not kept;
+//! 3. add the annotation's own key to [`Rules::keys`]: other annotations are not kept;
 //! 4. if it needs Koordinator's Device, include it in `reads_devices` (`src/config/settings.rs`) and in the
 //!    chart's permission to read Devices.
 

@@ -12,10 +12,11 @@ use crate::util::json_path::JsonPath;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Annotations {
-    /// What is merged of Koordinator's: `devices` (annotation `scheduling.koordinator.sh/device-allocated`),
-    /// `cpus` (CPUs and memory of `scheduling.koordinator.sh/resource-status`, for the pod as a whole),
-    /// `sharedIds` (an id of its own for each part of an accelerator) and `allocatable` (the healthy devices
-    /// of the node's Device, in `GetAllocatableResources`).
+    /// Which of Koordinator's allocations are merged: `devices` (annotation
+    /// `scheduling.koordinator.sh/device-allocated`), `cpus` (CPUs and memory of
+    /// `scheduling.koordinator.sh/resource-status`, for the pod as a whole), `sharedIds` (an id of its own for
+    /// each part of an accelerator) and `allocatable` (the healthy devices of the node's Device, in
+    /// `GetAllocatableResources`).
     ///
     /// With `sharedIds`, `GPU-1` becomes `GPU-1::` and a number derived from the pod's UID where a pod has
     /// only a part of it; without, several pods have the same id. DCGM-exporter (`--kubernetes-virtual-gpus`)
@@ -50,7 +51,7 @@ pub struct Annotations {
     pub mappings: Vec<AnnotationMapping>,
 }
 
-/// What is merged of Koordinator's.
+/// What is merged of Koordinator's allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Koordinator {

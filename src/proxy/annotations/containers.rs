@@ -1,4 +1,4 @@
-//! Which container of a pod gets which device: annotations allocate devices to the pod as a whole.
+//! Which container of a pod gets a device whose annotation names no container.
 
 use super::MAX_UNREQUESTED;
 use super::koordinator::unprefixed;
@@ -31,8 +31,8 @@ pub(super) fn assign(
         let all = containers.iter().enumerate();
         all.filter(|(_, container)| container.kind != ContainerKind::Init)
     };
-    // Requests are hundredths of a device, or counts (`RequestsAsCount` of Koordinator's
-    // `device-allocate-hint`) if they add up to what was allocated.
+    // Koordinator's types other than `gpu` are requested in hundredths of a device, unless the requests add up
+    // to the number of allocated devices: then they are counts (`RequestsAsCount` of its `device-allocate-hint`).
     let requests = running().flat_map(|(_, container)| container.requested());
     let has_unit = kind.is_some_and(|kind| kind != GPU);
     let requests = requests.filter(|(name, _)| has_unit && unprefixed(name) == kind);

@@ -45,9 +45,10 @@ pub(super) enum Share {
     AcceleratorPart,
 }
 
-/// Devices that are allocated together: one device, or virtual functions of one. Ids with NUMA nodes.
+/// What counts as one device against requests: a device, or virtual functions of one.
 #[derive(Default)]
 pub(super) struct DeviceGroup {
+    /// Each id with its NUMA nodes.
     pub(super) ids: Vec<(Box<str>, IdSet)>,
     pub(super) share: Share,
 }
@@ -112,8 +113,8 @@ impl<'a> PodReader<'a> {
     /// Allocates devices of one resource to the containers that request it (see `assign`). Requests and
     /// limits apply to each call on its own: call it once per annotation and resource, with all its devices.
     ///
-    /// `kind` is Koordinator's type of device, such as `gpu`, if it is one: containers can request it by more
-    /// names than `resource`.
+    /// `kind` is Koordinator's type of device, such as `gpu`, which containers can request by more names than
+    /// `resource`; `None` for other formats.
     pub(super) fn allocate(&mut self, kind: Option<&str>, resource: &Arc<str>, groups: Vec<DeviceGroup>) {
         if groups.is_empty() {
             return;
