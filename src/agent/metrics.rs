@@ -204,7 +204,7 @@ impl Metrics {
             foreign_writes: registry
                 .counters(
                     "numacast_foreign_writes_total",
-                    "Writes of the object by others",
+                    "Writes by others after which the object was not as wanted",
                     [label("writer", "`person`: `kubectl`; `manager`: another publisher")],
                 )
                 .at_zero([["person"], ["manager"]]),
@@ -267,8 +267,8 @@ impl Metrics {
         self.health.published(took);
     }
 
-    /// Records that the object in the API server equals the newest topology, so no write is needed.
-    pub(crate) fn up_to_date(&self) {
+    /// Records that the object in the API server was read and is as wanted.
+    pub(crate) fn is_as_wanted(&self) {
         self.last_publish.set(unix_seconds());
         self.health.published(Duration::ZERO);
     }

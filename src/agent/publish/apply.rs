@@ -1,4 +1,4 @@
-//! Writes the object of one node, and tracks what the API server has.
+//! Writes the object of one node, and keeps the metadata that the API server returned.
 
 use std::time::Duration;
 

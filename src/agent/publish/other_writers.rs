@@ -1,4 +1,4 @@
-//! Finds out what other writers do to the object, and reacts to it.
+//! Compares the object with the wanted one, after events and at each refresh, and reacts to other writers.
 
 use kube::api::ObjectMeta;
 use tokio::time::Instant;
@@ -102,7 +102,8 @@ impl PublishTask {
         }
     }
 
-    /// Returns true if the object is as we want it. If not, reacts to the difference.
+    /// Returns true if the object is as wanted. If not, reacts to the difference, unless a newer state is about
+    /// to be written.
     fn compare(&mut self, live: &NodeResourceTopology, is_fresh: bool) -> bool {
         // A newer state is about to be written: a difference from it is not another writer's change.
         if self.newest.has_changed().unwrap_or(true) {
@@ -116,7 +117,7 @@ impl PublishTask {
         fields.extend(leftovers.into_iter().filter(|field| !fields.contains(field)).collect::<Vec<_>>());
         if fields.is_empty() {
             self.ownership.up_to_date = identity(&live.metadata);
-            self.metrics.up_to_date();
+            self.metrics.is_as_wanted();
             self.report_competitors();
             return true;
         }

@@ -25,7 +25,7 @@ const DELETIONS_WITHIN: Duration = Duration::from_secs(600);
 pub(super) struct OwnershipState {
     pub(super) competing: CompetingManagers,
     pub(super) form: Form,
-    /// UID and generation of the object when it was last seen to be as we want it.
+    /// UID and generation of the object when we last wrote it or read it as wanted.
     pub(super) up_to_date: Option<(String, i64)>,
     deletions: VecDeque<Instant>,
     /// Since when the object has been owned by a Node that is gone, and whether that was reported.
