@@ -14,10 +14,10 @@ use anyhow::{Context, Result};
 /// Timeout of every wait.
 const TIMEOUT: Duration = Duration::from_secs(180);
 /// The pause between two checks grows with the time waited, in this range: many tests wait at a time, and
-/// every check costs the API server a few requests.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
-/// The share of the time waited that a pause takes.
-const SHARE: u32 = 8;
+/// every check costs a few requests. The tests are limited by CPU time, not by these pauses.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(40), Duration::from_millis(500));
+/// The part of the time waited that a pause takes: a quarter.
+const PART: u32 = 4;
 
 /// An error that waiting cannot fix.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl std::error::Error for Fatal {}
 /// Polls `check` until it succeeds and returns its result. On timeout, or at the first [`Fatal`] error,
 /// returns the last error.
 pub(crate) async fn until<T>(what: &str, check: impl AsyncFnMut() -> Result<T>) -> Result<T> {
-    poll(what, |waited| (waited / SHARE).clamp(PAUSES.0, PAUSES.1), check).await
+    poll(what, |waited| (waited / PART).clamp(PAUSES.0, PAUSES.1), check).await
 }
 
 /// Like [`until`], with a fixed pause: short if `check` must not miss an intermediate state, long if it is
