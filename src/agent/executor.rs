@@ -183,14 +183,14 @@ impl Executor {
     fn step(&mut self, change: Change) {
         let plan = {
             let (live_object, rules) = (self.live_object.borrow(), self.rules.borrow());
-            let is_api_server_down = self.api_server.is_some_and(|(failed, _)| failed)
+            let is_api_server_failing = self.api_server.is_some_and(|(failed, _)| failed)
                 || self.publisher.published.borrow().error.is_some();
             let context = Context {
                 pods: &self.pods,
                 view: &self.view,
                 live_object: &live_object,
                 rules: &rules,
-                is_api_server_down,
+                is_api_server_failing,
             };
             self.reconciler.step(change, &context, Instant::now())
         };

@@ -147,13 +147,13 @@ impl Reconciler {
     }
 
     fn check_restart(&mut self, scan: &Scan, context: &Context<'_>, now: Instant) -> Check<Arc<Usage>> {
-        let Context { pods, view, is_api_server_down, .. } = *context;
+        let Context { pods, view, is_api_server_failing, .. } = *context;
         let is_live = |name: &PodName| pods.has_live(name);
         let is_gone = |name: &PodName| pods.is_gone(name);
         let is_missing_since = |name: &PodName, since| pods.lacks_since(name, since);
         let liveness =
             PodLiveness { is_live: &is_live, is_gone: &is_gone, is_missing_since: &is_missing_since };
-        self.restart.check(scan, is_api_server_down, view.is_live.then_some(liveness), now)
+        self.restart.check(scan, is_api_server_failing, view.is_live.then_some(liveness), now)
     }
 
     /// Waits until the live object is known; then the guards adopt what they need of it.
@@ -207,8 +207,8 @@ impl Reconciler {
         }
     }
 
-    /// Keeps the last good object and reports why. Publishes the changes of pods that were deferred to the
-    /// result of this scan, because the following scans may fail too.
+    /// Keeps the last good object and reports why. Changes of pods that waited for this scan are published
+    /// now, because the following scans may fail too.
     fn failed(
         &mut self,
         error: String,

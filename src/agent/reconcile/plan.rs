@@ -31,8 +31,8 @@ pub(in super::super) struct Context<'a> {
     /// The object before this agent's first write.
     pub(in super::super) live_object: &'a LiveObject,
     pub(in super::super) rules: &'a ZoneRules,
-    /// Whether the API server, from which the kubelet gets its pods, does not respond.
-    pub(in super::super) is_api_server_down: bool,
+    /// Whether the last request to the API server failed: the kubelet may not get its pods from it either.
+    pub(in super::super) is_api_server_failing: bool,
 }
 
 #[derive(Debug, Default)]

@@ -71,12 +71,12 @@ impl RestartGuard {
     pub(super) fn check(
         &mut self,
         scan: &Scan,
-        is_api_server_down: bool,
+        is_api_server_failing: bool,
         pods: Option<PodLiveness<'_>>,
         now: Instant,
     ) -> Check<Arc<Usage>> {
         let since = match self.since {
-            Some((connection, since)) if connection == scan.connection && !is_api_server_down => since,
+            Some((connection, since)) if connection == scan.connection && !is_api_server_failing => since,
             _ => {
                 self.since = Some((scan.connection, now));
                 now

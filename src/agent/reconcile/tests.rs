@@ -70,7 +70,7 @@ impl Bench {
             view: &self.view,
             live_object: &self.live_object,
             rules: &ZoneRules::default(),
-            is_api_server_down: false,
+            is_api_server_failing: false,
         };
         self.reconciler.step(change, &context, now)
     }

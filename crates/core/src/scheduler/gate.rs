@@ -8,7 +8,7 @@
 //!   - B2: for `MAX_EXTENSION` times that, there was always one pod or another.
 //!   - B3: the List has lacked a running pod for `MISSING_LIMIT`.
 //!   - B4: its entry is that of an earlier pod with the same name (`is_predecessors`).
-//!   - B5: it was deleted while Pending, and may still be admitted (`is_terminating`).
+//!   - B5: it was deleted while Pending, and may still be admitted (so not `is_terminating`).
 //! - C: while the kubelet does not respond, B lasts longer (`Reconciler::failed`, `wait_of`).
 //! - D: the agent stops (`PublishTask::withhold_at_the_end`).
 //! - E: the agent has started and cannot write its first object (`PublishTask::withhold_until_first_write`).
