@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::nrt_meta::{NrtMeta, RawMetadata};
@@ -64,40 +64,26 @@ struct RawZone {
 #[serde(default)]
 struct RawResource {
     name: String,
-    capacity: RawQuantity,
-    allocatable: RawQuantity,
-    available: RawQuantity,
+    // Any JSON: one invalid quantity must not fail the whole list.
+    capacity: Value,
+    allocatable: Value,
+    available: Value,
 }
 
 impl RawResource {
-    fn totals(&self) -> Result<Amounts, &str> {
+    fn totals(&self) -> Result<Amounts, String> {
         Ok(Amounts {
-            capacity: self.capacity.rounded_up()?,
-            allocatable: self.allocatable.rounded_up()?,
-            available: self.available.rounded_up()?,
+            capacity: rounded_up(&self.capacity)?,
+            allocatable: rounded_up(&self.allocatable)?,
+            available: rounded_up(&self.available)?,
         })
     }
 }
 
-/// A quantity, or what is wrong with it: one object must not fail the whole list.
-struct RawQuantity(Result<Quantity, String>);
-
-impl Default for RawQuantity {
-    fn default() -> Self {
-        Self(Ok(Quantity::default()))
-    }
-}
-
-impl RawQuantity {
-    fn rounded_up(&self) -> Result<u64, &str> {
-        self.0.as_ref().map(|quantity| quantity.ceil()).map_err(String::as_str)
-    }
-}
-
-impl<'de> Deserialize<'de> for RawQuantity {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let value = Value::deserialize(deserializer)?;
-        Ok(Self(Quantity::deserialize(&value).map_err(|error| error.to_string())))
+fn rounded_up(quantity: &Value) -> Result<u64, String> {
+    match quantity {
+        Value::Null => Ok(0),
+        given => Quantity::deserialize(given).map(Quantity::ceil).map_err(|error| error.to_string()),
     }
 }
 

@@ -2,7 +2,6 @@ use futures::StreamExt;
 use futures::stream::{BoxStream, unfold};
 use kube::api::{GetParams, ObjectMeta, WatchEvent};
 
-use super::error::Failure;
 use super::frames::FrameSplitter;
 use super::metadata::OnlyMetadata;
 use super::protobuf::DecodeError;
@@ -24,31 +23,17 @@ pub enum ObjectEvent {
     Deleted(Option<Box<ObjectMeta>>),
 }
 
-/// A watch on the object of one node.
-pub struct ObjectWatch(BoxStream<'static, Result<ObjectEvent, ClusterError>>);
-
-impl ObjectWatch {
-    /// Returns the next event. After an error it continues by itself, after a backoff. Cancel-safe.
-    pub async fn next(&mut self) -> Result<ObjectEvent, ClusterError> {
-        match self.0.next().await {
-            Some(event) => event,
-            // The stream never ends.
-            None => std::future::pending().await,
-        }
-    }
-}
+/// A watch on the object of one node, an endless stream. After an error it continues by itself, after a
+/// backoff.
+pub type ObjectWatch = BoxStream<'static, Result<ObjectEvent, ClusterError>>;
 
 impl Cluster {
     /// Watches the object of a node, starting after `version`.
     pub fn watch_topology(&self, name: &str, version: &str) -> ObjectWatch {
         let target = ObjectOfNode { name: name.to_owned(), path: self.topologies_path() };
-        let watcher = ObjectWatcher {
-            name: name.to_owned(),
-            is_stale: version.is_empty(),
-            watch: Watch::new(self.clone(), target, version.to_owned()),
-        };
-        let events = unfold(watcher, |mut watcher| async { Some((watcher.next().await, watcher)) });
-        ObjectWatch(events.boxed())
+        let watch = Watch::new(self.clone(), target, version.to_owned());
+        let watcher = ObjectWatcher { watch, is_stale: version.is_empty() };
+        unfold(watcher, |mut watcher| async { Some((watcher.next().await, watcher)) }).boxed()
     }
 }
 
@@ -64,12 +49,9 @@ impl WatchTarget for ObjectOfNode {
         format!("watch noderesourcetopology {}", self.name)
     }
 
-    fn request(&self) -> (String, &'static str) {
-        (format!("{}?fieldSelector=metadata.name%3D{}", self.path, self.name), CONTENT)
-    }
-
-    fn splitter(&self) -> FrameSplitter {
-        FrameSplitter::lines()
+    fn request(&self) -> (String, &'static str, FrameSplitter) {
+        let path = format!("{}?fieldSelector=metadata.name%3D{}", self.path, self.name);
+        (path, CONTENT, FrameSplitter::lines())
     }
 
     fn decode(&self, frame: &[u8]) -> Result<Frame<ObjectEvent>, DecodeError> {
@@ -89,14 +71,9 @@ impl WatchTarget for ObjectOfNode {
             WatchEvent::Error(status) => Frame::Error(status),
         })
     }
-
-    fn explain(&self, cluster: &Cluster, failure: Failure) -> ClusterError {
-        cluster.explain_object(failure, &self.what())
-    }
 }
 
 struct ObjectWatcher {
-    name: String,
     watch: Watch<ObjectOfNode>,
     /// Events may have been missed: the object has to be read.
     is_stale: bool,
@@ -123,20 +100,18 @@ impl ObjectWatcher {
 
     /// Reads the object; `None` if RBAC does not allow it.
     async fn read(&mut self) -> Result<Option<ObjectEvent>, ClusterError> {
-        let cluster = self.watch.cluster.clone();
-        let what = format!("get noderesourcetopology {}", self.name);
-        let request = cluster.topologies().get_metadata(&self.name, &GetParams::default());
-        let event = match cluster.in_time(&what, cluster.read::<OnlyMetadata>(request)).await {
-            Ok(object) => Some(ObjectEvent::Applied(Box::new(object.metadata))),
-            Err(Failure::Status(status)) if status.is_not_found() => Some(ObjectEvent::Deleted(None)),
-            Err(failure) => match cluster.explain_object(failure, &what) {
-                // Then the watch alone has to suffice.
-                error if error.is_forbidden() => None,
-                error => {
-                    self.watch.fail(Some(&error));
-                    return Err(error);
-                }
-            },
+        let (cluster, name) = (&self.watch.cluster, &self.watch.target.name);
+        let request = cluster.topologies().get_metadata(name, &GetParams::default());
+        let read = cluster.call_for_topology("get", name, cluster.read::<OnlyMetadata>(request)).await;
+        let event = match read {
+            Ok(Some(object)) => Some(ObjectEvent::Applied(Box::new(object.metadata))),
+            Ok(None) => Some(ObjectEvent::Deleted(None)),
+            // Then the watch alone has to suffice.
+            Err(error) if error.is_forbidden() => None,
+            Err(error) => {
+                self.watch.fail(Some(&error));
+                return Err(error);
+            }
         };
         self.watch.resume_from(FROM_CACHE.to_owned());
         self.is_stale = false;

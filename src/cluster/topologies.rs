@@ -28,22 +28,23 @@ impl Cluster {
             let bytes = self.bytes(self.topologies().get(name, &GetParams::default())).await?;
             read_topology(&bytes).map_err(kube::Error::SerdeError)
         };
-        Ok(self.get_topology(name, call).await?.map(|object| self.form.read(object)))
+        Ok(self.call_for_topology("get", name, call).await?.map(|object| self.form.read(object)))
     }
 
     /// Returns the metadata of an object; `None` if it does not exist.
     pub async fn topology_meta(&self, name: &str) -> Result<Option<NrtMeta>, ClusterError> {
         let request = self.topologies().get_metadata(name, &GetParams::default());
-        self.get_topology(name, self.read(request)).await
+        self.call_for_topology("get", name, self.read(request)).await
     }
 
     /// Runs a request for an object, or for a part of it; `None` if the object does not exist.
-    async fn get_topology<T>(
+    pub(super) async fn call_for_topology<T>(
         &self,
+        action: &str,
         name: &str,
         call: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<Option<T>, ClusterError> {
-        let what = format!("get noderesourcetopology {name}");
+        let what = format!("{action} noderesourcetopology {name}");
         match self.in_time(&what, call).await {
             Ok(read) => Ok(Some(read)),
             // If the resource itself is unknown, the 404 has no reason.
@@ -132,16 +133,11 @@ impl Cluster {
     }
 
     async fn delete_if(&self, meta: &NrtMeta, version: Option<String>) -> Result<bool, ClusterError> {
-        let what = format!("delete noderesourcetopology {}", meta.name);
         let preconditions = Preconditions { uid: Some(meta.uid.clone()), resource_version: version };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
         // The response may be the object itself.
-        let request = self.topologies().delete(&meta.name, &params);
-        match self.in_time(&what, self.bytes(request)).await {
-            Ok(_) => Ok(true),
-            Err(Failure::Status(status)) if status.code == 404 && status.reason == "NotFound" => Ok(false),
-            Err(failure) => Err(self.explain_object(failure, &what)),
-        }
+        let call = self.bytes(self.topologies().delete(&meta.name, &params));
+        Ok(self.call_for_topology("delete", &meta.name, call).await?.is_some())
     }
 
     pub(super) fn topologies(&self) -> Request {
@@ -160,7 +156,7 @@ impl Cluster {
         }
     }
 
-    pub(super) fn explain_object(&self, failure: Failure, what: &str) -> ClusterError {
+    fn explain_object(&self, failure: Failure, what: &str) -> ClusterError {
         match failure {
             Failure::Status(status) if status.code == 404 && status.reason != "NotFound" => {
                 ClusterError::NoCrd(self.form.version.name())

@@ -61,18 +61,11 @@ pub(super) trait WatchTarget: Send + 'static {
     /// Returns the action for messages, such as `watch pods of the node`.
     fn what(&self) -> String;
 
-    /// Returns the path with its selectors, and the media type to accept.
-    fn request(&self) -> (String, &'static str);
-
-    /// Returns the splitter for its frames.
-    fn splitter(&self) -> FrameSplitter;
+    /// Returns the path with its selectors, the media type to accept, and the splitter for its frames.
+    fn request(&self) -> (String, &'static str, FrameSplitter);
 
     /// Decodes a frame.
     fn decode(&self, frame: &[u8]) -> Result<Frame<Self::Event>, DecodeError>;
-
-    fn explain(&self, _cluster: &Cluster, failure: Failure) -> ClusterError {
-        failure.explain(&self.what())
-    }
 }
 
 pub(super) enum Frame<E> {
@@ -161,7 +154,7 @@ impl<T: WatchTarget> Watch<T> {
     }
 
     async fn open(&mut self) -> Result<(), Interruption> {
-        let (path, accept) = self.target.request();
+        let (path, accept, splitter) = self.target.request();
         let seconds = fastrand::u32(MIN_WATCH_SECONDS..2 * MIN_WATCH_SECONDS);
         let path = format!(
             "{path}&watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&resourceVersion={}",
@@ -169,9 +162,8 @@ impl<T: WatchTarget> Watch<T> {
         );
         let call = self.cluster.get_as(path, accept);
         let body = self.cluster.within(RESPONSE_TIMEOUT, &self.target.what(), call).await;
-        let body = body.map_err(|failure| self.interrupted(self.target.explain(&self.cluster, failure)))?;
-        let (splitter, since) = (self.target.splitter(), Instant::now());
-        let requested = Duration::from_secs(seconds.into());
+        let body = body.map_err(|failure| self.interrupted(self.explain(failure)))?;
+        let (since, requested) = (Instant::now(), Duration::from_secs(seconds.into()));
         self.open =
             Some(OpenWatch { body, splitter, since, requested, last_frame_at: since, has_frames: false });
         Ok(())
@@ -222,10 +214,12 @@ impl<T: WatchTarget> Watch<T> {
                 self.recover();
                 Ok(was_broken.then_some(WatchItem::Resumed))
             }
-            Frame::Error(status) => {
-                Err(self.interrupted(self.target.explain(&self.cluster, Failure::Status(status))))
-            }
+            Frame::Error(status) => Err(self.interrupted(self.explain(Failure::Status(status)))),
         }
+    }
+
+    fn explain(&self, failure: Failure) -> ClusterError {
+        self.cluster.explain_at(&self.target.request().0, failure, &self.target.what())
     }
 
     fn recover(&mut self) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
@@ -217,7 +218,7 @@ impl PublishTask {
         };
         tokio::select! {
             changed = self.newest.changed() => changed.ok().map(|()| Wake::Newest),
-            event = event => Some(Wake::Object(event)),
+            Some(event) = event => Some(Wake::Object(event)),
             () = sleep_until(due), if !is_idle => Some(Wake::Due),
             () = sleep_until(withhold_at.unwrap_or(due)), if withhold_at.is_some() => Some(Wake::Withhold),
         }

@@ -64,12 +64,8 @@ impl WatchTarget for PodsOfNode {
         WATCH.to_owned()
     }
 
-    fn request(&self) -> (String, &'static str) {
-        (self.path.clone(), CONTENT)
-    }
-
-    fn splitter(&self) -> FrameSplitter {
-        FrameSplitter::default()
+    fn request(&self) -> (String, &'static str, FrameSplitter) {
+        (self.path.clone(), CONTENT, FrameSplitter::default())
     }
 
     fn decode(&self, frame: &[u8]) -> Result<Frame<Self::Event>, DecodeError> {
