@@ -35,14 +35,6 @@ struct Claim {
     since: Instant,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Holder {
-    Us,
-    /// There is no claim, or it has expired.
-    Nobody,
-    Other,
-}
-
 impl Claim {
     /// Records a claim. If it changed in any way, its validity starts now, whatever times it contains.
     fn observe(before: Option<Self>, spec: LeaseSpec, now: Instant) -> Self {
@@ -52,21 +44,13 @@ impl Claim {
         }
     }
 
-    fn holder(&self, identity: &str, now: Instant) -> Holder {
+    /// Returns true if another replica holds the Lease and its claim has not expired.
+    fn is_of_other(&self, identity: &str, now: Instant) -> bool {
         let seconds = self.spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
         let duration = seconds.map_or(LEASE_DURATION, Duration::from_secs);
-        match self.spec.holder_identity.as_deref().unwrap_or_default() {
-            "" => Holder::Nobody,
-            holder if holder == identity => Holder::Us,
-            _ if self.since + duration <= now => Holder::Nobody,
-            _ => Holder::Other,
-        }
+        let holder = self.spec.holder_identity.as_deref().unwrap_or_default();
+        !holder.is_empty() && holder != identity && now < self.since + duration
     }
-}
-
-/// Returns true if a claim renewed at this time still allows its holder to lead.
-fn is_valid(renewed: Instant, now: Instant) -> bool {
-    now < renewed + RENEW_DEADLINE
 }
 
 /// Returns true if a missing Lease may be created, given when it last existed.
@@ -125,7 +109,7 @@ impl LeaderElection {
             match timeout_at(started + RENEW_DEADLINE, self.try_acquire()).await {
                 Ok(Ok(acquired)) => {
                     self.succeeded(metrics);
-                    if acquired && is_valid(started, Instant::now()) {
+                    if acquired && started.elapsed() < RENEW_DEADLINE {
                         return started;
                     }
                 }
@@ -153,7 +137,7 @@ impl LeaderElection {
                 Ok(Err(error)) => self.failed(&error, metrics),
                 Err(_) => debug!("a renewal of the Lease timed out"),
             }
-            if !is_valid(renewed, Instant::now()) {
+            if renewed.elapsed() >= RENEW_DEADLINE {
                 break info!("this controller no longer leads: the Lease could not be renewed");
             }
         }
@@ -210,9 +194,9 @@ impl LeaderElection {
         let now = Instant::now();
         self.last_seen = Some(now);
         let claim = Claim::observe(self.claim.take(), lease.spec.clone().unwrap_or_default(), now);
-        let is_held_by_other = claim.holder(&self.identity, now) == Holder::Other;
+        let is_of_other = claim.is_of_other(&self.identity, now);
         self.claim = Some(claim);
-        if is_held_by_other { Ok(false) } else { self.write(lease).await }
+        if is_of_other { Ok(false) } else { self.write(lease).await }
     }
 
     async fn write(&mut self, mut lease: Lease) -> Result<bool, ClusterError> {
@@ -258,24 +242,24 @@ mod tests {
         // The holder's clock is ten years behind.
         let old = claim_of("b", "2016-01-01T00:00:00Z");
         let seen = Claim::observe(None, old.clone(), start);
-        assert_eq!(seen.holder("a", start), Holder::Other);
-        assert_eq!(seen.holder("a", start + LEASE_DURATION - Duration::from_millis(1)), Holder::Other);
-        assert_eq!(seen.holder("a", start + LEASE_DURATION), Holder::Nobody);
+        assert!(seen.is_of_other("a", start));
+        assert!(seen.is_of_other("a", start + LEASE_DURATION - Duration::from_millis(1)));
+        assert!(!seen.is_of_other("a", start + LEASE_DURATION));
         let again = Claim::observe(Some(seen.clone()), old, start + LEASE_DURATION / 2);
-        assert_eq!(again.holder("a", start + LEASE_DURATION), Holder::Nobody, "it was not renewed");
+        assert!(!again.is_of_other("a", start + LEASE_DURATION), "it was not renewed");
         let renewed =
             Claim::observe(Some(seen), claim_of("b", "2016-01-01T00:00:02Z"), start + LEASE_DURATION / 2);
-        assert_eq!(renewed.holder("a", start + LEASE_DURATION), Holder::Other);
-        assert_eq!(renewed.holder("b", start + LEASE_DURATION * 9), Holder::Us);
+        assert!(renewed.is_of_other("a", start + LEASE_DURATION));
+        assert!(!renewed.is_of_other("b", start + LEASE_DURATION), "it is ours");
     }
 
     #[test]
     fn a_lease_without_a_holder_is_free() {
         let now = Instant::now();
         let bare = Claim::observe(None, LeaseSpec::default(), now);
-        assert_eq!(bare.holder("a", now), Holder::Nobody);
+        assert!(!bare.is_of_other("a", now));
         let spec = released(claim_of("b", "2026-01-01T00:00:00Z"), time("2026-01-01T00:00:05Z"));
-        assert_eq!(Claim::observe(None, spec, now).holder("a", now), Holder::Nobody);
+        assert!(!Claim::observe(None, spec, now).is_of_other("a", now));
     }
 
     #[test]
@@ -283,8 +267,8 @@ mod tests {
         let now = Instant::now();
         let long = LeaseSpec { lease_duration_seconds: Some(60), ..claim_of("b", "2026-01-01T00:00:00Z") };
         let long = Claim::observe(None, long, now);
-        assert_eq!(long.holder("a", now + LEASE_DURATION * 2), Holder::Other);
-        assert_eq!(long.holder("a", now + LEASE_DURATION * 4), Holder::Nobody);
+        assert!(long.is_of_other("a", now + LEASE_DURATION * 2));
+        assert!(!long.is_of_other("a", now + LEASE_DURATION * 4));
     }
 
     #[test]

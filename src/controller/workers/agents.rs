@@ -40,13 +40,9 @@ impl Workers<'_> {
                     self.metrics.request_failed(&error);
                     log.warn(&format!("the agents' DaemonSet cannot be read: {error}"));
                     // Keep the last known state.
-                    self.daemon_set.send_if_modified(|current| {
-                        let is_unknown = *current == DaemonSet::Unknown;
-                        if is_unknown {
-                            *current = DaemonSet::Missing;
-                        }
-                        is_unknown
-                    });
+                    if *self.daemon_set.borrow() == DaemonSet::Unknown {
+                        self.daemon_set.send_replace(DaemonSet::Missing);
+                    }
                 }
             }
             sleep(jittered(POLL)).await;

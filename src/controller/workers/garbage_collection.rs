@@ -42,13 +42,6 @@ enum Outcome {
     Unclassified,
 }
 
-#[derive(Debug, Default)]
-struct Failures {
-    names: Vec<String>,
-    first_error: Option<ClusterError>,
-    in_a_row: usize,
-}
-
 impl Workers<'_> {
     /// Makes a pass over all objects at the start and at each interval, and one over the objects of the Nodes
     /// that have been gone for the grace period.
@@ -214,8 +207,8 @@ impl Workers<'_> {
     /// An error about one object is recorded and the next one follows; an error that affects every call ends
     /// the pass.
     async fn delete_each(&self, metas: Vec<NrtMeta>, reported: &mut Reported) -> Result<(), ClusterError> {
-        let mut failures = Failures::default();
-        let mut result = Ok(());
+        let (mut failed, mut failures_in_a_row) = (Vec::new(), 0);
+        let (mut first_error, mut result) = (None, Ok(()));
         for meta in metas {
             match self.delete_one(&meta, reported).await {
                 Ok(Outcome::Deleted) => {}
@@ -235,20 +228,20 @@ impl Workers<'_> {
                         break;
                     }
                     debug!("{} cannot be deleted: {error}", meta.name);
-                    failures.names.push(meta.name);
-                    failures.first_error.get_or_insert(error);
-                    failures.in_a_row += 1;
-                    if failures.in_a_row >= MAX_FAILURES_IN_A_ROW {
+                    failed.push(meta.name);
+                    first_error.get_or_insert(error);
+                    failures_in_a_row += 1;
+                    if failures_in_a_row >= MAX_FAILURES_IN_A_ROW {
                         break;
                     }
                     continue;
                 }
             }
-            failures.in_a_row = 0;
+            failures_in_a_row = 0;
         }
-        match failures.first_error {
+        match first_error {
             Some(error) => {
-                let names = first_names(&failures.names);
+                let names = first_names(&failed);
                 let message = format!("objects of Nodes that are gone cannot be deleted ({names}): {error}");
                 reported.deletions.warn(&message);
             }
