@@ -45,7 +45,7 @@ pub use scheduler_pods::SchedulerPods;
 pub use settings::{NoNamespace, Settings};
 
 use events::EventRecorder;
-use health::{Health, Limits};
+use health::Health;
 use leader_election::LeaderElection;
 use metrics::Metrics;
 use workers::Workers;
@@ -61,12 +61,9 @@ pub struct Controller {
 impl Controller {
     /// Creates a controller for this cluster. [`Controller::run`] starts it.
     pub fn new(settings: Settings, cluster: Cluster, registry: &mut Registry) -> Self {
-        let limits = Limits {
-            lease: settings.lease.is_some(),
-            garbage: settings.garbage.interval,
-            fleet: settings.fleet_interval,
-        };
-        let metrics = Arc::new(Metrics::register(registry, Arc::new(Health::new(limits))));
+        let has_lease = settings.lease.is_some();
+        let health = Health::new(has_lease, settings.garbage.interval, settings.fleet_interval);
+        let metrics = Arc::new(Metrics::register(registry, Arc::new(health)));
         Self { cluster: cluster.in_form(settings.form), settings, metrics }
     }
 

@@ -24,9 +24,8 @@ fn register_pods_api(registry: &mut Registry) {
 }
 
 fn register_controller(registry: &mut Registry) {
-    let limits = controller::health::Limits { lease: true, garbage: Duration::ZERO, fleet: Duration::ZERO };
-    let health = Arc::new(controller::health::Health::new(limits));
-    drop(controller::metrics::Metrics::register(registry, health));
+    let health = controller::health::Health::new(true, Duration::ZERO, Duration::ZERO);
+    drop(controller::metrics::Metrics::register(registry, Arc::new(health)));
 }
 
 /// Returns the row of one family. `tests/chart/exported.rs` reads it.

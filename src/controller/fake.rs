@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::events::EventRecorder;
 use super::garbage_collection::Rules;
-use super::health::{Health, Limits};
+use super::health::Health;
 use super::metrics::Metrics;
 use super::nudge::NudgePlan;
 use super::settings::Settings;
@@ -41,8 +41,8 @@ where
 }
 
 pub(super) fn metrics() -> Arc<Metrics> {
-    let limits = Limits { lease: true, garbage: Duration::from_secs(600), fleet: Duration::from_secs(60) };
-    Arc::new(Metrics::register(&mut Registry::default(), Arc::new(Health::new(limits))))
+    let health = Health::new(true, Duration::from_secs(600), Duration::from_secs(60));
+    Arc::new(Metrics::register(&mut Registry::default(), Arc::new(health)))
 }
 
 /// The parts of a controller without a DaemonSet.

@@ -16,14 +16,6 @@ const LEASE: Duration = Duration::from_secs(60);
 /// Time that a pass may take beyond its interval.
 const SLACK: Duration = Duration::from_secs(120);
 
-/// Intervals of the passes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
-    pub(crate) lease: bool,
-    pub(crate) garbage: Duration,
-    pub(crate) fleet: Duration,
-}
-
 /// When the last pass ended, or this replica began to lead, and the interval until the next one.
 #[derive(Clone, Copy, Debug)]
 struct Passes {
@@ -34,37 +26,36 @@ struct Passes {
 /// Updated by the tasks, read by the probes.
 #[derive(Debug)]
 pub(crate) struct Health {
-    limits: Limits,
     pub(super) iteration: Recent,
+    has_lease: bool,
     /// The Lease was read or written.
     pub(super) lease: Recent,
+    garbage_interval: Duration,
+    fleet_interval: Duration,
     /// While this replica leads.
     passes: Mutex<Option<Passes>>,
 }
 
 impl Health {
-    /// Returns the state of a process that has just started; the start counts as an iteration.
-    pub(crate) fn new(limits: Limits) -> Self {
+    /// Returns the state of a process that has just started; the start counts as an iteration. The intervals
+    /// are those of the passes.
+    pub(crate) fn new(has_lease: bool, garbage_interval: Duration, fleet_interval: Duration) -> Self {
         let iteration = Recent::new("the main loop has not run", ITERATION).confirmed();
-        Self {
-            limits,
-            iteration,
-            lease: Recent::new("the Lease was not seen", LEASE),
-            passes: Mutex::default(),
-        }
+        let lease = Recent::new("the Lease was not seen", LEASE);
+        Self { iteration, has_lease, lease, garbage_interval, fleet_interval, passes: Mutex::default() }
     }
 
     pub(crate) fn leads(&self, leads: bool) {
         let now = Instant::now();
         // The first garbage collection pass is due immediately.
-        let leading = Passes { garbage: (now, Duration::ZERO), fleet: (now, self.limits.fleet) };
+        let leading = Passes { garbage: (now, Duration::ZERO), fleet: (now, self.fleet_interval) };
         *lock(&self.passes) = leads.then_some(leading);
     }
 
     /// Records a garbage collection pass, whatever its result.
     pub(crate) fn garbage_pass(&self) {
         if let Some(passes) = &mut *lock(&self.passes) {
-            passes.garbage = (Instant::now(), self.limits.garbage);
+            passes.garbage = (Instant::now(), self.garbage_interval);
         }
     }
 
@@ -83,7 +74,7 @@ impl Probes for Health {
 
     /// A replica that does not lead is ready if it sees the Lease; a leader must also complete its passes.
     fn ready(&self) -> Vec<String> {
-        let lease = self.lease.reason().filter(|_| self.limits.lease);
+        let lease = self.lease.reason().filter(|_| self.has_lease);
         let passes = *lock(&self.passes);
         let late = |failure, (at, next): (Instant, Duration)| late(failure, at.elapsed(), next * 2 + SLACK);
         let fleet = passes.and_then(|passes| late("the objects were not summed up", passes.fleet));
@@ -110,7 +101,7 @@ mod tests {
     }
 
     fn health(lease: bool) -> Health {
-        Health::new(Limits { lease, garbage: seconds(600), fleet: seconds(60) })
+        Health::new(lease, seconds(600), seconds(60))
     }
 
     #[tokio::test(start_paused = true)]

@@ -191,16 +191,14 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
-    use super::super::health::Limits;
     use super::*;
     use crate::nrt::Amounts;
     use crate::telemetry::registry::samples;
 
     fn registered() -> (Registry, Metrics) {
-        let limits =
-            Limits { lease: true, garbage: Duration::from_secs(600), fleet: Duration::from_secs(60) };
+        let health = Health::new(true, Duration::from_secs(600), Duration::from_secs(60));
         let mut registry = Registry::default();
-        let metrics = Metrics::register(&mut registry, Arc::new(Health::new(limits)));
+        let metrics = Metrics::register(&mut registry, Arc::new(health));
         (registry, metrics)
     }
 

@@ -24,28 +24,19 @@ impl<T> Default for ObjectCache<T> {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Change {
-    /// Nothing was added or deleted.
-    None,
-    Applied(Box<str>),
-    Deleted(Vec<Box<str>>),
-}
-
 impl<T> ObjectCache<T> {
-    /// Applies an event with an object's name and value.
-    pub(super) fn apply(&mut self, event: WatchEvent<(Box<str>, T)>) -> Change {
+    /// Applies an event with an object's name and value. Returns the names of deleted objects.
+    pub(super) fn apply(&mut self, event: WatchEvent<(Box<str>, T)>) -> Vec<Box<str>> {
         if event.confirms_health() {
             self.failed = None;
         }
-        let change = match &event {
-            WatchEvent::Apply((name, _)) => Change::Applied(name.clone()),
-            WatchEvent::Delete((name, _)) => Change::Deleted(vec![name.clone()]),
-            _ => Change::None,
+        let deleted = match &event {
+            WatchEvent::Delete((name, _)) => vec![name.clone()],
+            _ => Vec::new(),
         };
         match self.objects.apply(event) {
-            Some(before) => Change::Deleted(before.into_keys().filter(|name| !self.contains(name)).collect()),
-            None => change,
+            Some(before) => before.into_keys().filter(|name| !self.contains(name)).collect(),
+            None => deleted,
         }
     }
 
@@ -82,10 +73,6 @@ mod tests {
         (name.into(), ())
     }
 
-    fn deleted(names: &[&str]) -> Change {
-        Change::Deleted(names.iter().map(|name| (*name).into()).collect())
-    }
-
     fn names(cache: &ObjectCache<()>) -> Vec<&str> {
         cache.trusted(Instant::now()).unwrap().keys().map(|name| &**name).collect()
     }
@@ -98,10 +85,10 @@ mod tests {
         cache.apply(WatchEvent::InitApply(named("b")));
         assert_eq!(cache.trusted(Instant::now()), None);
         assert!(!cache.is_settled(), "it may take its time");
-        assert_eq!(cache.apply(WatchEvent::InitDone), deleted(&[]));
+        assert!(cache.apply(WatchEvent::InitDone).is_empty());
         assert!(cache.is_settled());
-        assert_eq!(cache.apply(WatchEvent::Apply(named("c"))), Change::Applied("c".into()));
-        assert_eq!(cache.apply(WatchEvent::Delete(named("a"))), deleted(&["a"]));
+        assert!(cache.apply(WatchEvent::Apply(named("c"))).is_empty());
+        assert_eq!(cache.apply(WatchEvent::Delete(named("a"))), [Box::<str>::from("a")]);
         assert_eq!(names(&cache), ["b", "c"]);
         // An incomplete list changes nothing.
         cache.apply(WatchEvent::Init);
@@ -109,7 +96,7 @@ mod tests {
         assert_eq!(names(&cache), ["b", "c"]);
         cache.apply(WatchEvent::Init);
         cache.apply(WatchEvent::InitApply(named("c")));
-        assert_eq!(cache.apply(WatchEvent::InitDone), deleted(&["b"]));
+        assert_eq!(cache.apply(WatchEvent::InitDone), [Box::<str>::from("b")]);
         assert_eq!(names(&cache), ["c"]);
     }
 

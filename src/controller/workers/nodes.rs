@@ -5,7 +5,6 @@ use tokio::time::{Instant, sleep};
 use super::{CachedNode, DaemonSet, Workers};
 use crate::cluster::{SlimNode, WatchEvent};
 use crate::controller::coverage::Coverage;
-use crate::controller::object_cache::Change;
 use crate::util::backoff::jittered;
 
 /// How often all Nodes are relisted: a watch does not report a deletion that it missed, for example because
@@ -45,20 +44,16 @@ impl Workers<'_> {
         });
         let mut state = self.state();
         let state = &mut *state;
-        let change = state.nodes.apply(reduced);
+        if let WatchEvent::Apply((name, _)) = &reduced {
+            state.garbage.node_exists(name);
+        }
+        let deleted = state.nodes.apply(reduced);
         if is_complete {
             state.garbage.nodes_listed(|name| state.nodes.contains(name));
         }
-        match change {
-            Change::None => {}
-            Change::Applied(name) => state.garbage.node_exists(&name),
-            Change::Deleted(names) => {
-                let is_changed = is_complete || !names.is_empty();
-                names.into_iter().for_each(|name| state.garbage.node_deleted(name, now));
-                if is_changed {
-                    self.nodes_changed.notify_waiters();
-                }
-            }
+        if is_complete || !deleted.is_empty() {
+            deleted.into_iter().for_each(|name| state.garbage.node_deleted(name, now));
+            self.nodes_changed.notify_waiters();
         }
     }
 }
