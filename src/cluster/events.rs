@@ -51,13 +51,6 @@ impl Regarding<'_> {
             ..ObjectReference::default()
         }
     }
-
-    const fn name(&self) -> &str {
-        match self {
-            Self::Node { name, .. } => name,
-            Self::Objects => CRD_NAME,
-        }
-    }
 }
 
 /// Creates Events of one reporter.
@@ -82,15 +75,17 @@ impl EventPoster {
         is_warning: bool,
         note: &str,
     ) -> Result<(), ClusterError> {
+        let regarding = regarding.reference();
+        let about = regarding.name.clone().unwrap_or_default();
         #[allow(clippy::disallowed_methods, reason = "an Event has the wall clock's time")]
         let now = jiff::Timestamp::now();
         let event = Event {
             metadata: ObjectMeta {
-                name: Some(name_for(regarding.name())),
+                name: Some(name_for(&about)),
                 namespace: Some(EVENTS_NAMESPACE.to_owned()),
                 ..ObjectMeta::default()
             },
-            regarding: Some(regarding.reference()),
+            regarding: Some(regarding),
             event_time: Some(MicroTime(now)),
             type_: Some(if is_warning { "Warning" } else { "Normal" }.to_owned()),
             reason: Some(reason.to_owned()),
@@ -101,7 +96,7 @@ impl EventPoster {
             ..Event::default()
         };
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-        let what = format!("create an event about {}", regarding.name());
+        let what = format!("create an event about {about}");
         let events = Request::new(Event::url_path(&(), Some(EVENTS_NAMESPACE)));
         let request = encoded(&event).and_then(|event| events.create(&params, event));
         let made = self.cluster.in_time(&what, self.cluster.bytes(request)).await;

@@ -82,7 +82,7 @@ impl From<RawNode> for SlimNode {
 
 /// The part of a Node that describes its kubelet. A whole Node also lists its images, some 15 KiB.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct KubeletNode {
+struct KubeletNode {
     #[serde(default)]
     status: KubeletStatus,
 }
@@ -96,12 +96,7 @@ struct KubeletStatus {
 }
 
 impl KubeletNode {
-    /// Returns the kubelet's version; empty if it has not reported one yet.
-    pub(super) fn version(self) -> String {
-        self.status.node_info.kubelet_version
-    }
-
-    pub(super) fn endpoint(self) -> KubeletEndpoint {
+    fn endpoint(self) -> KubeletEndpoint {
         let KubeletStatus { addresses, daemon_endpoints, .. } = self.status;
         let internal = addresses.into_iter().flatten().find(|address| address.type_ == "InternalIP");
         let port = daemon_endpoints.kubelet_endpoint.and_then(|endpoint| u16::try_from(endpoint.port).ok());
@@ -192,7 +187,7 @@ impl Cluster {
 
     /// Returns the version that a node's kubelet reported, such as `v1.36.3`; empty if it has not yet.
     pub async fn kubelet_version(&self, name: &str) -> Result<String, ClusterError> {
-        Ok(self.kubelet_node(name).await?.version())
+        Ok(self.kubelet_node(name).await?.status.node_info.kubelet_version)
     }
 
     /// Returns the address of a kubelet's HTTPS port, as it reported it.
@@ -261,11 +256,11 @@ mod tests {
             "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
             "images": [{"names": ["i"], "sizeBytes": 1}],
         }));
-        assert_eq!(whole.clone().version(), "v1.36.3");
+        assert_eq!(whole.status.node_info.kubelet_version, "v1.36.3");
         let endpoint = |host: Option<&str>, port| KubeletEndpoint { host: host.map(str::to_owned), port };
         assert_eq!(whole.endpoint(), endpoint(Some("10.0.0.7"), Some(10250)));
         let port_only = node(json!({"daemonEndpoints": {"kubeletEndpoint": {"Port": 10350}}}));
-        assert_eq!(port_only.clone().version(), "");
+        assert_eq!(port_only.status.node_info.kubelet_version, "");
         assert_eq!(port_only.endpoint(), endpoint(None, Some(10350)));
         for port in [0, -1, 65536] {
             let odd = node(json!({"daemonEndpoints": {"kubeletEndpoint": {"Port": port}}}));

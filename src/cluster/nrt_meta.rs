@@ -43,8 +43,8 @@ pub struct NrtMeta {
 }
 
 #[derive(Deserialize)]
-struct RawObject {
-    metadata: RawMetadata,
+pub(super) struct RawObject {
+    pub(super) metadata: RawMetadata,
 }
 
 #[derive(Default, Deserialize)]
@@ -75,13 +75,7 @@ struct RawManaged {
 }
 
 impl From<RawObject> for NrtMeta {
-    fn from(raw: RawObject) -> Self {
-        raw.metadata.into()
-    }
-}
-
-impl From<RawMetadata> for NrtMeta {
-    fn from(raw: RawMetadata) -> Self {
+    fn from(RawObject { metadata: raw }: RawObject) -> Self {
         let keep = raw.annotations.iter().flatten().any(|(key, value)| key == KEEP && value == "true");
         let mut owners = raw.owner_references.iter().flatten();
         let owned = owners.any(|owner| !matches!(owner.kind.as_str(), "Node" | "Namespace"));

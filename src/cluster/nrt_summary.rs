@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::nrt_meta::{NrtMeta, RawMetadata};
+use super::nrt_meta::{self, NrtMeta, RawMetadata};
 use crate::nrt::{Amounts, AttributeInfo, ZONE_TYPE, policy_and_scope};
 use crate::quantity::Quantity;
 
@@ -109,7 +109,8 @@ impl From<RawObject> for NrtSummary {
         }
         let policies = raw.topology_policies.unwrap_or_default();
         let (policy, scope) = policy_and_scope(&raw.attributes.unwrap_or_default(), &policies);
-        Self { meta: raw.metadata.into(), policy, scope, resources, invalid, describes_node }
+        let meta = nrt_meta::RawObject { metadata: raw.metadata }.into();
+        Self { meta, policy, scope, resources, invalid, describes_node }
     }
 }
 

@@ -194,14 +194,14 @@ impl SocketId {
         clippy::disallowed_methods,
         reason = "a file's time is of the wall clock, and nothing else is older than we are"
     )]
-    pub(super) fn age(self) -> Duration {
+    pub(crate) fn age(self) -> Duration {
         let age = self.created().and_then(|created| SystemTime::now().duration_since(created).ok());
         let uptime = clock_gettime(ClockId::Boottime).tv_sec;
         age.unwrap_or_default().min(Duration::from_secs(u64::try_from(uptime).unwrap_or_default()))
     }
 
     /// Returns the time the socket was created, by the clock at that time.
-    pub(super) fn created(self) -> Option<SystemTime> {
+    pub(crate) fn created(self) -> Option<SystemTime> {
         let Self(_, _, seconds, nanos) = self;
         let since_epoch = Duration::new(u64::try_from(seconds).ok()?, u32::try_from(nanos).ok()?);
         UNIX_EPOCH.checked_add(since_epoch)

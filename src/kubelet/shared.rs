@@ -13,7 +13,7 @@ mod records;
 use std::any::Any;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use prost::bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
@@ -45,7 +45,7 @@ pub struct SharedResponse {
     pub connection: Connection,
     /// When the call started.
     pub started: Instant,
-    socket: SocketId,
+    pub(crate) socket: SocketId,
     slot: OnceLock<Arc<dyn Any + Send + Sync>>,
 }
 
@@ -122,19 +122,6 @@ impl Drop for Queued<'_> {
 }
 
 impl SharedResponse {
-    /// Returns how long ago the kubelet created the socket this came from. Zero if the clock was set back
-    /// since, at most the machine's uptime.
-    #[must_use]
-    pub fn socket_age(&self) -> Duration {
-        self.socket.age()
-    }
-
-    /// Returns the creation time of that socket, by the clock at that time.
-    #[must_use]
-    pub fn socket_created(&self) -> Option<SystemTime> {
-        self.socket.created()
-    }
-
     /// Returns a slot for a value derived from this response. It is created on first use and shared by all
     /// holders of the response; `T` may be a cell that is filled once. The slot holds one type; a request for
     /// another type gets a fresh, unshared value.

@@ -123,7 +123,7 @@ impl NodeReader {
             has_cpu_checkpoint: self.checkpoints.has_cpu_checkpoint(),
             terminated: Arc::clone(terminated),
             connection: response.connection,
-            socket_age: response.socket_age(),
+            socket_age: response.socket.age(),
             config,
         })
     }
@@ -171,7 +171,7 @@ impl NodeReader {
             Some(known) => Inventory { allocatable, ..Inventory::clone(&known) },
             None => {
                 let machine = machine::read(&self.host)?;
-                let errors = self.config.read(connection, response.socket_created(), Instant::now());
+                let errors = self.config.read(connection, response.socket.created(), Instant::now());
                 if let Some(metrics) = &self.metrics {
                     metrics.health.unreachable_file(self.config.unreachable_file());
                 }

@@ -150,34 +150,32 @@ impl PodsClient {
     /// Makes a call at one socket, retried if an earlier connection turns out to be broken.
     async fn call_at(&mut self, index: usize, method: Method, message: Bytes) -> Result<Bytes, PodsError> {
         loop {
-            let known = self.known(index);
-            let was_known = known.is_some();
-            let open = match known {
-                Some(open) => open,
-                None => self.connect(index).await?,
-            };
+            let (open, was_open) = self.connection(index).await?;
             let call = unary(open.channel.clone(), method, message.clone());
             let result = self.within_deadline(index, method, call).await;
             self.open = result.is_ok().then_some(open);
-            if !(was_known && matches!(&result, Err(error) if error.kind == Lost)) {
+            if !(was_open && matches!(&result, Err(error) if error.kind == Lost)) {
                 return result;
             }
         }
     }
 
     pub(super) async fn watch_at(&self, index: usize) -> Result<(OpenSocket, Streaming<Bytes>), PodsError> {
-        let open = match self.known(index) {
-            Some(open) => open,
-            None => self.connect(index).await?,
-        };
+        let (open, _) = self.connection(index).await?;
         let call = watch(open.channel.clone());
         Ok((open, self.within_deadline(index, Method::Watch, call).await?))
     }
 
-    /// Returns the open connection to this socket, unless the socket at the path was replaced.
-    fn known(&self, index: usize) -> Option<OpenSocket> {
-        let open = self.open.as_ref().filter(|open| open.index == index)?;
-        SocketId::of(&self.sockets[index]).is_ok_and(|now| now == open.identity).then(|| open.clone())
+    /// Returns the open connection to this socket and true, unless the socket at the path was replaced; else
+    /// a new one and false.
+    async fn connection(&self, index: usize) -> Result<(OpenSocket, bool), PodsError> {
+        let is_current = |open: &&OpenSocket| {
+            open.index == index && SocketId::of(&self.sockets[index]).is_ok_and(|now| now == open.identity)
+        };
+        match self.open.as_ref().filter(is_current) {
+            Some(open) => Ok((open.clone(), true)),
+            None => Ok((self.connect(index).await?, false)),
+        }
     }
 
     async fn connect(&self, index: usize) -> Result<OpenSocket, PodsError> {
