@@ -40,7 +40,7 @@ impl Workers<'_> {
         let is_complete = matches!(event, WatchEvent::InitDone);
         let reduced = event.map(|node| {
             let covered = coverage.is_some_and(|coverage| coverage.covers(&node));
-            (node.name.into(), CachedNode { uid: node.uid.into(), covered, ready: node.ready })
+            (node.name.into_boxed_str(), CachedNode { uid: node.uid.into(), covered, ready: node.ready })
         });
         let mut state = self.state();
         let state = &mut *state;
