@@ -33,7 +33,7 @@ use crate::telemetry::registry::Registry;
 
 use metrics::{INFO_VERSION, Metrics, PODS_VERSION, WatcherMetrics};
 use service::{Limiter, Service};
-use source_follower::SourceFollower;
+use source_follower::{SourceFollower, State};
 use store::Store;
 use watch_cache::lock;
 
@@ -81,14 +81,16 @@ impl PodsApi {
         });
         let sources = PodSources { order, wanted: Wanted::default().with_raw(), ..sources };
         let has_only_kubelet_pods = Arc::clone(&service.has_only_kubelet_pods);
-        let follower = SourceFollower::new(sources, node, cluster, store, has_only_kubelet_pods, metrics);
+        let state = State::default();
+        let follower =
+            SourceFollower { sources, node, cluster, store, has_only_kubelet_pods, metrics, state };
         Self { socket, follower, service }
     }
 
     /// Returns the server's health, to be served.
     #[must_use]
     pub fn health(&self) -> Arc<dyn Probes> {
-        self.service.metrics.health().clone()
+        self.service.metrics.health.clone()
     }
 
     /// Starts listening, and serves in tasks of its own.
@@ -110,7 +112,7 @@ impl PodsApi {
             () = shutdown => {}
         }
         // Watchers get a final status; the server waits until it is sent.
-        service.caches().iter().for_each(|cache| lock(cache).close());
+        service.caches().iter().for_each(|cache| lock(cache).watchers.close());
         if let Some(server) = server {
             server.stop().await;
         }
@@ -150,8 +152,8 @@ fn limits() -> Limits {
 }
 
 async fn check(service: &Service, is_serving: Option<bool>) {
-    let is_synced = service.caches().iter().any(|cache| lock(cache).is_synced());
-    service.metrics.health().checked(is_serving == Some(true), is_synced);
+    let is_synced = service.caches().iter().any(|cache| lock(cache).is_synced);
+    service.metrics.health.checked(is_serving == Some(true), is_synced);
     service.caches().iter().for_each(|cache| lock(cache).drop_unused_list());
 }
 

@@ -142,7 +142,7 @@ impl Proxy {
     /// Returns the proxy's health, to be served.
     #[must_use]
     pub fn health(&self) -> Arc<dyn Probes> {
-        self.metrics.health().clone()
+        self.metrics.health.clone()
     }
 
     /// Waits until the pods and the node's devices are known, at most as long as a response may wait.
@@ -213,11 +213,11 @@ impl Proxy {
     /// if there is no server.
     async fn check(&self, is_serving: Option<bool>) {
         let is_synced = self.annotations.as_ref().is_none_or(|annotations| annotations.is_synced());
-        self.metrics.health().checked(is_serving == Some(true), is_synced);
+        self.metrics.health.checked(is_serving == Some(true), is_synced);
         if let Some(annotations) = &self.annotations {
             self.metrics.passing_through(annotations.freshness() != SourceFreshness::Fresh);
         }
-        let age = self.metrics.health().response.as_ref().and_then(Recent::age);
+        let age = self.metrics.health.response.as_ref().and_then(Recent::age);
         if is_serving.is_some() && age.is_none_or(|age| age > MAX_RESPONSE_AGE) {
             // The observer of the calls records the result.
             let _ = self.client.request(Request::List, Caller::Proxy).await;

@@ -100,7 +100,7 @@ pub(super) struct Entries {
     all: BTreeMap<Box<str>, Entry>,
     /// Bytes of all contents.
     bytes: usize,
-    omitted: usize,
+    pub(super) omitted: usize,
     limit: Limit,
 }
 
@@ -111,10 +111,6 @@ impl Entries {
 
     pub(super) fn len(&self) -> usize {
         self.all.len()
-    }
-
-    pub(super) fn omitted(&self) -> usize {
-        self.omitted
     }
 
     pub(super) fn get(&self, uid: &str) -> Option<&Entry> {

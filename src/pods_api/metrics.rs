@@ -1,7 +1,6 @@
 //! Metrics of the Pods API server. Those that the kubelet has too are named like the kubelet's.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tonic::Code;
@@ -10,7 +9,7 @@ use super::service::{INFO, PODS};
 use super::watchers::WatcherObserver;
 use crate::grpc::{self, ServerMetrics, code_name};
 use crate::pod_source::PodSourceMetrics;
-use crate::telemetry::health::{Recent, ServerHealth};
+use crate::telemetry::health::ServerHealth;
 use crate::telemetry::registry::{Counter, Family, Gauge, Histogram, Label, Registry, label, unix_seconds};
 
 /// Name under which the Pods API appears in metrics that several components share.
@@ -21,24 +20,9 @@ pub(super) const INFO_VERSION: &str = "podinfo.v1alpha1";
 
 const VERSION: Label = label("server_api_version", "`v1alpha1`; `podinfo.v1alpha1` for PodInfo");
 
-/// Maximum interval between checks of the socket; see `grpc::keep_serving`.
-const CHECK: Duration = Duration::from_secs(120);
-
-/// Returns the health of a server that has just started.
-fn health() -> ServerHealth {
-    ServerHealth {
-        socket: "the socket of the Pods API",
-        unsynced: "the Pods API has no list of pods yet",
-        check: Recent::new("the Pods API has not checked its socket", CHECK).confirmed(),
-        response: None,
-        is_serving: AtomicBool::new(false),
-        is_synced: AtomicBool::new(false),
-    }
-}
-
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
-    health: Arc<ServerHealth>,
+    pub(super) health: Arc<ServerHealth>,
     pub(super) server: ServerMetrics,
     sources: PodSourceMetrics,
     requests: Family<3, Counter>,
@@ -52,7 +36,13 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn register(registry: &mut Registry) -> Self {
         Self {
-            health: Arc::new(health()),
+            health: ServerHealth::new(
+                "the socket of the Pods API",
+                "the Pods API has no list of pods yet",
+                "the Pods API has not checked its socket",
+                None,
+                false,
+            ),
             requests: registry.counters(
                 "numacast_pod_requests_total",
                 "Calls of the Pods API and ended watches, as the kubelet's `kubelet_pod_requests_total`, without \
@@ -91,14 +81,6 @@ impl Metrics {
             server: ServerMetrics::register(registry, COMPONENT),
             sources: PodSourceMetrics::register(registry, COMPONENT),
         }
-    }
-
-    pub(crate) const fn health(&self) -> &Arc<ServerHealth> {
-        &self.health
-    }
-
-    pub(crate) fn rejected(&self) {
-        self.server.limit_exceeded("rate_limit");
     }
 
     pub(crate) fn pods(&self, pods: (usize, usize), infos: (usize, usize)) {
@@ -175,7 +157,7 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
-    use crate::telemetry::health::Probes;
+    use crate::telemetry::health::{CHECK, Probes};
     use crate::telemetry::registry::samples;
 
     #[test]
@@ -224,7 +206,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_is_ready_once_it_serves_and_pods_are_synced() {
-        let health = health();
+        let health = Metrics::register(&mut Registry::default()).health;
         assert_eq!(health.ready().len(), 2);
         assert_ne!(health.started(), OK);
         assert_eq!(health.live(), OK);

@@ -108,11 +108,11 @@ impl Service {
     fn respond(&self, call: &Call) -> Result<Reply, Status> {
         let (request, is_info) = decode(call)?;
         if !matches!(request, Request::Watch) && !self.limiter.admit(&call.peer, Instant::now()) {
-            self.metrics.rejected();
+            self.metrics.server.limit_exceeded("rate_limit");
             return Err(Status::resource_exhausted("rejected by rate limit"));
         }
         let cache = if is_info { &self.infos } else { &self.pods };
-        if !lock(cache).is_synced() {
+        if !lock(cache).is_synced {
             return Err(self.unsynced(is_info));
         }
         match request {

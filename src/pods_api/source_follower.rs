@@ -32,17 +32,17 @@ const MIN_RELIST_INTERVAL: Duration = Duration::from_secs(30);
 const MAX_INVALID: usize = 64;
 
 pub(super) struct SourceFollower {
-    sources: PodSources,
-    node: String,
-    cluster: Option<Cluster>,
-    store: Store,
-    has_only_kubelet_pods: Arc<AtomicBool>,
-    metrics: Metrics,
-    state: State,
+    pub(super) sources: PodSources,
+    pub(super) node: String,
+    pub(super) cluster: Option<Cluster>,
+    pub(super) store: Store,
+    pub(super) has_only_kubelet_pods: Arc<AtomicBool>,
+    pub(super) metrics: Metrics,
+    pub(super) state: State,
 }
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     /// The source that last completed a list of full pods, and since when the sources fail.
     synced_source: Option<PodSourceKind>,
     failing_since: Option<Instant>,
@@ -70,17 +70,6 @@ async fn until(due: Option<Instant>) {
 }
 
 impl SourceFollower {
-    pub(super) fn new(
-        sources: PodSources,
-        node: String,
-        cluster: Option<Cluster>,
-        store: Store,
-        has_only_kubelet_pods: Arc<AtomicBool>,
-        metrics: Metrics,
-    ) -> Self {
-        Self { sources, node, cluster, store, has_only_kubelet_pods, metrics, state: State::default() }
-    }
-
     pub(super) async fn run(mut self) {
         let started = Instant::now();
         let (kubelet_order, full_order): (Vec<_>, Vec<_>) =
@@ -95,7 +84,7 @@ impl SourceFollower {
                 event = next(&mut full) => {
                     let source = full.as_ref().map_or(PodSourceKind::ApiServer, SourceSelector::source);
                     if self.apply(event, source) && kubelet.take().is_some() {
-                        self.store.discard_kubelet_list();
+                        self.store.kubelet_list = None;
                         self.metrics.source_down(PodSourceKind::Kubelet.label());
                     }
                 }
@@ -124,7 +113,7 @@ impl SourceFollower {
     }
 
     fn kubelet_due(&self, started: Instant, has_full_source: bool) -> Option<Instant> {
-        match lock(&self.store.pods).is_synced() {
+        match lock(&self.store.pods).is_synced {
             true => self.state.failing_since.map(|since| since + FAILURE_TIMEOUT),
             false if has_full_source => Some(started + FIRST_LIST_TIMEOUT),
             false => Some(started),
@@ -135,8 +124,7 @@ impl SourceFollower {
     fn check_omitted(&mut self) {
         let count = |cache: &SharedCache| {
             let cache = lock(cache);
-            let omitted = cache.entries().omitted();
-            (cache.entries().len() - omitted, omitted)
+            (cache.entries.len() - cache.entries.omitted, cache.entries.omitted)
         };
         self.metrics.pods(count(&self.store.pods), count(&self.store.infos));
         for pod in self.store.take_newly_omitted() {
@@ -168,7 +156,7 @@ impl SourceFollower {
         }
         // A source that is being tried may report a pod before it has listed all.
         let is_synced = self.state.synced_source == Some(source);
-        self.store.set_source_synced(is_synced);
+        self.store.is_source_synced = is_synced;
         let result = self.store.apply(event, Instant::now());
         let is_up = is_synced && is_healthy;
         if is_up {
@@ -209,7 +197,7 @@ impl SourceFollower {
     fn fail(&mut self, source: PodSourceKind, message: String) {
         self.metrics.source_failed(source.label());
         if self.state.errors[index(source)].is_new(message.clone()) {
-            match lock(&self.store.infos).is_synced() {
+            match lock(&self.store.infos).is_synced {
                 true => warn!("{message}; the last known pods are served meanwhile"),
                 false => warn!("{message}; nothing can be served until a source lists all pods"),
             }

@@ -41,10 +41,10 @@ pub(super) struct Store {
     info_source: InfoSource,
     /// Whether the current source of full pods has completed a list. Until then its single events do not make
     /// up all pods.
-    is_source_synced: bool,
+    pub(super) is_source_synced: bool,
     /// The lists being received: of full pods, and of `/pods`.
     pods_list: Option<IncomingList>,
-    kubelet_list: Option<IncomingList>,
+    pub(super) kubelet_list: Option<IncomingList>,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -98,10 +98,6 @@ impl Store {
         Ok(())
     }
 
-    pub(super) fn set_source_synced(&mut self, is_synced: bool) {
-        self.is_source_synced = is_synced;
-    }
-
     /// Handles an event of the kubelet's `/pods`.
     ///
     /// # Errors
@@ -135,24 +131,19 @@ impl Store {
         Ok(())
     }
 
-    /// Stops following the kubelet's `/pods`. Its pods stay until a source of full pods works.
-    pub(super) fn discard_kubelet_list(&mut self) {
-        self.kubelet_list = None;
-    }
-
     pub(super) fn serves_kubelet_pods(&self) -> bool {
         self.info_source == InfoSource::Kubelet
     }
 
     pub(super) fn take_newly_omitted(&self) -> Vec<TooLarge> {
-        let mut omitted = lock(&self.pods).take_newly_omitted();
-        omitted.extend(lock(&self.infos).take_newly_omitted());
+        let mut omitted = lock(&self.pods).entries.take_newly_omitted();
+        omitted.extend(lock(&self.infos).entries.take_newly_omitted());
         omitted
     }
 
     /// Returns true if a pod that is omitted would fit, and no list is being received that may contain it.
     pub(super) fn has_room(&self) -> bool {
-        self.pods_list.is_none() && lock(&self.pods).entries().has_room()
+        self.pods_list.is_none() && lock(&self.pods).entries.has_room()
     }
 
     fn list(&mut self, pod: &Pod) -> Result<(), InvalidPod> {
@@ -190,7 +181,7 @@ impl Store {
 
     /// Serves `PodInfo` from full pods again once their source works.
     fn leave_kubelet(&mut self, at: Instant) {
-        if self.info_source == InfoSource::Kubelet && self.is_source_synced && lock(&self.pods).is_synced() {
+        if self.info_source == InfoSource::Kubelet && self.is_source_synced && lock(&self.pods).is_synced {
             self.serve_info_of_pods(at, None);
         }
     }
@@ -200,11 +191,8 @@ impl Store {
         let mut list = IncomingList::new(INFOS);
         let (pods, mut infos) = (lock(&self.pods), lock(&self.infos));
         // Pods that cannot be parsed were not accepted.
-        let all: Vec<(&str, PodInfo)> = pods
-            .entries()
-            .contents()
-            .filter_map(|(uid, content)| Some((uid, PodInfo::of_protobuf(content).ok()?)))
-            .collect();
+        let info = |(uid, content)| Some((uid, PodInfo::of_protobuf(content).ok()?));
+        let all: Vec<(&str, PodInfo)> = pods.entries.contents().filter_map(info).collect();
         let owners = owners(&all, &infos, newest);
         for (uid, mut info) in all.iter().map(|(uid, info)| (*uid, info.clone())) {
             if info.uid != uid

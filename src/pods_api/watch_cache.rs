@@ -67,15 +67,15 @@ pub(super) enum GetError {
 
 #[derive(Debug)]
 pub(super) struct WatchCache {
-    entries: Entries,
+    pub(super) entries: Entries,
     /// Whether a list was completed.
-    is_synced: bool,
+    pub(super) is_synced: bool,
     /// The encoded List response, and whether it was requested since [`WatchCache::drop_unused_list`].
     list: Option<Bytes>,
     is_requested: bool,
     /// The pods a new watcher gets first, shared by the watchers that have not read all of them.
     initial: Weak<[Bytes]>,
-    watchers: Watchers,
+    pub(super) watchers: Watchers,
 }
 
 pub(super) type SharedCache = Arc<Mutex<WatchCache>>;
@@ -94,18 +94,6 @@ impl WatchCache {
             initial: Weak::<[Bytes; 0]>::new(),
             watchers: Watchers::new(limit.bytes / 2, observer),
         }
-    }
-
-    pub(super) fn is_synced(&self) -> bool {
-        self.is_synced
-    }
-
-    pub(super) fn entries(&self) -> &Entries {
-        &self.entries
-    }
-
-    pub(super) fn take_newly_omitted(&mut self) -> Vec<TooLarge> {
-        self.entries.take_newly_omitted()
     }
 
     pub(super) fn serves(&self, uid: &str, content: &[u8]) -> bool {
@@ -215,15 +203,6 @@ impl WatchCache {
         }
     }
 
-    pub(super) fn close(&mut self) {
-        self.watchers.close();
-    }
-
-    #[cfg(test)]
-    pub(super) fn watchers(&self) -> &Watchers {
-        &self.watchers
-    }
-
     fn invalidate(&mut self) {
         self.list = None;
         self.initial = Weak::<[Bytes; 0]>::new();
@@ -243,7 +222,7 @@ impl WatchCache {
 /// dropped.
 #[derive(Debug)]
 pub(super) struct Watch {
-    cache: SharedCache,
+    pub(super) cache: SharedCache,
     id: u64,
 }
 
@@ -255,11 +234,6 @@ impl Watch {
             cache.watchers.add(initial)
         };
         Self { cache, id }
-    }
-
-    #[cfg(test)]
-    pub(super) fn cache(&self) -> &SharedCache {
-        &self.cache
     }
 }
 

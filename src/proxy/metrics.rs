@@ -1,7 +1,6 @@
 //! Metrics of the proxy.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tonic::Code;
@@ -20,24 +19,10 @@ const METHOD: Label = label("method", "`List`, `Get`, `GetAllocatableResources` 
 
 /// Maximum age of the kubelet's last response. It is called at least this often; see `crate::proxy`.
 const RESPONSE: Duration = Duration::from_secs(30);
-/// Maximum interval between checks of the socket.
-const CHECK: Duration = Duration::from_secs(120);
-
-/// Returns the health of a proxy that has just started.
-fn health(needs_pods: bool) -> ServerHealth {
-    ServerHealth {
-        socket: "the proxy's socket",
-        unsynced: "the proxy has no list of pods yet",
-        check: Recent::new("the proxy has not checked its socket", CHECK).confirmed(),
-        response: Some(Recent::new("the kubelet has not responded to the proxy", RESPONSE)),
-        is_serving: AtomicBool::new(false),
-        is_synced: AtomicBool::new(!needs_pods),
-    }
-}
 
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
-    health: Arc<ServerHealth>,
+    pub(super) health: Arc<ServerHealth>,
     kubelet: RequestMetrics,
     pub(super) server: ServerMetrics,
     requests: Family<4, Counter>,
@@ -53,7 +38,13 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn register(registry: &mut Registry, needs_pods: bool) -> Self {
         Self {
-            health: Arc::new(health(needs_pods)),
+            health: ServerHealth::new(
+                "the proxy's socket",
+                "the proxy has no list of pods yet",
+                "the proxy has not checked its socket",
+                Some(Recent::new("the kubelet has not responded to the proxy", RESPONSE)),
+                !needs_pods,
+            ),
             requests: registry.counters(
                 "numacast_proxy_requests_total",
                 "Requests to the proxy that have ended",
@@ -120,10 +111,6 @@ impl Metrics {
         }
     }
 
-    pub(crate) const fn health(&self) -> &Arc<ServerHealth> {
-        &self.health
-    }
-
     /// Records the last List: its size, the devices merged into it and omitted, and its unknown pods.
     pub(crate) fn listed(&self, bytes: usize, merged: usize, omitted: Omitted, unknown: usize) {
         self.list_bytes.set(bytes as u64);
@@ -180,7 +167,7 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
-    use crate::telemetry::health::Probes;
+    use crate::telemetry::health::{CHECK, Probes};
     use crate::telemetry::registry::samples;
 
     fn registered() -> (Registry, Metrics) {
@@ -229,7 +216,7 @@ mod tests {
             metrics.kubelet_called(&Request::List, Duration::ZERO, error);
         };
         called(Some(&ClientError::RateLimited("List")));
-        let age = || metrics.health().response.as_ref().and_then(Recent::age);
+        let age = || metrics.health.response.as_ref().and_then(Recent::age);
         assert_eq!(age(), None);
         called(None);
         assert!(age().is_some());
@@ -241,7 +228,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn it_is_ready_once_it_serves_the_kubelet_responds_and_pods_are_synced() {
-        let health = health(true);
+        let health = registered().1.health;
         let respond = || health.response.iter().for_each(Recent::confirm);
         assert_eq!(health.ready().len(), 3, "{:?}", health.ready());
         assert_ne!(health.started(), OK);
@@ -263,7 +250,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn without_annotations_it_needs_no_pods() {
-        let health = health(false);
+        let health = Metrics::register(&mut Registry::default(), false).health;
         health.response.iter().for_each(Recent::confirm);
         assert_eq!(health.ready(), ["the proxy's socket is not served; see the log"]);
         health.checked(true, true);

@@ -10,6 +10,9 @@ use tokio::time::Instant;
 
 use crate::util::sync::lock;
 
+/// Maximum interval between checks of a server's socket; see `grpc::keep_serving`.
+pub(crate) const CHECK: Duration = Duration::from_secs(120);
+
 /// The kubelet's three probes. Each returns the reasons why it fails, one sentence each; it succeeds if there
 /// are none.
 pub trait Probes: Debug + Send + Sync {
@@ -87,17 +90,30 @@ impl Recent {
 #[derive(Debug)]
 pub(crate) struct ServerHealth {
     /// The socket, and what is missing before the first list of pods, for messages.
-    pub(crate) socket: &'static str,
-    pub(crate) unsynced: &'static str,
-    pub(crate) check: Recent,
+    socket: &'static str,
+    unsynced: &'static str,
+    check: Recent,
     /// The last response of the kubelet, if the server depends on it.
     pub(crate) response: Option<Recent>,
-    pub(crate) is_serving: AtomicBool,
+    is_serving: AtomicBool,
     /// Whether the pods are synced or not needed.
-    pub(crate) is_synced: AtomicBool,
+    is_synced: AtomicBool,
 }
 
 impl ServerHealth {
+    /// Returns the health of a server that has just started; `unchecked` is the failure of its checks.
+    pub(crate) fn new(
+        socket: &'static str,
+        unsynced: &'static str,
+        unchecked: &'static str,
+        response: Option<Recent>,
+        is_synced: bool,
+    ) -> Arc<Self> {
+        let check = Recent::new(unchecked, CHECK).confirmed();
+        let (is_serving, is_synced) = (AtomicBool::new(false), AtomicBool::new(is_synced));
+        Arc::new(Self { socket, unsynced, check, response, is_serving, is_synced })
+    }
+
     /// Records a check: whether the socket is served, and whether the pods are synced.
     pub(crate) fn checked(&self, is_serving: bool, is_synced: bool) {
         self.check.confirm();

@@ -62,8 +62,8 @@ fn the_largest_pods_are_omitted_and_return_when_there_is_room() {
         assert_eq!(names.len(), fits + 3, "{round}: {names:?}");
         assert!(lock(&store.pods).list().len() <= MAX_RAW_BYTES);
         assert_eq!(names.iter().filter(|name| name.starts_with("small")).count(), 3, "{round}");
-        assert_eq!(lock(&store.pods).entries().omitted(), 64 - fits);
-        assert_eq!(lock(&store.infos).entries().len(), 67, "PodInfo has all of them");
+        assert_eq!(lock(&store.pods).entries.omitted, 64 - fits);
+        assert_eq!(lock(&store.infos).entries.len(), 67, "PodInfo has all of them");
         assert_eq!(store.take_newly_omitted().len(), if round == 0 { 64 - fits } else { 0 }, "reported once");
         complete(&mut store, (0..3).map(small).chain((0..64).map(large)));
     }
@@ -91,7 +91,7 @@ fn the_largest_pods_are_omitted_and_return_when_there_is_room() {
     let names = pod_names(&store.pods);
     assert_eq!(names.iter().filter(|name| name.starts_with("small")).count(), 40, "{names:?}");
     (0..64).for_each(|number| store.apply(PodEvent::Delete(large(number)), Instant::now()).unwrap());
-    assert_eq!((pod_names(&store.pods).len(), lock(&store.pods).entries().omitted()), (40, 0));
+    assert_eq!((pod_names(&store.pods).len(), lock(&store.pods).entries.omitted), (40, 0));
 }
 
 #[test]
@@ -116,16 +116,13 @@ fn a_pod_that_its_source_reduced_is_in_pod_info() {
     large.raw = Some(Box::new(RawPod::Outline(outline(bytes), bytes.len())));
     for _ in 0..2 {
         store.apply(PodEvent::Apply(large.clone()), Instant::now()).unwrap();
-        assert_eq!(
-            (pod_names(&store.pods), lock(&store.pods).entries().omitted()),
-            (vec!["a".to_owned()], 1)
-        );
-        assert_eq!(lock(&store.infos).entries().len(), 2);
+        assert_eq!((pod_names(&store.pods), lock(&store.pods).entries.omitted), (vec!["a".to_owned()], 1));
+        assert_eq!(lock(&store.infos).entries.len(), 2);
         let missing = lock(&store.pods).get("large");
         assert!(matches!(missing, Err(GetError::TooLarge(_))), "{missing:?}");
     }
     store.apply(PodEvent::Delete(large), Instant::now()).unwrap();
-    assert_eq!(lock(&store.pods).entries().omitted(), 0);
+    assert_eq!(lock(&store.pods).entries.omitted, 0);
 }
 
 #[test]
@@ -141,7 +138,7 @@ fn pod_info_has_a_budget_of_its_own() {
     }
     store.apply_kubelet(PodEvent::InitDone, Instant::now()).unwrap();
     let infos = lock(&store.infos);
-    assert_eq!((infos.entries().len(), infos.entries().omitted()), (5, 1));
+    assert_eq!((infos.entries.len(), infos.entries.omitted), (5, 1));
 }
 
 #[test]
@@ -156,20 +153,20 @@ fn unread_events_are_bounded_in_bytes() {
         let at = start + Duration::from_millis(200 * round);
         store.apply(PodEvent::Apply(pod_of_size("a", 1_000_000 + round as usize)), at).unwrap();
         read_events(&mut reads);
-        most = most.max(lock(&store.pods).watchers().buffered().1);
+        most = most.max(lock(&store.pods).watchers.buffered().1);
     }
     assert!(most <= MAX_RAW_BYTES / 2 + 1_001_000, "{most} bytes");
     let next = Pin::new(&mut idle).poll_next(&mut Context::from_waker(Waker::noop()));
     let Poll::Ready(Some(Err(status))) = next else { panic!("it continues") };
     assert_eq!(status.code(), Code::ResourceExhausted);
-    assert_eq!(lock(&store.pods).watchers().buffered().1, 0);
+    assert_eq!(lock(&store.pods).watchers.buffered().1, 0);
     // A burst may buffer three times as much.
     let idle = Watch::new(Arc::clone(&store.pods));
     let at = start + Duration::from_secs(60);
     for round in 0..60 {
         store.apply(PodEvent::Apply(pod_of_size("a", 1_100_000 + round)), at).unwrap();
         read_events(&mut reads);
-        most = most.max(lock(&store.pods).watchers().buffered().1);
+        most = most.max(lock(&store.pods).watchers.buffered().1);
     }
     assert!((3 * MAX_RAW_BYTES / 2..3 * MAX_RAW_BYTES / 2 + 1_200_000).contains(&most), "{most} bytes");
     drop(idle);
@@ -207,9 +204,9 @@ fn entry(uid: u8, bytes: u8) -> Entry {
 fn the_budget_may_be_used_up() {
     let mut cache = WatchCache::new(LIMIT, Arc::<Count>::default());
     (0..3).for_each(|uid| cache.put(&uid.to_string(), entry(uid, 100), Instant::now()));
-    assert_eq!(cache.entries().omitted(), 0);
+    assert_eq!(cache.entries.omitted, 0);
     cache.put("3", entry(3, 1), Instant::now());
-    assert_eq!(cache.entries().omitted(), 1);
+    assert_eq!(cache.entries.omitted, 1);
 }
 
 proptest! {
@@ -253,11 +250,11 @@ proptest! {
             }
             let cache = lock(&cache);
             let served: BTreeMap<u8, Bytes> =
-                cache.entries().all_served().map(|(_, content)| (content[0], content.clone())).collect();
+                cache.entries.all_served().map(|(_, content)| (content[0], content.clone())).collect();
             prop_assert_eq!(&served, &known);
             prop_assert!(served.values().map(Bytes::len).sum::<usize>() <= LIMIT.bytes);
-            prop_assert_eq!(cache.entries().len(), all.len());
-            prop_assert_eq!(cache.entries().omitted(), all.len() - served.len());
+            prop_assert_eq!(cache.entries.len(), all.len());
+            prop_assert_eq!(cache.entries.omitted, all.len() - served.len());
             for (uid, content) in &served {
                 prop_assert_eq!(content.len(), usize::from(all[uid]));
             }

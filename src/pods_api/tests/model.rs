@@ -170,7 +170,7 @@ impl World {
             deleted + after.iter().filter(|(uid, pod)| before.get(*uid) != Some(pod)).count()
         });
         for watcher in &mut self.watchers {
-            watcher.unread += events[usize::from(Arc::ptr_eq(watcher.watch.cache(), &self.store.infos))];
+            watcher.unread += events[usize::from(Arc::ptr_eq(&watcher.watch.cache, &self.store.infos))];
         }
     }
 
@@ -178,14 +178,14 @@ impl World {
         match step {
             Step::Set(number, version, is_reported) => {
                 self.truth.insert(number, version);
-                if is_reported && lock(&self.store.pods).is_synced() {
+                if is_reported && lock(&self.store.pods).is_synced {
                     self.reported.insert(number, version);
                     self.apply([PodEvent::Apply(version_of(number, version))]);
                 }
             }
             Step::Remove(number, is_reported) => {
                 self.truth.remove(&number);
-                if is_reported && lock(&self.store.pods).is_synced() {
+                if is_reported && lock(&self.store.pods).is_synced {
                     self.reported.remove(&number);
                     // Only namespace, name and UID need be set.
                     let deleted = Pod { raw: None, ..version_of(number, 0) };
@@ -219,7 +219,7 @@ impl World {
             Step::Watch(infos) => {
                 let cache = if infos { &self.store.infos } else { &self.store.pods };
                 let uid = if infos { uid_of_info } else { uid_of_pod };
-                if lock(cache).is_synced() {
+                if lock(cache).is_synced {
                     let watcher = TestWatcher::new(cache, uid);
                     self.watchers.push(watcher);
                 }
@@ -252,7 +252,7 @@ impl World {
         for mut watcher in std::mem::take(&mut self.watchers) {
             while watcher.read_event() {}
             if watcher.unread <= MAX_UNREAD {
-                assert_eq!(watcher.known, listed(watcher.watch.cache(), watcher.uid));
+                assert_eq!(watcher.known, listed(&watcher.watch.cache, watcher.uid));
             }
         }
         let reported = self.reported.iter().map(|(number, version)| {
@@ -272,7 +272,7 @@ impl World {
         // Without watchers no events are buffered.
         assert_eq!(self.count.watchers.load(Ordering::Relaxed), 0);
         for cache in [&self.store.pods, &self.store.infos] {
-            assert_eq!(lock(cache).watchers().buffered().0, 0, "no watcher needs them");
+            assert_eq!(lock(cache).watchers.buffered().0, 0, "no watcher needs them");
         }
     }
 }

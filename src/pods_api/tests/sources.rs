@@ -70,7 +70,7 @@ fn a_mirror_is_found_by_either_uid() {
     let shown = ListPodConditionsResponse::decode(lock(&store.infos).list()).unwrap().pods;
     assert_eq!(shown.iter().map(|pod| &*pod.pod_uid).collect::<Vec<_>>(), ["h"]);
     store.apply(PodEvent::Delete(mirror("m2")), now).unwrap();
-    assert_eq!(lock(&store.infos).entries().len(), 0);
+    assert_eq!(lock(&store.infos).entries.len(), 0);
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn pods_of_the_kubelet_are_served_until_full_pods_are_listed() {
         uids.iter().for_each(|uid| store.apply_kubelet(PodEvent::InitApply(from_kubelet(uid)), now).unwrap());
     };
     list(&mut store, &["a"]);
-    store.discard_kubelet_list();
+    store.kubelet_list = None;
     store.apply_kubelet(PodEvent::InitDone, now).unwrap();
     assert!(!store.serves_kubelet_pods(), "its list was discarded");
 
@@ -122,10 +122,10 @@ fn pods_of_the_kubelet_are_served_until_full_pods_are_listed() {
     // Another source of full pods takes over, and has not listed all pods yet.
     list(&mut store, &["a"]);
     store.apply_kubelet(PodEvent::InitDone, now).unwrap();
-    store.set_source_synced(false);
+    store.is_source_synced = false;
     apply(&mut store, [PodEvent::Apply(full("f"))]);
     assert_eq!((uids(&store), store.serves_kubelet_pods()), (vec!["a".to_owned()], true));
-    store.set_source_synced(true);
+    store.is_source_synced = true;
     apply(&mut store, [PodEvent::Resumed]);
     assert_eq!((uids(&store), store.serves_kubelet_pods()), (vec!["e".to_owned(), "f".to_owned()], false));
 }
@@ -139,7 +139,7 @@ fn a_static_pod_of_the_kubelet_is_found_by_either_uid() {
     all.into_iter().for_each(|event| store.apply_kubelet(event, now).unwrap());
     assert!(["m", "h"].iter().all(|uid| lock(&store.infos).get(uid).is_ok()));
     store.apply_kubelet(PodEvent::Delete(mirror), now).unwrap();
-    assert_eq!(lock(&store.infos).entries().len(), 0);
+    assert_eq!(lock(&store.infos).entries.len(), 0);
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn an_invalid_pod_is_reported_and_the_others_are_served() {
         assert_eq!(invalid.to_string(), format!("pod ns/{name} is left out: {reason}"));
     }
     store.apply(PodEvent::InitDone, now).unwrap();
-    assert_eq!(lock(&store.pods).entries().len(), 1);
+    assert_eq!(lock(&store.pods).entries.len(), 1);
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn a_watcher_is_cut_off_when_it_is_more_than_100_events_behind() {
     let Poll::Ready(Some(Err(status))) = poll(&mut slow) else { panic!("it continues") };
     assert_eq!((status.code(), status.message()), (Code::ResourceExhausted, "watch client channel closed"));
     // Nothing is buffered for a watcher that was cut off.
-    assert_eq!(lock(&store.pods).watchers().buffered().0, 0);
+    assert_eq!(lock(&store.pods).watchers.buffered().0, 0);
     drop(slow);
     store.apply(PodEvent::Apply(pod("u", &[], "Failed", "")), now).unwrap();
     assert!(matches!(poll(&mut quick), Poll::Ready(Some(Ok(_)))));
@@ -62,7 +62,7 @@ fn all_watches_end_when_the_server_stops() {
     let mut context = Context::from_waker(&waker);
     assert!(Pin::new(&mut watch).poll_next(&mut context).is_ready(), "the marker");
     assert!(Pin::new(&mut watch).poll_next(&mut context).is_pending());
-    lock(&store.pods).close();
+    lock(&store.pods).watchers.close();
     assert_eq!(woken.0.load(Ordering::Relaxed), 1);
     assert!(!is_over(&mut watch, &mut context), "it may read the status first");
     for mut watch in [watch, Watch::new(Arc::clone(&store.pods))] {
@@ -71,7 +71,7 @@ fn all_watches_end_when_the_server_stops() {
         assert!(matches!(poll(&mut watch), Poll::Ready(None)));
     }
     apply(&mut store, [PodEvent::Apply(pod("u", &[], "Running", ""))]);
-    assert_eq!((lock(&store.pods).watchers().buffered().0, count.cut_off.load(Ordering::Relaxed)), (0, 0));
+    assert_eq!((lock(&store.pods).watchers.buffered().0, count.cut_off.load(Ordering::Relaxed)), (0, 0));
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_burst_cuts_nobody_off_and_is_bounded() {
         pods(250, &round.to_string()).for_each(|event| store.apply(event, after).unwrap());
         assert_eq!(count.cut_off.load(Ordering::Relaxed), if round < 2 { 1 } else { 2 }, "{round}");
     }
-    assert_eq!(lock(&store.pods).watchers().buffered().0, 0);
+    assert_eq!(lock(&store.pods).watchers.buffered().0, 0);
 }
 
 #[test]
