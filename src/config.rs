@@ -36,9 +36,10 @@ pub use publish::{Consumer, Fingerprint, PodSource, Pods, Publish, Scan, Zones};
 pub use resolved::Paths;
 pub use served::{PodsApi, PodsApiSource, Proxy};
 pub use settings::API_TIMEOUT;
-pub use telemetry::{Health, Log, Metrics, TlsFiles};
+pub use telemetry::{Health, Log, Metrics};
 
 pub use crate::telemetry::endpoint::Endpoint;
+pub use crate::telemetry::tls::TlsFiles;
 
 /// The configuration of every command. The fields that are no keys are set by flags and the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -7,11 +7,11 @@ use anyhow::anyhow;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
-use crate::config::{Config, Endpoint, TlsFiles};
+use crate::config::{Config, Endpoint};
 use crate::telemetry::health::Probes;
 use crate::telemetry::registry::Registry;
 use crate::telemetry::server::{Endpoints, Server};
-use crate::telemetry::tls::{Files, Tls};
+use crate::telemetry::tls::Tls;
 
 /// Serves metrics and health. An endpoint that cannot be served is not fatal: the work does not depend on it.
 pub(super) async fn serve(config: &Config, metrics: Registry, health: Arc<dyn Probes>) -> Vec<Server> {
@@ -20,9 +20,7 @@ pub(super) async fn serve(config: &Config, metrics: Registry, health: Arc<dyn Pr
         let both = Endpoints { metrics, health };
         return start(config.metrics.address, both, None).await.into_iter().collect();
     }
-    let tls = config.metrics.tls.clone().map(|TlsFiles { cert_file, key_file, client_ca_file }| {
-        Tls::new(Files { cert: cert_file, key: key_file, client_ca: client_ca_file })
-    });
+    let tls = config.metrics.tls.clone().map(Tls::new);
     let metrics = start(config.metrics.address, Endpoints { metrics, health: None }, tls).await;
     let health = start(config.health.address, Endpoints { metrics: None, health }, None).await;
     metrics.into_iter().chain(health).collect()

@@ -1,9 +1,7 @@
-use std::path::PathBuf;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Endpoint;
+use super::{Endpoint, TlsFiles};
 use crate::telemetry::{LogFormat, LogLevel};
 
 /// The log.
@@ -33,19 +31,6 @@ pub struct Metrics {
     /// Changed files are read again, so renewed certificates need no restart; if they do not work, the old
     /// ones stay in use, and a warning is logged. TLS 1.2 and 1.3.
     pub tls: Option<TlsFiles>,
-}
-
-/// The files for TLS.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct TlsFiles {
-    /// The certificate and its chain.
-    pub cert_file: PathBuf,
-    /// Its private key.
-    pub key_file: PathBuf,
-    /// The CA of clients' certificates; if not set, clients need none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub client_ca_file: Option<PathBuf>,
 }
 
 /// The health endpoint.

@@ -11,6 +11,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
@@ -21,15 +23,17 @@ use crate::util::sync::lock;
 /// Minimum interval between checks of the files, which happen when a client connects.
 const CHECK: Duration = Duration::from_secs(1);
 
-/// Paths of the certificates.
-#[derive(Clone, Debug)]
-pub struct Files {
-    /// The certificate chain.
-    pub cert: PathBuf,
+/// The files for TLS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TlsFiles {
+    /// The certificate and its chain.
+    pub cert_file: PathBuf,
     /// Its private key.
-    pub key: PathBuf,
-    /// The CA of the client certificates, if clients need one.
-    pub client_ca: Option<PathBuf>,
+    pub key_file: PathBuf,
+    /// The CA of clients' certificates; if not set, clients need none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_ca_file: Option<PathBuf>,
 }
 
 struct State {
@@ -42,14 +46,14 @@ struct State {
 
 /// The TLS acceptor for connections.
 pub struct Tls {
-    files: Files,
+    files: TlsFiles,
     state: Mutex<State>,
 }
 
 impl Tls {
     /// Reads the files. If they are invalid, logs a warning and closes connections until they are valid.
     #[must_use]
-    pub fn new(files: Files) -> Self {
+    pub fn new(files: TlsFiles) -> Self {
         let mut state = State { versions: Vec::new(), checked: Instant::now(), acceptor: None };
         reload(&files, &mut state);
         Self { files, state: Mutex::new(state) }
@@ -67,10 +71,10 @@ impl Tls {
 }
 
 /// Reloads changed files. If they are invalid, logs that once and keeps the previous acceptor.
-fn reload(files: &Files, state: &mut State) {
+fn reload(files: &TlsFiles, state: &mut State) {
     state.checked = Instant::now();
     // Taken before reading, so that a change in between is noticed by the next check.
-    let paths = [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()];
+    let paths = [Some(&files.cert_file), Some(&files.key_file), files.client_ca_file.as_ref()];
     let versions: Vec<_> = paths.into_iter().flatten().map(|path| version(path)).collect();
     if versions == state.versions {
         return;
@@ -81,7 +85,7 @@ fn reload(files: &Files, state: &mut State) {
         Ok(config) => {
             state.acceptor = Some(TlsAcceptor::from(Arc::new(config)));
             if !first {
-                info!("the certificate for metrics was read again from {}", files.cert.display());
+                info!("the certificate for metrics was read again from {}", files.cert_file.display());
             }
         }
         Err(error) if state.acceptor.is_some() => warn!("{error}; metrics keep the certificate they had"),
@@ -89,15 +93,15 @@ fn reload(files: &Files, state: &mut State) {
     }
 }
 
-fn read(files: &Files) -> Result<ServerConfig, String> {
+fn read(files: &TlsFiles) -> Result<ServerConfig, String> {
     let provider = Arc::new(ring::default_provider());
-    let chain = certificates(&files.cert)?;
-    let key = PrivateKeyDer::from_pem_slice(&contents(&files.key)?)
-        .map_err(|_| format!("{} holds no private key in PEM", files.key.display()))?;
+    let chain = certificates(&files.cert_file)?;
+    let key = PrivateKeyDer::from_pem_slice(&contents(&files.key_file)?)
+        .map_err(|_| format!("{} holds no private key in PEM", files.key_file.display()))?;
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
-        .map_err(|error| unusable(&files.cert, &error))?;
-    let builder = match &files.client_ca {
+        .map_err(|error| unusable(&files.cert_file, &error))?;
+    let builder = match &files.client_ca_file {
         None => builder.with_no_client_auth(),
         Some(path) => {
             let mut roots = RootCertStore::empty();
@@ -110,10 +114,10 @@ fn read(files: &Files) -> Result<ServerConfig, String> {
     };
     let mut config = builder.with_single_cert(chain, key).map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => {
-            let (cert, key) = (files.cert.display(), files.key.display());
+            let (cert, key) = (files.cert_file.display(), files.key_file.display());
             format!("the key in {key} is not that of the certificate in {cert}")
         }
-        error => unusable(&files.cert, &error),
+        error => unusable(&files.cert_file, &error),
     })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     // Scrapers connect every few seconds at most, so sessions are not kept between connections.
@@ -142,12 +146,16 @@ fn unusable(path: &Path, error: &impl Display) -> String {
 mod tests {
     use super::*;
 
+    fn paths(dir: &Path) -> TlsFiles {
+        TlsFiles { cert_file: dir.join("tls.crt"), key_file: dir.join("tls.key"), client_ca_file: None }
+    }
+
     /// Writes a self-signed certificate and returns its paths.
-    fn files(dir: &Path) -> Files {
+    fn files(dir: &Path) -> TlsFiles {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        let files = Files { cert: dir.join("tls.crt"), key: dir.join("tls.key"), client_ca: None };
-        fs::write(&files.cert, made.cert.pem()).unwrap();
-        fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
+        let files = paths(dir);
+        fs::write(&files.cert_file, made.cert.pem()).unwrap();
+        fs::write(&files.key_file, made.signing_key.serialize_pem()).unwrap();
         files
     }
 
@@ -156,24 +164,25 @@ mod tests {
         let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let good = files(dir.path());
         let another = files(other.path());
-        let error = |files: &Files| {
+        let error = |files: &TlsFiles| {
             let place = |text: String, dir: &Path| text.replace(&format!("{}/", dir.display()), "");
             place(place(read(files).map(drop).unwrap_err(), dir.path()), other.path())
         };
         assert!(read(&good).is_ok());
-        let missing = Files { cert: dir.path().join("nothing"), ..good.clone() };
+        let missing = TlsFiles { cert_file: dir.path().join("nothing"), ..good.clone() };
         assert_eq!(error(&missing), "cannot read nothing: No such file or directory (os error 2)");
-        let swapped = Files { cert: good.key.clone(), key: good.cert.clone(), client_ca: None };
+        let (cert_file, key_file) = (good.key_file.clone(), good.cert_file.clone());
+        let swapped = TlsFiles { cert_file, key_file, client_ca_file: None };
         assert_eq!(error(&swapped), "tls.key holds no certificate in PEM");
-        let keyless = Files { key: good.cert.clone(), ..good.clone() };
+        let keyless = TlsFiles { key_file: good.cert_file.clone(), ..good.clone() };
         assert_eq!(error(&keyless), "tls.crt holds no private key in PEM");
-        let mixed = Files { key: another.key.clone(), ..good.clone() };
+        let mixed = TlsFiles { key_file: another.key_file.clone(), ..good.clone() };
         assert_eq!(error(&mixed), "the key in tls.key is not that of the certificate in tls.crt");
-        let ca = Files { client_ca: Some(good.key.clone()), ..good.clone() };
+        let ca = TlsFiles { client_ca_file: Some(good.key_file.clone()), ..good.clone() };
         assert_eq!(error(&ca), "tls.key holds no certificate in PEM");
         let garbage = dir.path().join("garbage");
         fs::write(&garbage, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
-        let ca = Files { client_ca: Some(garbage), ..good };
+        let ca = TlsFiles { client_ca_file: Some(garbage), ..good };
         assert!(error(&ca).starts_with("garbage cannot be used: "), "{}", error(&ca));
     }
 
@@ -181,14 +190,14 @@ mod tests {
     async fn a_broken_pair_leaves_the_old_one_and_files_are_checked_once_a_second() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
-        let good = fs::read(&files.cert).unwrap();
+        let good = fs::read(&files.cert_file).unwrap();
         let tls = Tls::new(files.clone());
         let config = || tls.acceptor().map(|acceptor| Arc::as_ptr(acceptor.config()));
         let first = config().unwrap();
-        fs::write(&files.cert, "").unwrap();
+        fs::write(&files.cert_file, "").unwrap();
         tokio::time::advance(CHECK).await;
         assert_eq!(config(), Some(first), "a broken one changes nothing");
-        fs::write(&files.cert, good).unwrap();
+        fs::write(&files.cert_file, good).unwrap();
         assert_eq!(config(), Some(first), "not checked yet");
         tokio::time::advance(CHECK).await;
         let second = config().unwrap();
@@ -200,9 +209,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn files_may_appear_later() {
         let dir = tempfile::tempdir().unwrap();
-        let place =
-            Files { cert: dir.path().join("tls.crt"), key: dir.path().join("tls.key"), client_ca: None };
-        let tls = Tls::new(place);
+        let tls = Tls::new(paths(dir.path()));
         assert!(tls.acceptor().is_none());
         files(dir.path());
         tokio::time::advance(CHECK).await;

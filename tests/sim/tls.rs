@@ -8,7 +8,7 @@ use std::time::Duration;
 use numacast::config::Endpoint;
 use numacast::telemetry::registry::Registry;
 use numacast::telemetry::server::{Endpoints, Server};
-use numacast::telemetry::tls::{Files, Tls};
+use numacast::telemetry::tls::{Tls, TlsFiles};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
@@ -39,11 +39,12 @@ impl Ca {
     }
 
     /// Writes a new certificate and its key into `dir`.
-    fn write(&self, dir: &Path) -> Files {
-        let files = Files { cert: dir.join("tls.crt"), key: dir.join("tls.key"), client_ca: None };
+    fn write(&self, dir: &Path) -> TlsFiles {
+        let files =
+            TlsFiles { cert_file: dir.join("tls.crt"), key_file: dir.join("tls.key"), client_ca_file: None };
         let (cert, key) = self.issue();
-        std::fs::write(&files.cert, cert).unwrap();
-        std::fs::write(&files.key, key).unwrap();
+        std::fs::write(&files.cert_file, cert).unwrap();
+        std::fs::write(&files.key_file, key).unwrap();
         files
     }
 }
@@ -86,7 +87,7 @@ async fn scrape(
     Ok((response, chain[0].clone().into_owned()))
 }
 
-async fn server(files: Files) -> Server {
+async fn server(files: TlsFiles) -> Server {
     let endpoints = Endpoints { metrics: Some(Arc::<Registry>::default()), health: None };
     Server::start(Endpoint::At(ANY_PORT), endpoints, Some(Tls::new(files))).await.unwrap().unwrap()
 }
@@ -117,7 +118,8 @@ async fn a_new_certificate_is_used_and_an_invalid_one_is_not() {
     link("..1", "..data");
     link("..data/tls.crt", "tls.crt");
     link("..data/tls.key", "tls.key");
-    let server = server(Files { cert: at("tls.crt"), key: at("tls.key"), client_ca: None }).await;
+    let files = TlsFiles { cert_file: at("tls.crt"), key_file: at("tls.key"), client_ca_file: None };
+    let server = server(files).await;
     let client = client(&ca, None, &rustls::version::TLS13);
     let (_, first) = scrape(server.address(), &client).await.unwrap();
     link("..2", "..data_tmp");
@@ -143,7 +145,7 @@ async fn a_client_needs_a_certificate_of_the_configured_ca() {
     let (dir, ca, clients) = (tempfile::tempdir().unwrap(), Ca::new(), Ca::new());
     let authority = dir.path().join("ca.crt");
     std::fs::write(&authority, clients.0.pem()).unwrap();
-    let server = server(Files { client_ca: Some(authority), ..ca.write(dir.path()) }).await;
+    let server = server(TlsFiles { client_ca_file: Some(authority), ..ca.write(dir.path()) }).await;
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
         let trusted = client(&ca, Some(clients.issue()), version);
         let (response, _) = scrape(server.address(), &trusted).await.unwrap();
