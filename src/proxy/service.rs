@@ -18,7 +18,7 @@ use super::merge::{Merged, Omitted, Version, WireError};
 use super::metrics::Metrics;
 use crate::grpc::{self, Call, Peer, Reply};
 use crate::kubelet::proto::v1::GetPodResourcesRequest;
-use crate::kubelet::{Caller, Request, SharedClient, SharedResponse};
+use crate::kubelet::{Caller, Request, SharedClient};
 use crate::util::log_throttle::LastLogged;
 
 /// The name of the v1 service.
@@ -82,22 +82,13 @@ impl Service {
     async fn respond(&self, request: Request) -> Result<Bytes, Status> {
         let response = self.kubelet.request(request.clone(), Caller::Proxy).await;
         let response = response.map_err(|error| error.status)?;
-        match &self.annotations {
-            Some(annotations) => self.merge_once(&request, &response, annotations).await,
-            None => Ok(self.pass_through(&request, &response.bytes)),
-        }
-    }
-
-    async fn merge_once(
-        &self,
-        request: &Request,
-        response: &SharedResponse,
-        annotations: &AnnotationState,
-    ) -> Result<Bytes, Status> {
+        let Some(annotations) = &self.annotations else {
+            return Ok(self.pass_through(&request, &response.bytes));
+        };
         let shared = response.slot::<Shared>();
         // The caller that merges may be cancelled: then the next one does it.
         let deadline = *shared.deadline.get_or_init(|| annotations.deadline());
-        let merge = || self.merge(request, &response.bytes, annotations, deadline);
+        let merge = || self.merge(&request, &response.bytes, annotations, deadline);
         shared.merged.get_or_init(merge).await.clone()
     }
 

@@ -60,30 +60,28 @@ impl PodDevice {
 }
 
 impl<'a> PodReader<'a> {
-    pub(super) fn new(pod: &'a Pod, rules: &'a Rules, node: &'a NodeDevices) -> Self {
+    /// Reads the annotations of every format. A device that is allocated twice counts for the first.
+    pub(super) fn read(pod: &'a Pod, rules: &'a Rules, node: &'a NodeDevices) -> Self {
         let (devices, seen) = (Vec::new(), BTreeSet::new());
         let (cpus_and_memory, errors) = (CpusAndMemory::default(), PodErrors::default());
-        Self { pod, rules, node, devices, seen, cpus_and_memory, errors }
-    }
-
-    /// Reads the annotations of every format. A device that is allocated twice counts for the first.
-    pub(super) fn read(&mut self) {
-        let annotations = &self.rules.annotations;
+        let mut reader = Self { pod, rules, node, devices, seen, cpus_and_memory, errors };
+        let annotations = &rules.annotations;
         if annotations.has(Koordinator::Devices)
-            && let Some(text) = self.annotation(koordinator::DEVICES)
+            && let Some(text) = reader.annotation(koordinator::DEVICES)
         {
-            koordinator::read_devices(self, text);
+            koordinator::read_devices(&mut reader, text);
         }
         for mapping in &annotations.mappings {
-            if let Some(text) = self.annotation(&mapping.annotation) {
-                mapping::read(self, mapping, text);
+            if let Some(text) = reader.annotation(&mapping.annotation) {
+                mapping::read(&mut reader, mapping, text);
             }
         }
         if annotations.has(Koordinator::Cpus)
-            && let Some(text) = self.annotation(koordinator::STATUS)
+            && let Some(text) = reader.annotation(koordinator::STATUS)
         {
-            self.cpus_and_memory = koordinator::cpus_and_memory(text, &mut self.errors);
+            reader.cpus_and_memory = koordinator::cpus_and_memory(text, &mut reader.errors);
         }
+        reader
     }
 
     fn annotation(&mut self, key: &str) -> Option<&'a str> {

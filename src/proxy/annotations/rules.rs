@@ -51,12 +51,7 @@ impl Rules {
 
     /// Returns what the annotations of these pods allocate on this node.
     pub fn read<'a>(&self, pods: impl Iterator<Item = &'a Pod>, node: &NodeDevices) -> Allocations {
-        let mut readers: Vec<PodReader<'_>> = Vec::new();
-        for pod in running(pods) {
-            let mut reader = PodReader::new(pod, self, node);
-            reader.read();
-            readers.push(reader);
-        }
+        let mut readers: Vec<_> = running(pods).map(|pod| PodReader::read(pod, self, node)).collect();
         budget::enforce(&mut readers, MAX_ADDED_BYTES);
         if self.annotations.has(Koordinator::SharedIds) {
             number_parts(&mut readers);
