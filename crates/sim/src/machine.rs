@@ -25,7 +25,7 @@ pub struct MachineSpec {
     pub numa: bool,
     /// The online NUMA nodes.
     pub nodes: Vec<NodeSpec>,
-    /// A row of distances for each node, as the kernel prints them, unless the nodes specify their own.
+    /// A row of distances for each node, as the kernel prints them: an alternative to `distances` of the nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub distances: Vec<String>,
     /// NUMA nodes that can come online. If empty: the online ones.
@@ -119,7 +119,7 @@ pub struct NodeSpec {
     /// Node id to SLIT distance; empty where the kernel reports none.
     #[serde(default)]
     pub distances: BTreeMap<Id, u32>,
-    /// The node's socket. If unset, the node has a socket of its own.
+    /// The socket of the node's CPUs. If unset, the node has a socket of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package: Option<Id>,
     /// The sockets of a node that spans several, with their CPUs.
