@@ -202,8 +202,8 @@ impl Executor {
         let account = guard.account.as_ref();
         match (plan.outcome, account) {
             (Some(Outcome::Success), Some(account)) => {
-                let scan = account.scan();
-                self.metrics.accounted(&scan.usage, scan.errors().count(), account.topology());
+                let scan = &account.scan;
+                self.metrics.accounted(&scan.usage, scan.errors().count(), &account.topology);
             }
             (Some(outcome), _) => self.metrics.scanned(outcome),
             (None, _) => {}
@@ -219,7 +219,7 @@ impl Executor {
         if let (Some(newest), Some(account)) = (plan.publish, account) {
             let covered_pods = || guard.covered_pods(&self.pods, &self.rules.borrow().exclude);
             let (publishable, is_new) = (newest.publishable, newest.is_new);
-            self.reporter.publish(&publishable, &newest.verdict, is_new, account.scan(), covered_pods);
+            self.reporter.publish(&publishable, &newest.verdict, is_new, &account.scan, covered_pods);
             if is_new {
                 self.publisher.publish(publishable);
             }

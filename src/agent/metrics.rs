@@ -238,7 +238,7 @@ impl Metrics {
     pub(crate) fn changed(&self, newest: &Publishable) {
         // Native resources first: excess devices are counted as `other`.
         let is_device = |(_, resource, _, _): &(&Zone, &String, _, _)| resource.contains('/');
-        let amounts = newest.zones().iter().flat_map(|zone| {
+        let amounts = newest.zones.iter().flat_map(|zone| {
             zone.resources.iter().flat_map(move |(resource, amounts)| {
                 let amounts = [
                     ("capacity", amounts.capacity),

@@ -129,12 +129,12 @@ impl Reconciler {
         let remembered = self.memory.update(&scan, now);
         let account = Account::new(scan, policies.as_deref(), &remembered, context.rules);
 
-        let (usage, is_first_moment) = (&account.scan().usage, self.startup.is_first_moment(now));
+        let (usage, is_first_moment) = (&account.scan.usage, self.startup.is_first_moment(now));
         let expects_source = self.has_pod_source && is_first_moment;
         let list_check = || check_list(usage, pods, view, expects_source);
-        let check = self.startup.check(account.topology(), usage.has_allocations(), list_check, now);
+        let check = self.startup.check(&account.topology, usage.has_allocations(), list_check, now);
         plan.follow(check, (), KubeletNotReady)?;
-        let check = self.policies.accept(account.scan().config.confidence, now);
+        let check = self.policies.accept(account.scan.config.confidence, now);
         plan.follow(check, (), KubeletNotReady)?;
         Ok(account)
     }
@@ -175,8 +175,8 @@ impl Reconciler {
 
     fn accepted(&mut self, account: Account, context: &Context<'_>, now: Instant, plan: &mut Plan) {
         plan.outcome = Some(Outcome::Success);
-        let findings = &account.topology().findings;
-        let warnings = account.scan().errors().cloned().chain(findings.iter().map(ToString::to_string));
+        let findings = &account.topology.findings;
+        let warnings = account.scan.errors().cloned().chain(findings.iter().map(ToString::to_string));
         if self.set_warnings(warnings.chain(plan.incomplete.clone()).collect(), plan) {
             plan.events.extend(findings.iter().filter_map(unpublished_nodes));
         }
@@ -190,7 +190,7 @@ impl Reconciler {
             self.schedule.poll.record_change(now);
         }
         self.requeue = match (&plan.incomplete, &self.fingerprint.account) {
-            (None, Some(account)) => self.schedule.after(account.scan(), context.view, now),
+            (None, Some(account)) => self.schedule.after(&account.scan, context.view, now),
             _ => Schedule::soon(now),
         };
     }

@@ -60,8 +60,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         true => Vec::new(),
         false => super::block_on(async { Ok(reservations(&config, &account).await) })?,
     };
-    let warnings = rules.exclude.warnings().into_iter().chain(account.scan().errors().cloned());
-    for warning in warnings.chain(account.topology().findings.iter().map(ToString::to_string)) {
+    let warnings = rules.exclude.warnings().into_iter().chain(account.scan.errors().cloned());
+    for warning in warnings.chain(account.topology.findings.iter().map(ToString::to_string)) {
         warn!("{warning}");
     }
     let state = account.with_reservations(&reservations);

@@ -6,7 +6,7 @@ use crate::nrt::{
     AttributeInfo, CostInfo, FINGERPRINT, FINGERPRINT_METHOD, NodeResourceTopology,
     NodeResourceTopologyFields, ResourceInfo, ZONE_TYPE, Zone, zone_name,
 };
-use crate::scheduler::{Fingerprint, PodFingerprint, Publishable};
+use crate::scheduler::{Fingerprint, Placement, PodFingerprint, Publishable};
 use crate::topology::{self, Amounts};
 
 /// Returns the object of `node`; `owner` is the Node's UID, if the Node should own it.
@@ -15,7 +15,7 @@ pub fn object(node: &str, owner: Option<&str>, state: &Publishable) -> NodeResou
     let attributes = attributes(state);
     let fields = NodeResourceTopologyFields {
         topology_policies: None,
-        zones: state.zones().iter().map(|of| zone(of, state)).collect(),
+        zones: state.zones.iter().map(|of| zone(of, state)).collect(),
         attributes: (!attributes.is_empty()).then_some(attributes),
     };
     let mut object = NodeResourceTopology::new(node, fields);
@@ -47,12 +47,10 @@ pub(super) fn node_reference(name: &str, uid: &str) -> OwnerReference {
 }
 
 fn attributes(state: &Publishable) -> Vec<AttributeInfo> {
-    let attributes = state.attributes().iter().map(|(name, value)| attribute(name, value));
-    let placement = state.placement().map(|placement| {
-        let (name, value) = placement.attribute();
-        attribute(name, value)
-    });
-    let fingerprint = state.fingerprint().into_iter().flat_map(fingerprint);
+    let attributes = state.attributes.iter().map(|(name, value)| attribute(name, value));
+    let placement = state.placement.iter().map(Placement::attribute);
+    let placement = placement.map(|(name, value)| attribute(name, value));
+    let fingerprint = state.fingerprint.into_iter().flat_map(fingerprint);
     attributes.chain(placement).chain(fingerprint).collect()
 }
 
@@ -69,7 +67,7 @@ fn attribute(name: &str, value: &str) -> AttributeInfo {
 fn zone(zone: &topology::Zone, state: &Publishable) -> Zone {
     let costs = zone.costs.iter();
     let costs = costs.map(|(peer, value)| CostInfo { name: zone_name(*peer), value: i64::from(*value) });
-    let placement = state.placement().and_then(|placement| placement.zone_attribute(zone.id));
+    let placement = state.placement.as_ref().and_then(|placement| placement.zone_attribute(zone.id));
     Zone {
         name: zone_name(zone.id),
         kind: ZONE_TYPE.to_owned(),

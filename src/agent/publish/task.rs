@@ -237,7 +237,7 @@ impl PublishTask {
             return;
         }
         let Some(newest) = self.newest.borrow_and_update().clone() else { return };
-        let is_withheld = newest.fingerprint().is_none_or(|fingerprint| fingerprint.is_withheld());
+        let is_withheld = newest.fingerprint.is_none_or(|fingerprint| fingerprint.is_withheld());
         // The write may succeed even if there is no response.
         self.fingerprint.is_withheld &= is_withheld;
         match self.writer.write(&newest).await {

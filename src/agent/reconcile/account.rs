@@ -11,8 +11,10 @@ use crate::topology::{self, Inputs, NodeExclusions, Topology, ZoneRules};
 /// A scan and its topology. It does not change any more.
 #[derive(Debug)]
 pub struct Account {
-    scan: Scan,
-    topology: Topology,
+    /// The scan.
+    pub scan: Scan,
+    /// The topology.
+    pub topology: Topology,
     requirements: Requirements,
 }
 
@@ -39,18 +41,6 @@ impl Account {
         });
         let requirements = Requirements::of(&scan.inventory.allocatable, remembered);
         Self { scan, topology, requirements }
-    }
-
-    /// Returns the scan.
-    #[must_use]
-    pub const fn scan(&self) -> &Scan {
-        &self.scan
-    }
-
-    /// Returns the topology.
-    #[must_use]
-    pub const fn topology(&self) -> &Topology {
-        &self.topology
     }
 
     /// Returns the input of the fingerprint gate. `number` is that of the account.

@@ -83,7 +83,7 @@ impl FingerprintGuard {
     pub(super) fn accept(&mut self, account: Account) {
         self.is_responding = true;
         self.accounts += 1;
-        self.bound_pods.scanned(account.scan().has_cpu_checkpoint);
+        self.bound_pods.scanned(account.scan.has_cpu_checkpoint);
         self.account = Some(account);
     }
 
@@ -118,9 +118,7 @@ impl FingerprintGuard {
         events.extend(verdict.given_up.iter().filter_map(|pod| self.given_up(pod)));
         let is_published = match scope {
             Scope::All => verdict.decision != Decision::Wait,
-            Scope::Urgent => {
-                self.gate.settings().reserve || matches!(verdict.decision, Decision::Withhold(_))
-            }
+            Scope::Urgent => self.gate.settings.reserve || matches!(verdict.decision, Decision::Withhold(_)),
         };
         self.evaluated = Some((version, scope == Scope::All || is_published));
         if is_published { self.newest(verdict, pods, exclude, now) } else { None }
@@ -145,7 +143,7 @@ impl FingerprintGuard {
     /// Returns true while the first object waits for the pods: until they are known, no fingerprint can match
     /// and nothing can be reserved. The wait is limited.
     fn waits_for_pods(&mut self, are_synced: bool, now: Instant, events: &mut Vec<(Reason, String)>) -> bool {
-        let GateSettings { view, reserve, .. } = *self.gate.settings();
+        let GateSettings { view, reserve, .. } = self.gate.settings;
         let is_scheduler_view = view == FingerprintView::Scheduler;
         if are_synced || !is_scheduler_view && !reserve {
             return false;
@@ -175,7 +173,7 @@ impl FingerprintGuard {
 
     /// Describes that a pod is not waited for any longer; `None` if nothing in the object waits for it.
     fn given_up(&self, (namespace, name): &PodName) -> Option<(Reason, String)> {
-        let GateSettings { view, give_up_after, reserve, .. } = *self.gate.settings();
+        let GateSettings { view, give_up_after, reserve, .. } = self.gate.settings;
         let pod = format!("{namespace}/{name}");
         let what =
             format!("the kubelet has neither admitted nor rejected the pod {pod} within {give_up_after:?}");
@@ -216,7 +214,7 @@ impl FingerprintGuard {
     /// Returns true if the change is delayed. Nothing is delayed if consumers use the object without the
     /// scheduler plugin's cache, or with reservations.
     fn delays(&mut self, next: &Publishable, now: Instant) -> bool {
-        let GateSettings { view, reserve, .. } = *self.gate.settings();
+        let GateSettings { view, reserve, .. } = self.gate.settings;
         let Some(last) = &self.last else { return false };
         if view != FingerprintView::Scheduler || reserve {
             return false;

@@ -88,7 +88,7 @@ impl Bench {
 /// Returns the number of available CPUs in a new state.
 fn available(plan: &Plan) -> u64 {
     let newest = plan.publish.as_ref().filter(|newest| newest.is_new).expect("nothing new is published");
-    newest.publishable.zones()[0].resources["cpu"].available
+    newest.publishable.zones[0].resources["cpu"].available
 }
 
 fn publishes_nothing_new(plan: &Plan) -> bool {
@@ -184,7 +184,7 @@ fn policies_of_the_live_object_are_published_while_the_configuration_is_unknown(
     scan.config = ConfigStatus::default();
     let plan = bench.scanned(scan, 0);
     let published = plan.publish.expect("nothing is published").publishable;
-    assert_eq!(published.attributes(), bench.live_object.policies());
+    assert_eq!(published.attributes, bench.live_object.policies());
 }
 
 #[test]

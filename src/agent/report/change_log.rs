@@ -30,7 +30,7 @@ impl ChangeLog {
         let footprints = footprints(usage, machine);
         let lines = match &self.0 {
             Some((before, old)) => lines(before, now, &changed_pods(old, &footprints)),
-            None => vec![format!("first account: {} zones", now.zones().len())],
+            None => vec![format!("first account: {} zones", now.zones.len())],
         };
         self.0 = Some((now.clone(), footprints));
         lines
@@ -71,14 +71,13 @@ fn nodes_of(pod: &PodUsage, machine: &Machine) -> IdSet {
 }
 
 fn lines(before: &Publishable, now: &Publishable, changed: &[(&PodName, IdSet)]) -> Vec<String> {
-    let zones = now.zones().iter();
-    let mut lines: Vec<String> = zones
-        .filter_map(|zone| Some(zone_line(before.zones(), zone)? + &pods_on(changed, zone.id)))
-        .collect();
-    let is_gone = |old: &&Zone| now.zones().iter().all(|zone| zone.id != old.id);
-    lines.extend(before.zones().iter().filter(is_gone).map(|zone| format!("node-{}: gone", zone.id)));
-    if before.attributes() != now.attributes() {
-        let pairs = now.attributes().iter().map(|(name, value)| format!("{name}={value}"));
+    let zones = now.zones.iter();
+    let mut lines: Vec<String> =
+        zones.filter_map(|zone| Some(zone_line(&before.zones, zone)? + &pods_on(changed, zone.id))).collect();
+    let is_gone = |old: &&Zone| now.zones.iter().all(|zone| zone.id != old.id);
+    lines.extend(before.zones.iter().filter(is_gone).map(|zone| format!("node-{}: gone", zone.id)));
+    if before.attributes != now.attributes {
+        let pairs = now.attributes.iter().map(|(name, value)| format!("{name}={value}"));
         lines.push(format!("attributes: {}", pairs.collect::<Vec<_>>().join(" ")));
     }
     lines

@@ -293,7 +293,7 @@ impl Agent {
         let accounts = self.listed.iter().filter(|pod| pod.cpus != 0).map(|pod| pod.pod).collect();
         let accounts = self.with_reserved(&verdict, accounts);
         let object = Object {
-            available: published.zones().iter().map(|zone| zone.resources["cpu"].available as u32).collect(),
+            available: published.zones.iter().map(|zone| zone.resources["cpu"].available as u32).collect(),
             policy: true,
             fingerprint: self.fingerprint(&verdict),
             accounts,

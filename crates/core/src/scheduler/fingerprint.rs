@@ -53,12 +53,6 @@ impl PodFingerprint {
     pub fn is_withheld(&self) -> bool {
         self.value == Fingerprint::WITHHELD
     }
-
-    /// Returns the withheld fingerprint with the same method.
-    #[must_use]
-    pub const fn withheld(self) -> Self {
-        Self { value: Fingerprint::WITHHELD, ..self }
-    }
 }
 
 /// Identifies a set of pods.

@@ -43,7 +43,8 @@ const MAX_EXTENSION: u32 = 3;
 /// Keeps the published fingerprint in agreement with the plugin's.
 #[derive(Clone, Debug)]
 pub struct FingerprintGate {
-    settings: GateSettings,
+    /// The settings.
+    pub settings: GateSettings,
     /// By UID.
     pods: BTreeMap<String, PodState>,
     /// List entries by pod name, from when an entry showed everything of a pod until the pod is gone.
@@ -71,12 +72,6 @@ impl FingerprintGate {
             available: Vec::new(),
             has_releases: false,
         }
-    }
-
-    /// Returns the settings.
-    #[must_use]
-    pub const fn settings(&self) -> &GateSettings {
-        &self.settings
     }
 
     /// Decides what may be published for `input`. `pods` are the node's pods in the API server, `None` before

@@ -1,16 +1,21 @@
-//! The complete, immutable result for one node, from which the object is made.
+//! The complete result for one node, from which the object is made.
 
 use super::reservation::subtract;
-use super::{Placement, PodFingerprint, Reservation};
+use super::{Fingerprint, Placement, PodFingerprint, Reservation};
 use crate::topology::{Topology, Zone};
 
 /// The content of a node's object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Publishable {
-    zones: Vec<Zone>,
-    attributes: Vec<(String, String)>,
-    fingerprint: Option<PodFingerprint>,
-    placement: Option<Placement>,
+    /// The zones, ascending by id.
+    pub zones: Vec<Zone>,
+    /// Names and values of the node's attributes, in a fixed order, without those of the fingerprint and the
+    /// placement.
+    pub attributes: Vec<(String, String)>,
+    /// The fingerprint, if one is published.
+    pub fingerprint: Option<PodFingerprint>,
+    /// The placement, if one is published.
+    pub placement: Option<Placement>,
 }
 
 impl Publishable {
@@ -27,31 +32,6 @@ impl Publishable {
         Self { zones, attributes: topology.attributes.clone(), fingerprint, placement }
     }
 
-    /// Returns the zones, ascending by id.
-    #[must_use]
-    pub fn zones(&self) -> &[Zone] {
-        &self.zones
-    }
-
-    /// Returns names and values of the node's attributes, in a fixed order, without those of the fingerprint
-    /// and the placement.
-    #[must_use]
-    pub fn attributes(&self) -> &[(String, String)] {
-        &self.attributes
-    }
-
-    /// Returns the fingerprint, if one is published.
-    #[must_use]
-    pub const fn fingerprint(&self) -> Option<PodFingerprint> {
-        self.fingerprint
-    }
-
-    /// Returns the placement, if one is published.
-    #[must_use]
-    pub const fn placement(&self) -> Option<&Placement> {
-        self.placement.as_ref()
-    }
-
     /// Returns true if the fingerprint is withheld.
     #[must_use]
     pub fn is_withheld(&self) -> bool {
@@ -61,8 +41,8 @@ impl Publishable {
     /// Returns the same with its fingerprint, if any, withheld.
     #[must_use]
     pub fn withheld(&self) -> Self {
-        let fingerprint = self.fingerprint.map(PodFingerprint::withheld);
-        Self { fingerprint, ..self.clone() }
+        let withheld = |of: PodFingerprint| PodFingerprint { value: Fingerprint::WITHHELD, ..of };
+        Self { fingerprint: self.fingerprint.map(withheld), ..self.clone() }
     }
 
     /// Returns true if the zones and attributes are equal: only fingerprint or placement may differ.
@@ -75,7 +55,7 @@ impl Publishable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::{Fingerprint, FingerprintMethod};
+    use crate::scheduler::FingerprintMethod;
     use crate::topology::Amounts;
 
     fn publishable(value: Fingerprint, available: u64, placement: Option<Placement>) -> Publishable {
@@ -99,10 +79,10 @@ mod tests {
     #[test]
     fn reservations_are_subtracted_from_available() {
         let published = publishable(Fingerprint::of([1]), 4, None);
-        let topology = Topology { zones: published.zones().to_vec(), ..Topology::default() };
+        let topology = Topology { zones: published.zones.clone(), ..Topology::default() };
         let reservation =
             Reservation { pod: ("ns".into(), "a".into()), amounts: [("cpu".into(), 3)].into(), zones: None };
-        let reserved = Publishable::new(&topology, published.fingerprint(), &[reservation], None);
+        let reserved = Publishable::new(&topology, published.fingerprint, &[reservation], None);
         assert_eq!(reserved, publishable(Fingerprint::of([1]), 1, None));
     }
 
@@ -113,7 +93,7 @@ mod tests {
         assert!(published.differs_only_in_pods(&publishable(Fingerprint::of([2]), 4, None)));
         assert!(!published.differs_only_in_pods(&publishable(Fingerprint::of([1]), 3, None)));
         let attributes = vec![("a".to_owned(), "b".to_owned())];
-        let topology = Topology { zones: published.zones().to_vec(), attributes, ..Topology::default() };
+        let topology = Topology { zones: published.zones.clone(), attributes, ..Topology::default() };
         assert!(!published.differs_only_in_pods(&Publishable::new(&topology, None, &[], None)));
     }
 }

@@ -145,7 +145,7 @@ fn reservations_are_published_at_once() {
     let settings = GateSettings { view: FingerprintView::None, reserve: true, ..GateSettings::default() };
     let mut bench = Bench::new(settings.clone(), PodCache::fixed(vec![pod("a")]));
     let newest = bench.check(Scope::Urgent, 0).expect("it waits");
-    assert_eq!(newest.publishable.zones()[0].resources["cpu"].available, 3);
+    assert_eq!(newest.publishable.zones[0].resources["cpu"].available, 3);
     let account = account(&[]);
     let reservations = account.reservations(&settings, Some(&[pod("a")]), &NodeExclusions::default());
     assert_eq!((reservations.len(), &reservations), (1, &newest.verdict.reservations));

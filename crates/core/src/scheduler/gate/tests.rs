@@ -255,6 +255,6 @@ fn the_result_has_the_fingerprint_and_the_zones_without_the_reservations() {
         gate.publishable(Some(&pods), input, &verdict)
     });
     assert!(published.is_withheld());
-    assert_eq!(published.zones(), topology(&[6]).zones);
-    assert_eq!(published.placement(), None);
+    assert_eq!(published.zones, topology(&[6]).zones);
+    assert_eq!(published.placement, None);
 }
