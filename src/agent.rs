@@ -45,7 +45,7 @@ pub use record::{Recorded, Recording, RecordingError};
 pub use report::Status;
 pub use settings::Settings;
 
-use executor::{Executor, ScanRequest};
+use executor::Executor;
 use health::Health;
 use metrics::Metrics;
 use observe::{Directories, Trigger, Triggers, cpu_time};
@@ -60,10 +60,6 @@ const LIST_BURST: f64 = 4.0;
 /// How long the first scan waits for the watches on the kubelet's directories. They are set at once or not at
 /// all.
 const FIRST_WATCHES: Duration = Duration::from_millis(20);
-
-/// Delay of the first scan after a pod's containers have terminated: the API server learns of that a moment
-/// before the kubelet releases the resources. Pods that terminate at the same time share the scan.
-const RELEASE_DELAY: Duration = Duration::from_millis(15);
 
 /// Why a single pass ended without publishing the object.
 #[derive(Debug, thiserror::Error)]
@@ -121,7 +117,7 @@ impl Agent {
 
     /// Sends requests to the kubelet through a shared connection from now on.
     pub fn read_through(&mut self, client: SharedClient) {
-        self.reader.read_through(client);
+        self.reader.kubelet.client = client;
     }
 
     /// Merges this into the kubelet's responses from now on.
@@ -164,7 +160,7 @@ impl Agent {
             () = sleep(FIRST_WATCHES) => {}
         }
         loop {
-            self.metrics.health.loop_ran();
+            self.metrics.health.iteration.confirm();
             let (next, _) = tokio::select! {
                 biased;
                 () = &mut shutdown => break,
@@ -237,13 +233,10 @@ impl Agent {
     async fn wait(&mut self, next: Requeue) -> Depth {
         let (trigger, depth) = tokio::select! {
             reasons = self.triggers.next() => return self.triggered(reasons).await,
-            request = self.executor.follow() => match request {
-                ScanRequest::Released => {
-                    self.executor.rest(RELEASE_DELAY).await;
-                    ("pods", Depth::Usage)
-                }
-                ScanRequest::Bound => ("bound", Depth::Usage),
-            },
+            (trigger, delay) = self.executor.follow() => {
+                self.executor.rest(delay).await;
+                (trigger, Depth::Usage)
+            }
             Ok(()) = self.new_rules.changed() => ("configuration", Depth::Usage),
             () = self.reader.config.received() => ("configuration", Depth::Everything),
             Ok(()) = self.live_object.changed() => ("live_object", Depth::Usage),

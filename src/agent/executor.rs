@@ -24,13 +24,9 @@ use crate::topology::ZoneRules;
 /// at the same time.
 const API_SERVER_CHECKS: Duration = Duration::from_secs(5);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ScanRequest {
-    /// A pod released resources, or may have.
-    Released,
-    /// A pod that was bound may have been admitted.
-    Bound,
-}
+/// Delay of the first scan after a pod's containers have terminated: the API server learns of that a moment
+/// before the kubelet releases the resources. Pods that terminate at the same time share the scan.
+const RELEASE_DELAY: Duration = Duration::from_millis(15);
 
 enum Wake {
     Pods,
@@ -122,17 +118,18 @@ impl Executor {
         }
     }
 
-    pub(super) async fn follow(&mut self) -> ScanRequest {
+    /// Returns the name of the trigger once pods are a reason to scan, and how long to wait before.
+    pub(super) async fn follow(&mut self) -> (&'static str, Duration) {
         loop {
             // The change is published with the result of the scan, unless the fingerprint has to be withheld.
             if self.pods.peek().needs_rescan(&self.view) {
                 self.step(Change::Pods(Scope::Urgent));
-                return ScanRequest::Released;
+                return ("pods", RELEASE_DELAY);
             }
             match self.wake().await {
                 Wake::Scan => {
                     self.reconciler.fingerprint.bound_pods.count_scan();
-                    return ScanRequest::Bound;
+                    return ("bound", Duration::ZERO);
                 }
                 Wake::Pods if self.pods.peek().needs_rescan(&self.view) => {}
                 Wake::Pods | Wake::Recheck => self.step(Change::Pods(Scope::All)),

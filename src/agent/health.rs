@@ -25,8 +25,10 @@ struct Pending {
 
 #[derive(Debug)]
 pub(crate) struct Health {
-    iteration: Recent,
-    scan: Recent,
+    /// Confirmed by each iteration of the loop.
+    pub(crate) iteration: Recent,
+    /// Confirmed by each accepted scan.
+    pub(crate) scan: Recent,
     publish: Recent,
     pending: Mutex<Pending>,
     unreachable_file: Mutex<Option<PathBuf>>,
@@ -47,14 +49,6 @@ impl Health {
             pending: Mutex::default(),
             unreachable_file: Mutex::default(),
         }
-    }
-
-    pub(crate) fn loop_ran(&self) {
-        self.iteration.confirm();
-    }
-
-    pub(crate) fn scanned(&self) {
-        self.scan.confirm();
     }
 
     /// Records a pending write: a new topology, or one whose write failed or was undone.
@@ -123,7 +117,7 @@ mod tests {
         let health = health();
         assert_eq!(health.started(), [UNPUBLISHED]);
         assert_eq!(health.ready()[0], "no scan of the node has succeeded yet");
-        health.scanned();
+        health.scan.confirm();
         health.write_pending();
         assert_eq!(health.ready(), [UNPUBLISHED]);
         health.published(Duration::ZERO);
@@ -135,14 +129,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_scan_may_be_three_polls_and_a_call_old() {
         let health = health();
-        health.scanned();
+        health.scan.confirm();
         health.published(Duration::ZERO);
         advance(seconds(25)).await;
         assert_eq!(health.ready(), OK);
         advance(seconds(1)).await;
         let expected = "no scan of the node has succeeded for 26 s, more than 25 s; see the log";
         assert_eq!(health.ready(), [expected]);
-        health.scanned();
+        health.scan.confirm();
         assert_eq!(health.ready(), OK);
     }
 
@@ -152,7 +146,7 @@ mod tests {
         health.published(Duration::ZERO);
         for _ in 0..4 {
             health.write_pending();
-            health.scanned();
+            health.scan.confirm();
             assert_eq!(health.ready(), OK);
             advance(seconds(10)).await;
         }
@@ -171,13 +165,13 @@ mod tests {
         advance(seconds(2)).await;
         // The write began between the two.
         health.published(seconds(3));
-        health.scanned();
+        health.scan.confirm();
         advance(seconds(25)).await;
         assert_eq!(health.ready(), OK, "for 27 s");
         advance(seconds(4)).await;
         assert_eq!(health.ready().len(), 2, "for 31 s; and no scan for 29 s");
         health.published(seconds(3));
-        health.scanned();
+        health.scan.confirm();
         assert_eq!(health.ready(), OK);
     }
 
@@ -186,7 +180,7 @@ mod tests {
         let health = health();
         health.published(Duration::ZERO);
         advance(seconds(1231)).await;
-        health.scanned();
+        health.scan.confirm();
         let expected = "nothing was published for 1231 s, more than 1230 s; see the log";
         assert_eq!(health.ready(), [expected]);
     }
@@ -209,7 +203,7 @@ mod tests {
             advance(seconds(100)).await;
             assert_eq!(health.live(), OK);
             assert_ne!(health.ready(), OK);
-            health.loop_ran();
+            health.iteration.confirm();
         }
         advance(seconds(101)).await;
         assert_eq!(health.live(), ["the main loop has not run for 101 s, more than 100 s; see the log"]);

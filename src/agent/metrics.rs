@@ -222,7 +222,7 @@ impl Metrics {
         self.scans.with([Outcome::LABELS[outcome as usize]]).inc();
         if matches!(outcome, Outcome::Success | Outcome::ObjectUnknown) {
             self.last_scan.set(unix_seconds());
-            self.health.scanned();
+            self.health.scan.confirm();
         }
     }
 

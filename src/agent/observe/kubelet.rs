@@ -27,7 +27,7 @@ pub struct Merge {
 }
 
 pub(in crate::agent) struct KubeletReader {
-    pub(super) client: SharedClient,
+    pub(in crate::agent) client: SharedClient,
     pub(super) merge: Merge,
     metrics: Option<Arc<Metrics>>,
     /// The number of requests; the agent resets it.

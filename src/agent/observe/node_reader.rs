@@ -12,7 +12,7 @@ use crate::agent::metrics::Metrics;
 use crate::agent::settings::Settings;
 use crate::cluster::Cluster;
 use crate::kubelet::{
-    CheckpointPaths, CheckpointReader, Checkpoints, Connection, PodUsage, SharedClient, SharedResponse, Usage,
+    CheckpointPaths, CheckpointReader, Checkpoints, Connection, PodUsage, SharedResponse, Usage,
 };
 use crate::machine::{self, HostRoots};
 use crate::pod::{Pod, PodName, TerminalPods};
@@ -64,11 +64,6 @@ impl NodeReader {
             absent: BTreeSet::new(),
             metrics,
         }
-    }
-
-    /// Sends requests to the kubelet through a shared connection from now on.
-    pub fn read_through(&mut self, client: SharedClient) {
-        self.kubelet.client = client;
     }
 
     /// Merges this into the kubelet's responses from now on.

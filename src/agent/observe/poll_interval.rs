@@ -58,9 +58,7 @@ impl PollInterval {
 /// Returns the CPU time used by this thread. Its other work between two readings counts too, which only
 /// lengthens the interval.
 pub(in super::super) fn cpu_time() -> Duration {
-    let used = clock_gettime(ClockId::ThreadCPUTime);
-    let seconds = u64::try_from(used.tv_sec).unwrap_or_default();
-    Duration::new(seconds, u32::try_from(used.tv_nsec).unwrap_or_default())
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 #[cfg(test)]

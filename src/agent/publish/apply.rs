@@ -48,7 +48,7 @@ impl ObjectWriter {
     /// Removes what others left. If the Node should own the object, it replaces the Namespace that did.
     pub(super) async fn remove(&mut self, leftovers: Leftovers) -> Result<(), ClusterError> {
         let Some(metadata) = &self.metadata else { return Ok(()) };
-        let owner = match leftovers.has_owner() && self.sets_owner {
+        let owner = match leftovers.owner && self.sets_owner {
             true => Some(node_reference(&self.node, &self.cluster.node_uid(&self.node).await?)),
             false => None,
         };
@@ -175,11 +175,10 @@ impl ObjectWriter {
     /// and a reference left out of an apply is removed.
     fn own_references(&self, metadata: &ObjectMeta) -> Vec<OwnerReference> {
         let all = metadata.owner_references.iter().flatten();
-        all.filter(|reference| self.is_node(reference)).cloned().collect()
-    }
-
-    fn is_node(&self, reference: &OwnerReference) -> bool {
-        reference.kind == "Node" && reference.api_version == "v1" && reference.name == self.node
+        let is_node = |of: &&OwnerReference| {
+            of.kind == "Node" && of.api_version == "v1" && of.name == self.node
+        };
+        all.filter(is_node).cloned().collect()
     }
 
     async fn first_reference(&mut self) -> Result<Option<OwnerReference>, ClusterError> {

@@ -38,7 +38,8 @@ pub(super) fn differing_fields(
 pub(super) struct Leftovers {
     policies: bool,
     annotation: bool,
-    owner: bool,
+    /// Removing it requires the permission to change owner references.
+    pub(super) owner: bool,
 }
 
 impl Leftovers {
@@ -56,11 +57,6 @@ impl Leftovers {
 
     pub(super) fn any(self) -> bool {
         self != Self::default()
-    }
-
-    /// Returns true if removing them requires the permission to change owner references.
-    pub(super) const fn has_owner(self) -> bool {
-        self.owner
     }
 
     pub(super) const fn without_owner(self) -> Self {
@@ -124,7 +120,7 @@ mod tests {
         }));
         let found = Leftovers::of(&left, Form::default());
         assert_eq!(found.fields(), [POLICIES, FINGERPRINT, "ownerReferences"]);
-        assert!(found.any() && found.has_owner() && !found.without_owner().has_owner());
+        assert!(found.any() && found.owner && !found.without_owner().owner);
         let owner: OwnerReference = serde_json::from_value(node.clone()).unwrap();
         let expected = json!({
             "metadata": {"resourceVersion": "7", "annotations": {FINGERPRINT: null}, "ownerReferences": [node]},

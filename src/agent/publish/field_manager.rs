@@ -24,8 +24,7 @@ impl FieldManager {
     pub(super) fn of(metadata: &ObjectMeta, fields: &[&str]) -> Self {
         let entries = || metadata.managed_fields.iter().flatten();
         let newest = |entries: &mut dyn Iterator<Item = &ManagedFieldsEntry>| {
-            let newest =
-                entries.max_by(|a, b| a.time.as_ref().map(|t| t.0).cmp(&b.time.as_ref().map(|t| t.0)));
+            let newest = entries.max_by_key(|entry| entry.time.as_ref().map(|time| time.0));
             newest.map(|entry| Self::named(entry.manager.as_deref().unwrap_or_default()))
         };
         let is_foreign = |entry: &&ManagedFieldsEntry| entry.manager.as_deref() != Some(FIELD_MANAGER);

@@ -209,7 +209,7 @@ impl PublishTask {
 
     async fn remove(&mut self, leftovers: Leftovers) {
         let mut result = self.writer.remove(leftovers).await;
-        if leftovers.has_owner() && result.as_ref().is_err_and(ClusterError::is_forbidden) {
+        if leftovers.owner && result.as_ref().is_err_and(ClusterError::is_forbidden) {
             let reason = result.as_ref().err().map(ToString::to_string).unwrap_or_default();
             let note = format!(
                 "the NodeResourceTopology {} stays owned by a Namespace, since its owners may not be changed \

@@ -128,7 +128,10 @@ impl PublishTask {
         }
         while let Some(wake) = self.wait().await {
             match wake {
-                Wake::Newest => self.take_newest(),
+                Wake::Newest => {
+                    self.pending.get_or_insert(self.first.unwrap_or(WriteReason::Change));
+                    self.retry.shorten(Instant::now());
+                }
                 Wake::Withhold => self.withhold_until_first_write().await,
                 Wake::Object(Ok(ObjectEvent::Applied(metadata))) => self.object_changed(*metadata).await,
                 Wake::Object(Ok(ObjectEvent::Deleted(last))) => self.object_deleted(last.as_deref()),
@@ -222,12 +225,6 @@ impl PublishTask {
             () = sleep_until(due), if !is_idle => Some(Wake::Due),
             () = sleep_until(withhold_at.unwrap_or(due)), if withhold_at.is_some() => Some(Wake::Withhold),
         }
-    }
-
-    fn take_newest(&mut self) {
-        let reason = self.first.unwrap_or(WriteReason::Change);
-        self.pending.get_or_insert(reason);
-        self.retry.shorten(Instant::now());
     }
 
     /// Writes the newest state if a write is pending and no backoff delays it.

@@ -51,19 +51,17 @@ enum Kind {
 impl Kind {
     /// Returns the events to watch. A narrower mask causes fewer wakeups.
     fn mask(self) -> WatchMask {
-        let file = match self {
-            // Missing directories are created in it.
-            Self::Root => WatchMask::MOVED_TO | WatchMask::CREATE,
-            Self::Devices => WatchMask::MOVED_TO | WatchMask::CREATE | WatchMask::DELETE,
-            Self::Socket => WatchMask::MOVED_TO | WatchMask::CREATE,
-            Self::Notify => {
-                // Setting the modification time alone is reported as a modification.
-                let touched = WatchMask::CLOSE_WRITE | WatchMask::ATTRIB | WatchMask::MODIFY;
-                WatchMask::MOVED_TO | WatchMask::CREATE | touched
-            }
+        // Missing directories are created in the root.
+        let file = WatchMask::MOVED_TO | WatchMask::CREATE;
+        let more = match self {
+            Self::Root | Self::Socket => WatchMask::empty(),
+            Self::Devices => WatchMask::DELETE,
+            // Setting the modification time alone is reported as a modification.
+            Self::Notify => WatchMask::CLOSE_WRITE | WatchMask::ATTRIB | WatchMask::MODIFY,
         };
         // Several kinds may share a directory, which has one watch.
-        file | WatchMask::MASK_ADD | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF | WatchMask::ONLYDIR
+        let dir = WatchMask::MASK_ADD | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF | WatchMask::ONLYDIR;
+        file | more | dir
     }
 }
 
@@ -91,7 +89,7 @@ async fn watch(directories: &Directories, pending: &Pending) -> io::Result<()> {
     )]
     let mut inotify = AsyncFd::new(inotify)?;
     let mut buffer = vec![0_u8; BUFFER];
-    let mut wakeups = Wakeups::new(Instant::now());
+    let mut wakeups = Wakeups { at: Instant::now(), count: 0.0 };
     let mut rearm = tokio::time::interval(REARM);
     rearm.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -127,10 +125,6 @@ struct Wakeups {
 }
 
 impl Wakeups {
-    fn new(at: Instant) -> Self {
-        Self { at, count: 0.0 }
-    }
-
     /// Returns how long to let events accumulate before the next read.
     fn delay(&mut self, now: Instant) -> Duration {
         let passed = now.saturating_duration_since(self.at).as_secs_f64() / WINDOW.as_secs_f64();
@@ -197,11 +191,9 @@ impl WatchedDirectories {
             pending.raise(Trigger::EVERYTHING);
             return false;
         }
-        if event.mask.intersects(EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED) {
-            return true;
-        }
-        if event.mask.contains(EventMask::ISDIR) {
-            // One of the missing directories may be back.
+        let is_gone = EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED;
+        // Another directory may be one of the missing ones.
+        if event.mask.intersects(is_gone | EventMask::ISDIR) {
             return true;
         }
         for (kind, _) in self.kinds.iter().filter(|(_, descriptor)| **descriptor == event.wd) {
@@ -245,7 +237,7 @@ mod tests {
     fn events_are_batched_in_a_storm_and_not_during_admissions() {
         let start = Instant::now();
         let after = |millis: u64| start + Duration::from_millis(millis);
-        let mut wakeups = Wakeups::new(start);
+        let mut wakeups = Wakeups { at: start, count: 0.0 };
         assert!((0..10).all(|step| wakeups.delay(after(step)).is_zero()));
         // One admission after another, ten wakeups in five milliseconds each.
         for pod in 1..10 {
