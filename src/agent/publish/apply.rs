@@ -175,9 +175,8 @@ impl ObjectWriter {
     /// and a reference left out of an apply is removed.
     fn own_references(&self, metadata: &ObjectMeta) -> Vec<OwnerReference> {
         let all = metadata.owner_references.iter().flatten();
-        let is_node = |of: &&OwnerReference| {
-            of.kind == "Node" && of.api_version == "v1" && of.name == self.node
-        };
+        let is_node =
+            |of: &&OwnerReference| of.kind == "Node" && of.api_version == "v1" && of.name == self.node;
         all.filter(is_node).cloned().collect()
     }
 
