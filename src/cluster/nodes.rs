@@ -24,7 +24,7 @@ use crate::watch_event::WatchEvent;
 /// Page size. A Node has some 15 KiB, mostly names of images, and a page is briefly held as text.
 const PAGE: u32 = 100;
 
-/// The decoded part of a Node.
+/// What the controller decodes of each Node.
 #[derive(Clone, Debug, Default, Deserialize, Resource)]
 #[resource(inherit = "Node")]
 #[serde(from = "RawNode")]

@@ -71,7 +71,7 @@ impl Config {
         }
     }
 
-    /// Returns the exclusions on the configured node.
+    /// Returns what `exclude` means for the node `nodeName`.
     pub fn exclusions(&self) -> NodeExclusions {
         NodeExclusions {
             resources: self.exclude.resources_of(&self.node_name).cloned().collect(),
