@@ -5,6 +5,7 @@ the API and those of Pods; of ours for PodInfo.
     grpcio-pods get --socket S --uid U
     grpcio-pods watch --socket S
     grpcio-pods conditions-list --socket S        # and conditions-get, conditions-watch
+    grpcio-pods serve                             # runs the commands on standard input, a JSON list per line
 
 Each prints JSON lines: a response's code, text and pods; a watch's events, and how it ended.
 """
@@ -12,6 +13,7 @@ Each prints JSON lines: a response's code, text and pods; a watch's events, and 
 import argparse
 import hashlib
 import json
+import sys
 import time
 
 import api_pb2
@@ -100,16 +102,21 @@ def conditions(arguments, channel):
         follow(events, v1alpha1_pb2.EventType, pod_of)
 
 
-def main():
+def run(command):
     parser = argparse.ArgumentParser()
     kinds = ["list", "get", "watch"]
     parser.add_argument("command", choices=kinds + ["conditions-" + kind for kind in kinds])
     parser.add_argument("--socket", required=True)
     parser.add_argument("--uid", default="")
-    arguments = parser.parse_args()
-    options = [("grpc.max_receive_message_length", 32 << 20)]
+    arguments = parser.parse_args(command)
+    # Every command has a connection of its own.
+    options = [("grpc.max_receive_message_length", 32 << 20), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel("unix://" + arguments.socket, options=options) as channel:
         (conditions if arguments.command.startswith("conditions-") else pods)(arguments, channel)
 
 
-main()
+if sys.argv[1:] == ["serve"]:
+    for line in sys.stdin:
+        run(json.loads(line))
+else:
+    run(sys.argv[1:])

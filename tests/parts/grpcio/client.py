@@ -1,6 +1,7 @@
 """A client of a kubelet's podresources socket as one written in Python is: grpcio, and what grpcio-tools makes of proto/.
 
     grpcio request --socket S --rpc list [--limit 4194304] [--times 3]
+    grpcio serve                                  # runs the commands on standard input, a JSON list per line
 
 Arguments and output are those of `podresources request` in ../kubernetes/podresources.
 """
@@ -8,6 +9,7 @@ Arguments and output are those of `podresources request` in ../kubernetes/podres
 import argparse
 import base64
 import json
+import sys
 
 import grpc
 import v1_pb2
@@ -63,7 +65,7 @@ def request_of(arguments, channel):
     return {"code": code, "text": text, "bytes": received, "answer": response}
 
 
-def main():
+def run(command):
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["request"])
     parser.add_argument("--socket", required=True)
@@ -71,12 +73,17 @@ def main():
     parser.add_argument("--pod", default="")
     parser.add_argument("--limit", type=int, default=4 << 20)
     parser.add_argument("--times", type=int, default=1)
-    arguments = parser.parse_args()
-    options = [("grpc.max_receive_message_length", arguments.limit)]
+    arguments = parser.parse_args(command)
+    # Every command has a connection of its own.
+    options = [("grpc.max_receive_message_length", arguments.limit), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel("unix://" + arguments.socket, options=options) as channel:
         recording = Recording(channel)
         for _ in range(arguments.times):
             print(json.dumps(request_of(arguments, recording)), flush=True)
 
 
-main()
+if sys.argv[1:] == ["serve"]:
+    for line in sys.stdin:
+        run(json.loads(line))
+else:
+    run(sys.argv[1:])

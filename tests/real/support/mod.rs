@@ -29,6 +29,8 @@ pub(crate) mod process;
 #[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) mod proxy;
 #[allow(dead_code, reason = "not every test program uses everything")]
+pub(crate) mod python;
+#[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) mod seed;
 pub(crate) mod tokens;
 pub(crate) mod wait;

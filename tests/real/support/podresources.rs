@@ -17,6 +17,7 @@ use serde_json::Value;
 
 use super::parts::Parts;
 use super::process::{Process, tethered};
+use super::python::Python;
 use super::wait::until;
 
 /// A kind of client.
@@ -98,13 +99,13 @@ impl Response {
 #[derive(Clone, Debug)]
 pub(crate) struct Clients {
     go: PathBuf,
-    python: PathBuf,
+    python: Python,
 }
 
 #[allow(dead_code, reason = "not every test program uses everything")]
 impl Clients {
     pub(crate) fn of(parts: &Parts) -> Self {
-        Self { go: parts.program("podresources"), python: parts.program("grpcio") }
+        Self { go: parts.program("podresources"), python: Python::new(parts.program("grpcio")) }
     }
 
     /// Returns the Go program, which is also the load generator and the recorder.
@@ -125,15 +126,20 @@ impl Clients {
         rpc: &Rpc,
         more: &[&str],
     ) -> Result<Response> {
-        let (program, dial) = match kind {
-            ClientKind::Go => (&self.go, Some("library")),
-            ClientKind::GoUnix => (&self.go, Some("unix")),
-            ClientKind::GoPath => (&self.go, Some("raw")),
-            ClientKind::Python => (&self.python, None),
+        let dial = match kind {
+            ClientKind::Go => "library",
+            ClientKind::GoUnix => "unix",
+            ClientKind::GoPath => "raw",
+            ClientKind::Python => {
+                let socket = socket.to_str().context("the path of the socket is no text")?;
+                let command = [&["request", "--socket", socket], &*rpc.arguments(), more].concat();
+                let line = self.python.run(&command).await?;
+                return serde_json::from_str(&line).with_context(|| line.clone());
+            }
         };
-        let mut command = tokio::process::Command::new(program);
+        let mut command = tokio::process::Command::new(&self.go);
         command.arg("request").arg("--socket").arg(socket).args(rpc.arguments()).args(more);
-        command.args(dial.into_iter().flat_map(|dial| ["--dial", dial]));
+        command.args(["--dial", dial]);
         let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
         let error = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "{kind:?} ends with {}: {error}", output.status);

@@ -16,6 +16,7 @@ use tokio::process::{Child, ChildStdin};
 
 use super::parts::Parts;
 use super::process::tethered;
+use super::python::Python;
 use super::wait::until;
 
 /// A kind of client.
@@ -109,18 +110,18 @@ impl Event {
 #[derive(Clone, Debug)]
 pub(crate) struct Clients {
     go: PathBuf,
-    python: PathBuf,
+    python: Python,
 }
 
 impl Clients {
     pub(crate) fn of(parts: &Parts) -> Self {
-        Self { go: parts.program("pods"), python: parts.program("grpcio-pods") }
+        Self { go: parts.program("pods"), python: Python::new(parts.program("grpcio-pods")) }
     }
 
     fn program(&self, kind: ClientKind) -> &Path {
         match kind {
             ClientKind::Go => &self.go,
-            ClientKind::Python => &self.python,
+            ClientKind::Python => self.python.program(),
         }
     }
 
@@ -131,8 +132,13 @@ impl Clients {
         socket: &Path,
         arguments: &[&str],
     ) -> Result<Vec<Response>> {
-        let mut command = tokio::process::Command::new(self.program(kind));
         let (verb, more) = arguments.split_first().context("no arguments")?;
+        if kind == ClientKind::Python {
+            let socket = socket.to_str().context("the path of the socket is no text")?;
+            let line = self.python.run(&[&[verb, "--socket", socket], more].concat()).await?;
+            return Ok(vec![serde_json::from_str(&line).with_context(|| line.clone())?]);
+        }
+        let mut command = tokio::process::Command::new(&self.go);
         command.arg(verb).arg("--socket").arg(socket).args(more);
         let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
         let error = String::from_utf8_lossy(&output.stderr);
@@ -175,7 +181,7 @@ impl Clients {
 
     /// Starts a watch of conditions on a socket.
     pub(crate) fn watch_conditions(&self, socket: &Path) -> Result<Watcher> {
-        Watcher::start(&self.python, "conditions-watch", socket, &[])
+        Watcher::start(self.python.program(), "conditions-watch", socket, &[])
     }
 }
 
