@@ -1,37 +1,61 @@
-//! Compiles `proto/` to Rust with protox: no `protoc` is needed on the machine.
+//! Compiles `proto/` to Rust with protox: no `protoc` is needed on the machine. Of the kubelet's APIs these are
+//! only the services: `numacast-core` has the messages.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-/// Some packages have the same name, so each folder below `proto/` gets an output folder of its own.
-const SETS: [(&str, &[&str]); 4] = [
-    ("podresources", &["v1.proto", "v1alpha1.proto"]),
-    ("pods", &["v1alpha1.proto"]),
-    ("core", &["v1.proto"]),
-    ("podinfo", &["v1alpha1.proto"]),
+/// A folder below `proto/` and its files. Some packages have the same name, so each folder gets an output
+/// folder of its own.
+struct Set {
+    folder: &'static str,
+    files: &'static [&'static str],
+    /// Packages whose messages are elsewhere, and where.
+    elsewhere: &'static [(&'static str, &'static str)],
+}
+
+const SETS: [Set; 4] = [
+    Set {
+        folder: "podresources",
+        files: &["v1.proto", "v1alpha1.proto"],
+        elsewhere: &[
+            (".v1", "::numacast_core::kubelet::proto::v1"),
+            (".v1alpha1", "::numacast_core::kubelet::proto::v1alpha1"),
+        ],
+    },
+    Set {
+        folder: "pods",
+        files: &["v1alpha1.proto"],
+        elsewhere: &[(".v1alpha1", "::numacast_core::kubelet::proto::pods")],
+    },
+    Set { folder: "core", files: &["row.proto", "envelope.proto"], elsewhere: &[] },
+    Set {
+        folder: "podinfo",
+        files: &["v1alpha1.proto"],
+        // Two numbers are not worth a dependency.
+        elsewhere: &[(".google.protobuf.Timestamp", "crate::pods_api::proto::Timestamp")],
+    },
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto");
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
-    // Only the simulation serves these APIs.
-    let server = std::env::var_os("CARGO_FEATURE_SIM").is_some();
-    for (set, files) in SETS {
-        let root = Path::new("proto").join(set);
-        let target = out.join(set);
+    for Set { folder, files, elsewhere } in SETS {
+        let root = Path::new("proto").join(folder);
+        let target = out.join(folder);
         std::fs::create_dir_all(&target)?;
         let descriptors = protox::compile(files, [&root])?;
-        tonic_prost_build::configure()
-            .build_server(server)
+        let mut builder = tonic_prost_build::configure()
+            .build_server(false)
             .build_transport(false)
-            // What comes out of them has an order.
+            // Ordered, so that output is deterministic.
             .btree_map(".")
-            // Two numbers are no reason for a dependency.
-            .extern_path(".google.protobuf.Timestamp", "crate::pods_api::proto::Timestamp")
-            // Pods are handed on as they came.
+            // Pods are passed on in their original bytes.
             .bytes(".")
-            .out_dir(&target)
-            .compile_fds(descriptors)?;
+            .out_dir(&target);
+        for (package, path) in elsewhere {
+            builder = builder.extern_path(package, path);
+        }
+        builder.compile_fds(descriptors)?;
     }
     Ok(())
 }

@@ -8,22 +8,23 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use numacast::agent::{self, Recording};
-use numacast::cluster::{self, Devices, Frames, News, PodList};
-use numacast::config::{Config, Layers, ProxyAnnotations, ProxyMapping};
-use numacast::core_v1::{self, decode_pod, pod_json, read_pod};
+use numacast::agent::{self, Account, Recording};
+use numacast::cluster::{self, DecodeError, Devices, FrameSplitter, PodFrame, PodListDecoder};
+use numacast::config::{Config, Layers};
+use numacast::core_v1::{self, decode_pod, read_pod};
 use numacast::grpc;
-use numacast::json_path::{JsonPath, Template};
-use numacast::kubelet::proto::{v1, v1alpha1};
+use numacast::kubelet::proto::v1;
 use numacast::kubelet::{
-    self, Allocatable, ContainerUsage, KubeletConfig, ManagerState, MemoryBlock, PodUsage, Usage,
+    self, Allocatable, Checkpoints, ContainerUsage, KubeletConfig, MemoryBlock, PodUsage, Usage,
 };
 use numacast::machine::{self, HostFiles, Machine, NumaNode, RecordedFiles, Recorder};
-use numacast::pod::{Annotation, Container, ContainerKind, Life, Pod, Wanted, Whole};
-use numacast::proxy::merge::{self, Merged, Plan, Version};
-use numacast::quantity::Quantity;
-use numacast::topology::{self, HIGHEST_ZONE, Inputs, Rules, Topology};
-use numacast::wire::put_bytes;
+use numacast::pod::{Annotation, Container, ContainerKind, Pod, RawPod, Termination, Wanted};
+use numacast::proxy::Allocations;
+use numacast::proxy::annotations::{self, AnnotationMapping, Annotations, Koordinator, NodeDevices};
+use numacast::proxy::merge::{Merged, Version};
+use numacast::topology::{self, HIGHEST_ZONE, Inputs, Topology, ZoneRules};
+use numacast::util::json_path::JsonPath;
+use numacast::util::wire::put_bytes;
 use prost::Message;
 use prost::bytes::Bytes;
 
@@ -34,19 +35,19 @@ pub(crate) type Target = fn(&[u8]);
 pub(crate) const TARGETS: [(&str, Target); 12] = [
     ("sysfs", sysfs),
     ("podresources", podresources),
-    ("state", state),
+    ("checkpoints", checkpoints),
     ("kubelet_config", kubelet_config),
     ("config", config),
     ("recording", recording),
     ("pods", pods),
     ("pod_bytes", pod_bytes),
-    ("splice", splice),
+    ("merge", merge),
     ("annotations", annotations),
     ("grpc_frames", grpc_frames),
     ("pod_watch", pod_watch),
 ];
 
-/// Host files: a line `@path` starts a file, `!path reason` is a file that the kernel refuses to read, and
+/// Host files: a line `@path` starts a file, `!path reason` is a file that cannot be read, and
 /// every other line is the content of the file above it.
 pub(crate) fn sysfs(data: &[u8]) {
     let files = recorded(&String::from_utf8_lossy(data));
@@ -55,7 +56,7 @@ pub(crate) fn sysfs(data: &[u8]) {
     let again = machine::read(&recorder.finish());
     match (machine, again) {
         (Ok(machine), Ok(again)) => {
-            assert_eq!(machine, again, "what was read tells everything");
+            assert_eq!(machine, again, "what was read is complete");
             assert!(machine.nodes.windows(2).all(|pair| pair[0].id < pair[1].id), "{machine:?}");
             check(&Node { machine, ..Node::default() }.account());
         }
@@ -73,7 +74,7 @@ fn recorded(text: &str) -> RecordedFiles {
             files.read.insert(path.clone(), String::new());
             current = Some(path);
         } else if let Some((path, reason)) = line.strip_prefix('!').and_then(|line| line.split_once(' ')) {
-            files.refused.insert(path.to_owned(), reason.trim_end().to_owned());
+            files.errors.insert(path.to_owned(), reason.trim_end().to_owned());
         } else if let Some(text) = current.as_ref().and_then(|path| files.read.get_mut(path)) {
             text.push_str(line);
         }
@@ -103,9 +104,8 @@ pub(crate) fn podresources(data: &[u8]) {
     let (first, second) = rest.split_at(length.min(rest.len()));
     let allocatable = v1::AllocatableResourcesResponse::decode(first).map(Allocatable::from);
     let usage = v1::ListPodResourcesResponse::decode(second).map(Usage::from);
-    let devices = v1alpha1::ListPodResourcesResponse::decode(second).map(Usage::from);
     let allocatable = allocatable.unwrap_or_default();
-    for usage in [usage, devices].into_iter().flatten() {
+    if let Ok(usage) = usage {
         assert_eq!(usage, round_trip(&usage));
         let node = Node { allocatable: allocatable.clone(), usage, ..Node::default() };
         check(&node.account());
@@ -115,25 +115,26 @@ pub(crate) fn podresources(data: &[u8]) {
 
 /// The managers' checkpoints, separated by a line `---`: CPUs, memory, devices. Every second pod in them is
 /// listed with its containers from the checkpoints, except the first of several.
-pub(crate) fn state(data: &[u8]) {
+pub(crate) fn checkpoints(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    let mut state = ManagerState::default();
-    let parsers = [kubelet::parse_cpus, kubelet::parse_memory, kubelet::parse_devices];
+    let mut checkpoints = Checkpoints::default();
+    let parsers =
+        [kubelet::parse_cpu_checkpoint, kubelet::parse_memory_checkpoint, kubelet::parse_device_checkpoint];
     for (parse, text) in parsers.iter().zip(text.split("\n---\n")) {
-        let before = state.clone();
-        if let Err(problem) = parse(text.as_bytes(), &mut state) {
-            assert!(!problem.is_empty());
-            assert_eq!(state, before, "what makes no sense changes nothing");
+        let before = checkpoints.clone();
+        if let Err(error) = parse(text.as_bytes(), &mut checkpoints) {
+            assert!(!error.is_empty());
+            assert_eq!(checkpoints, before, "invalid text changes nothing");
         }
     }
-    assert_eq!(state, round_trip(&state));
+    assert_eq!(checkpoints, round_trip(&checkpoints));
     let listed = |(name, containers): (&String, &Vec<ContainerUsage>)| PodUsage {
         name: name.clone(),
         containers: containers.iter().skip(usize::from(containers.len() > 1)).cloned().collect(),
         ..PodUsage::default()
     };
-    let pods = state.pods.iter().step_by(2).map(listed).collect();
-    let mut node = Node { usage: Usage { pods }, state: Some(state), ..Node::default() };
+    let pods = checkpoints.pods.iter().step_by(2).map(listed).collect();
+    let mut node = Node { usage: Usage { pods }, checkpoints: Some(checkpoints), ..Node::default() };
     node.allocatable.cpus = (0..8).collect();
     let account = node.account();
     check(&account);
@@ -176,20 +177,17 @@ pub(crate) fn recording(data: &[u8]) {
     assert_eq!(recording, round_trip(&recording));
     let Ok(scan) = recording.scan() else { return };
     let rules = recording.rules();
-    let account = agent::account(&scan, &BTreeSet::new(), &rules);
+    let account = |scan| Account::new(scan, None, &BTreeSet::new(), &rules);
+    let object = |account: &Account| {
+        serde_json::to_string(&agent::object(&recording.node, None, &account.with_reservations(&[]))).ok()
+    };
+    let (first, again) = (account(scan), recording.scan().map(account));
     if rules.exclude.resources.is_empty() {
-        check(&account);
+        check(&first.topology);
     } else {
-        check_zones(&account);
+        check_zones(&first.topology);
     }
-    let object =
-        |account: &Topology| serde_json::to_string(&agent::object(&recording.node, None, account)).ok();
-    let again = recording.scan().map(|scan| agent::account(&scan, &BTreeSet::new(), &rules));
-    assert_eq!(
-        object(&account),
-        again.ok().and_then(|again| object(&again)),
-        "a replay gives the same bytes"
-    );
+    assert_eq!(object(&first), again.ok().and_then(|again| object(&again)), "a replay gives the same bytes");
 }
 
 /// A pod in the Pods API's encoding, a pod in JSON, and the kubelet's pod list.
@@ -204,65 +202,35 @@ pub(crate) fn pods(data: &[u8]) {
             let list = [b"{\"items\":[", data, b"]}"].concat();
             // No annotations are requested from a list.
             let bare = Pod { annotations: Box::default(), ..pod };
-            assert_eq!(kubelet::split_pods([&list[..]]), Ok(vec![bare]));
+            assert_eq!(kubelet::parse_pods([&list[..]]), Ok(vec![bare]));
         }
     }
-    let whole = kubelet::split_pods([data]);
-    assert_eq!(kubelet::split_pods(data.chunks(3)), whole, "however it comes in");
+    let whole = kubelet::parse_pods([data]);
+    assert_eq!(kubelet::parse_pods(data.chunks(3)), whole, "however it comes in");
     whole.iter().flatten().for_each(check_pod);
 }
 
-/// A whole pod in protocol buffers: its JSON must contain the same as our decoded pod.
+/// One pod in protocol buffers: its outline has the same identity and phase.
 pub(crate) fn pod_bytes(data: &[u8]) {
-    let (pod, json) = (decode_pod(data), pod_json(data));
-    assert_eq!(json, pod_json(data), "the same of the same");
-    let json = match json {
-        Ok(json) => json,
-        Err(reason) => return assert!(!reason.is_empty()),
-    };
-    let text = json.to_string();
-    let again: serde_json::Value = serde_json::from_str(&text).expect("what was written can be read");
-    assert_eq!(again, json);
-    let yaml = serde_saphyr::to_string(&json).expect("it can be written");
-    let again: serde_json::Value =
-        serde_saphyr::from_str(&yaml).unwrap_or_else(|error| panic!("{error}\n{yaml}"));
-    assert_eq!(again, json, "{yaml}");
-    if let (Ok(mut pod), Ok(same)) = (pod, Pod::from_json(text.as_bytes())) {
+    let outline = core_v1::outline(data);
+    assert!(outline.is_empty() || outline.len() * 2 < data.len());
+    if let Ok(pod) = decode_pod(data) {
         check_pod(&pod);
-        // A zero deletion timestamp is absent in JSON, but set in the message.
-        if !same.deleted {
-            (pod.deleted, pod.life) = (same.deleted, same.life);
-        }
-        if amounts_fit(data) {
-            assert_eq!(pod, same);
+        if !outline.is_empty() {
+            let of = |pod: Pod| (pod.namespace, pod.name, pod.uid, pod.deleted, pod.phase);
+            assert_eq!(decode_pod(&outline).map(of), Ok(of(pod)));
         }
     }
-}
-
-/// Returns true if all quantities fit 64 bits. Go reads other quantities differently once it has formatted
-/// them again.
-fn amounts_fit(data: &[u8]) -> bool {
-    let pod = core_v1::proto::Pod::decode(data).unwrap_or_default();
-    let spec = pod.spec.unwrap_or_default();
-    let containers = spec.init_containers.into_iter().chain(spec.containers);
-    let all = containers.filter_map(|container| container.resources).chain(spec.resources);
-    let mut amounts =
-        all.flat_map(|resources| resources.requests.into_values().chain(resources.limits.into_values()));
-    let largest = i128::from(i64::MAX / 1000) * 1_000_000_000;
-    amounts.all(|amount| {
-        let quantity = amount.string.parse::<Quantity>();
-        amount.string.is_empty() || quantity.is_ok_and(|quantity| quantity.nano().abs() <= largest)
-    })
 }
 
 /// A gRPC client's input: a size for the pieces it arrives in, then HTTP/2. The output must be as long as the
 /// input, independent of the pieces, and acceptable itself.
 pub(crate) fn grpc_frames(data: &[u8]) {
     let Some((chunk, sent)) = data.split_first() else { return };
-    let given = grpc::made_acceptable(sent, usize::MAX);
+    let given = grpc::filter_client_bytes(sent, usize::MAX);
     assert_eq!(given.len(), sent.len());
-    assert_eq!(grpc::made_acceptable(sent, usize::from(*chunk)), given, "in whatever pieces it comes");
-    assert_eq!(grpc::made_acceptable(&given, usize::MAX), given, "it is acceptable now");
+    assert_eq!(grpc::filter_client_bytes(sent, usize::from(*chunk)), given, "independent of the pieces");
+    assert_eq!(grpc::filter_client_bytes(&given, usize::MAX), given, "filtering twice changes nothing");
 }
 
 /// The API server's pod responses in protocol buffers: a size for the pieces they arrive in, then a list, an
@@ -275,24 +243,24 @@ pub(crate) fn pod_watch(data: &[u8]) {
     if let (pods, Ok(version)) = whole {
         check_list(pods, version);
     }
-    assert_ne!(cluster::refusal(500, sent).code, 0);
+    assert_ne!(cluster::decode_status(500, sent).code, 0);
     assert_eq!(frames(pieces()), frames([sent]), "however it comes in");
 }
 
 /// Returns the pods of a list that arrives in these pieces, and its resource version or the error.
-fn list<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, Result<String, cluster::Odd>) {
-    let (mut list, mut pods) = (PodList::default(), Vec::new());
+fn list<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, Result<String, DecodeError>) {
+    let (mut list, mut pods) = (PodListDecoder::default(), Vec::new());
     for piece in pieces {
-        list.put(piece);
+        list.push(piece);
         loop {
             match list.take() {
                 Ok(Some(pod)) => pods.push(pod.to_vec()),
                 Ok(None) => break,
-                Err(odd) => return (pods, Err(odd)),
+                Err(error) => return (pods, Err(error)),
             }
         }
     }
-    (pods, list.end())
+    (pods, list.finish())
 }
 
 /// Checks that a list encoded again from what was decoded is the same list.
@@ -311,43 +279,43 @@ fn check_list(pods: Vec<Vec<u8>>, version: String) {
 
 /// Returns the events in the frames of a watch that arrives in these pieces.
 fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<String> {
-    let (mut frames, mut told) = (Frames::default(), Vec::new());
+    let (mut splitter, mut events) = (FrameSplitter::default(), Vec::new());
     for piece in pieces {
-        frames.put(piece);
+        splitter.push(piece);
         loop {
-            match frames.take() {
-                Ok(Some(frame)) => told.push(news(frame)),
+            match splitter.take() {
+                Ok(Some(frame)) => events.push(event(frame)),
                 Ok(None) => break,
-                Err(odd) => {
-                    told.push(odd.to_string());
-                    return told;
+                Err(error) => {
+                    events.push(error.to_string());
+                    return events;
                 }
             }
         }
     }
-    told
+    events
 }
 
-fn news(frame: &[u8]) -> String {
-    let news = News::read(frame);
-    if let Ok(News::Is(pod, version) | News::Gone(pod, version)) = &news {
+fn event(frame: &[u8]) -> String {
+    let event = PodFrame::decode(frame);
+    if let Ok(PodFrame::Applied(pod, version) | PodFrame::Deleted(pod, version)) = &event {
         assert!(!version.is_empty());
         check_message(pod);
     }
-    format!("{news:?}")
+    format!("{event:?}")
 }
 
 /// Checks that a pod that can be decoded keeps its original bytes.
 fn check_message(bytes: &[u8]) {
-    let Ok(pod) = read_pod(bytes, &Wanted::default().whole()) else { return };
-    assert_eq!(pod.whole.as_deref(), Some(&Whole::Protobuf(Bytes::copy_from_slice(bytes))));
+    let Ok(pod) = read_pod(bytes, &Wanted::default().with_raw()) else { return };
+    assert_eq!(pod.raw.as_deref(), Some(&RawPod::Protobuf(Bytes::copy_from_slice(bytes))));
     check_pod(&pod);
 }
 
 fn check_pod(pod: &Pod) {
     assert!(!pod.name.is_empty() && !pod.namespace.is_empty(), "{pod:?}");
-    assert_eq!(pod.life == Life::Ended, pod.phase.is_terminal(), "{pod:?}");
-    assert!(pod.deleted || pod.life != Life::Leaving, "{pod:?}");
+    assert_eq!(pod.termination == Termination::Terminated, pod.phase.is_terminal(), "{pod:?}");
+    assert!(pod.deleted || pod.termination != Termination::Stopped, "{pod:?}");
     assert!(pod.annotations.windows(2).all(|pair| pair[0].0 < pair[1].0), "{pod:?}");
     let apps = pod.containers.iter().skip_while(|container| container.kind != ContainerKind::App);
     assert!(apps.into_iter().all(|container| container.kind == ContainerKind::App), "{pod:?}");
@@ -361,11 +329,11 @@ fn check_pod(pod: &Pod) {
 /// Merging into the kubelet's responses: two bytes with the length of a text, that text, then a response. The
 /// text's first three lines are what Koordinator's scheduler wrote to one pod each, the fourth is its CPU and
 /// memory allocation for all of them, the rest is Koordinator's Device object.
-pub(crate) fn splice(data: &[u8]) {
+pub(crate) fn merge(data: &[u8]) {
     let Some((length, rest)) = data.split_at_checked(2) else { return };
     let length = usize::from(u16::from_be_bytes([length[0], length[1]]));
-    let (text, answer) = rest.split_at(length.min(rest.len()));
-    let answer = Bytes::copy_from_slice(answer);
+    let (text, response) = rest.split_at(length.min(rest.len()));
+    let response = Bytes::copy_from_slice(response);
     let text = String::from_utf8_lossy(text);
     let mut lines = text.splitn(5, '\n');
     let mut line = || lines.next().unwrap_or_default();
@@ -376,18 +344,22 @@ pub(crate) fn splice(data: &[u8]) {
         .zip(written)
         .map(|(name, text)| annotated(name, &[(DEVICES, text), (STATUS, status)]))
         .collect();
-    let wanted =
-        ProxyAnnotations { cpus: true, shared_ids: text.len() % 2 == 1, ..ProxyAnnotations::default() };
-    let rules = merge::Rules::new(&wanted, true);
-    let node = merge::Node::new(devices.map(Arc::new), Arc::default());
-    let plan = rules.plan(pods.iter(), &node);
-    check_splice(&plan, &answer, Version::V1);
-    check_splice(&plan, &answer, Version::V1alpha1);
-    check_get(&plan, &answer);
-    check_allocatable(&plan, &answer);
-    let nothing = Plan::default();
-    for merged in [nothing.list(&answer, Version::V1), nothing.get(&answer), nothing.allocatable(&answer)] {
-        assert!(merged.is_err() || merged.is_ok_and(|merged| merged.bytes == answer && merged.devices == 0));
+    let wanted = Annotations { koordinator: koordinator(&text), ..Annotations::default() };
+    let rules = annotations::Rules::new(&wanted, true);
+    let node = NodeDevices::new(devices.map(Arc::new), Arc::default());
+    let allocations = rules.read(pods.iter(), &node);
+    check_merged_list(&allocations, &response, Version::V1);
+    check_merged_list(&allocations, &response, Version::V1alpha1);
+    check_get(&allocations, &response);
+    check_allocatable(&allocations, &response);
+    let nothing = Allocations::default();
+    let merged = [
+        nothing.merge_list(&response, Version::V1),
+        nothing.merge_get(&response),
+        nothing.merge_allocatable(&response),
+    ];
+    for merged in merged {
+        assert!(merged.is_err() || merged.is_ok_and(|it| it.bytes == response && it.devices == 0));
     }
 }
 
@@ -440,8 +412,8 @@ fn all_placed(pods: &[v1::PodResources]) -> Vec<Placed> {
     containers.flat_map(|container| placed(&container.devices)).collect()
 }
 
-/// Returns what the plan adds for a pod, as it appears in a response without allocated devices.
-fn planned(plan: &Plan, name: &str, version: Version) -> v1::PodResources {
+/// Returns what is allocated to a pod, as it appears in a response without allocated devices.
+fn allocated(allocations: &Allocations, name: &str, version: Version) -> v1::PodResources {
     let container = |name: &str| v1::ContainerResources { name: name.into(), ..Default::default() };
     let bare = v1::PodResources {
         name: name.into(),
@@ -450,29 +422,29 @@ fn planned(plan: &Plan, name: &str, version: Version) -> v1::PodResources {
         ..Default::default()
     };
     let bare = v1::ListPodResourcesResponse { pod_resources: vec![bare] }.encode_to_vec();
-    let merged = plan.list(&bare.into(), version).expect("an answer");
+    let merged = allocations.merge_list(&bare.into(), version).expect("a response");
     let mut decoded = v1::ListPodResourcesResponse::decode(merged.bytes).expect("a message");
     decoded.pod_resources.remove(0)
 }
 
-/// Adds the plan's resources to a pod; returns true if it was the pod that the plan is for.
-fn put(plan: &v1::PodResources, pod: &mut v1::PodResources, taken: &[Placed]) -> bool {
+/// Adds allocations to a pod; returns true if it was the pod that they are for.
+fn put(allocated: &v1::PodResources, pod: &mut v1::PodResources, taken: &[Placed]) -> bool {
     let own = all_placed(std::slice::from_ref(pod));
     let claims = pod.containers.iter().flat_map(|container| &container.dynamic_resources);
     let devices = claims.flat_map(|claim| &claim.claim_resources).flat_map(|device| &device.cdi_devices);
     let claimed: BTreeSet<String> = devices.map(|cdi| cdi.name.clone()).collect();
     let has_cpus = !pod.cpu_ids.is_empty() || pod.containers.iter().any(|one| !one.cpu_ids.is_empty());
     let has_memory = !pod.memory.is_empty() || pod.containers.iter().any(|one| !one.memory.is_empty());
-    let mut found = plan.containers.iter().all(|container| container.devices.is_empty());
-    for planned in plan.containers.iter().filter(|planned| !planned.devices.is_empty()) {
-        let Some(container) = pod.containers.iter_mut().find(|one| one.name == planned.name) else {
+    let mut found = allocated.containers.iter().all(|container| container.devices.is_empty());
+    for of in allocated.containers.iter().filter(|of| !of.devices.is_empty()) {
+        let Some(container) = pod.containers.iter_mut().find(|one| one.name == of.name) else {
             continue;
         };
         found = true;
-        for (name, id, nodes) in placed(&planned.devices) {
+        for (name, id, nodes) in placed(&of.devices) {
             let listed = taken.iter().any(|(known, same, _)| (known, same) == (&name, &id));
-            let allocated = own.iter().any(|(known, ..)| *known == name);
-            if listed || allocated || claimed.contains(&format!("{name}={id}")) {
+            let is_own = own.iter().any(|(known, ..)| *known == name);
+            if listed || is_own || claimed.contains(&format!("{name}={id}")) {
                 continue;
             }
             let nodes = nodes.into_iter().map(|id| v1::NumaNode { id }).collect();
@@ -485,10 +457,10 @@ fn put(plan: &v1::PodResources, pod: &mut v1::PodResources, taken: &[Placed]) ->
         }
     }
     if !has_cpus {
-        pod.cpu_ids.clone_from(&plan.cpu_ids);
+        pod.cpu_ids.clone_from(&allocated.cpu_ids);
     }
     if !has_memory {
-        pod.memory.clone_from(&plan.memory);
+        pod.memory.clone_from(&allocated.memory);
     }
     found
 }
@@ -508,51 +480,51 @@ fn one_by_one(pods: &mut [v1::PodResources]) {
 }
 
 fn decoded(merged: &Merged) -> Vec<v1::PodResources> {
-    let answer = v1::ListPodResourcesResponse::decode(merged.bytes.clone()).expect("still a message");
-    answer.pod_resources
+    let response = v1::ListPodResourcesResponse::decode(merged.bytes.clone()).expect("a message");
+    response.pod_resources
 }
 
-fn check_splice(plan: &Plan, answer: &Bytes, version: Version) {
-    let merged = plan.list(answer, version);
-    let Ok(before) = v1::ListPodResourcesResponse::decode(answer.clone()) else { return };
-    let merged = merged.expect("what is an answer to prost is one to us");
-    assert_eq!(merged.bytes == *answer, merged.pods == 0);
+fn check_merged_list(allocations: &Allocations, response: &Bytes, version: Version) {
+    let merged = allocations.merge_list(response, version);
+    let Ok(before) = v1::ListPodResourcesResponse::decode(response.clone()) else { return };
+    let merged = merged.expect("prost accepts it");
+    assert_eq!(merged.bytes == *response, merged.pods == 0);
     let (mut expected, mut after) = (before.pod_resources, decoded(&merged));
     let taken = all_placed(&expected);
     for name in NAMES {
-        let plan = planned(plan, name, version);
+        let allocated = allocated(allocations, name, version);
         let mut named =
             expected.iter_mut().filter(|pod| (pod.namespace.as_str(), pod.name.as_str()) == ("ns", name));
         // If two pods share the name, one of them gets everything.
-        named.any(|pod| put(&plan, pod, &taken));
+        named.any(|pod| put(&allocated, pod, &taken));
     }
     one_by_one(&mut expected);
     one_by_one(&mut after);
     assert_eq!(after, expected);
 }
 
-fn check_get(plan: &Plan, answer: &Bytes) {
-    let merged = plan.get(answer);
-    let Ok(before) = v1::GetPodResourcesResponse::decode(answer.clone()) else { return };
-    let merged = merged.expect("what is an answer to prost is one to us");
-    let after = v1::GetPodResourcesResponse::decode(merged.bytes).expect("still a message");
+fn check_get(allocations: &Allocations, response: &Bytes) {
+    let merged = allocations.merge_get(response);
+    let Ok(before) = v1::GetPodResourcesResponse::decode(response.clone()) else { return };
+    let merged = merged.expect("prost accepts it");
+    let after = v1::GetPodResourcesResponse::decode(merged.bytes).expect("a message");
     let (Some(mut expected), Some(mut after)) = (before.pod_resources, after.pod_resources) else {
         return assert_eq!(merged.devices, 0);
     };
     if expected.namespace == "ns" && NAMES.contains(&expected.name.as_str()) {
         let taken = all_placed(std::slice::from_ref(&expected));
-        put(&planned(plan, &expected.name, Version::V1), &mut expected, &taken);
+        put(&allocated(allocations, &expected.name, Version::V1), &mut expected, &taken);
     }
     one_by_one(std::slice::from_mut(&mut expected));
     one_by_one(std::slice::from_mut(&mut after));
     assert_eq!(after, expected);
 }
 
-fn check_allocatable(plan: &Plan, answer: &Bytes) {
-    let merged = plan.allocatable(answer);
-    let Ok(before) = v1::AllocatableResourcesResponse::decode(answer.clone()) else { return };
-    let merged = merged.expect("what is an answer to prost is one to us");
-    let after = v1::AllocatableResourcesResponse::decode(merged.bytes).expect("still a message");
+fn check_allocatable(allocations: &Allocations, response: &Bytes) {
+    let merged = allocations.merge_allocatable(response);
+    let Ok(before) = v1::AllocatableResourcesResponse::decode(response.clone()) else { return };
+    let merged = merged.expect("prost accepts it");
+    let after = v1::AllocatableResourcesResponse::decode(merged.bytes).expect("a message");
     assert_eq!((&after.cpu_ids, &after.memory), (&before.cpu_ids, &before.memory));
     let (before, after) = (placed(&before.devices), placed(&after.devices));
     assert_eq!(after[..before.len()], before);
@@ -562,43 +534,43 @@ fn check_allocatable(plan: &Plan, answer: &Bytes) {
     assert!(after[before.len()..].iter().all(|(name, id, _)| !known.contains(&(name.as_str(), id.as_str()))));
 }
 
-/// Annotations: a line with a path, two with templates, and the text that every parser is given.
+/// Returns what is merged of Koordinator's; some texts without shared ids.
+fn koordinator(text: &str) -> BTreeSet<Koordinator> {
+    let shared = (text.len() % 2 == 1).then_some(Koordinator::SharedIds);
+    [Koordinator::Devices, Koordinator::Cpus].into_iter().chain(shared).collect()
+}
+
+/// Annotations: three lines with a path each, and the text that every parser is given.
 pub(crate) fn annotations(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.splitn(4, '\n');
     let mut line = || lines.next().unwrap_or_default();
-    let path: Option<JsonPath> = read_and_written(line());
-    let (id, container): (Option<Template>, Option<Template>) =
-        (read_and_written(line()), read_and_written(line()));
-    let mapping = ProxyMapping {
+    let [path, id, container]: [Option<JsonPath>; 3] = std::array::from_fn(|_| read_and_written(line()));
+    let mapping = AnnotationMapping {
         annotation: "other".into(),
         path,
         resource: "example.com/nic".into(),
-        id: id.unwrap_or_default(),
+        id,
         container,
     };
-    let plain = ProxyMapping { path: None, container: None, ..mapping.clone() };
-    let wanted = ProxyAnnotations {
-        cpus: true,
-        shared_ids: text.len() % 2 == 1,
+    let plain = AnnotationMapping { path: None, container: None, ..mapping.clone() };
+    let wanted = Annotations {
+        koordinator: koordinator(&text),
         mappings: vec![mapping, plain],
-        ..ProxyAnnotations::default()
+        ..Annotations::default()
     };
-    let rules = merge::Rules::new(&wanted, true);
+    let rules = annotations::Rules::new(&wanted, true);
     let text = line();
     let pods = ["a", "b"].map(|name| annotated(name, &[("other", text), (DEVICES, text), (STATUS, text)]));
     let device: Option<Devices> = serde_json::from_str(text).ok();
     for devices in [None, device.map(Arc::new)] {
-        let node = merge::Node::new(devices, Arc::default());
-        let plan = rules.plan(pods.iter(), &node);
-        assert_eq!(plan, rules.plan(pods.iter(), &node), "the same of the same");
-        assert!(
-            plan.problems()
-                .iter()
-                .all(|problem| !problem.sentence.is_empty() && problem.sentence.len() < 2000)
-        );
+        let node = NodeDevices::new(devices, Arc::default());
+        let allocations = rules.read(pods.iter(), &node);
+        assert_eq!(allocations, rules.read(pods.iter(), &node), "repeatable");
+        let is_short = |message: &str| (1..2000).contains(&message.len());
+        assert!(allocations.errors().iter().all(|error| is_short(&error.message)));
         for name in ["a", "b"] {
-            let all = all_placed(&[planned(&plan, name, Version::V1)]);
+            let all = all_placed(&[allocated(&allocations, name, Version::V1)]);
             assert!(all.len() <= 1024);
             for (resource, id, _) in &all {
                 assert!(resource.contains('/'), "{resource:?}");
@@ -637,7 +609,7 @@ struct Node {
     machine: Machine,
     allocatable: Allocatable,
     usage: Usage,
-    state: Option<ManagerState>,
+    checkpoints: Option<Checkpoints>,
     config: Option<KubeletConfig>,
 }
 
@@ -659,7 +631,7 @@ impl Default for Node {
         let allocatable = Allocatable { memory: vec![memory(0), memory(2)], ..Allocatable::default() };
         let machine =
             Machine { nodes: vec![node(0, "0-3"), node(2, "4-7")], numa: true, ..Machine::default() };
-        Self { machine, allocatable, usage: Usage::default(), state: None, config: None }
+        Self { machine, allocatable, usage: Usage::default(), checkpoints: None, config: None }
     }
 }
 
@@ -669,11 +641,12 @@ impl Node {
             machine: &self.machine,
             allocatable: &self.allocatable,
             usage: &self.usage,
-            terminal: &BTreeSet::new(),
-            state: self.state.as_ref(),
+            terminated: &BTreeSet::new(),
+            checkpoints: self.checkpoints.as_ref(),
             config: self.config.as_ref(),
-            known: &BTreeSet::new(),
-            rules: &Rules { fillers: true, ..Rules::default() },
+            policies: None,
+            remembered: &BTreeSet::new(),
+            rules: &ZoneRules { fillers: true, ..ZoneRules::default() },
         })
     }
 }
@@ -686,7 +659,7 @@ fn check(account: &Topology) {
     }
 }
 
-/// Checks the invariants that hold even if resources are excluded.
+/// Checks the invariants that are true even if resources are excluded.
 fn check_zones(account: &Topology) {
     let ids: Vec<_> = account.zones.iter().map(|zone| zone.id).collect();
     assert!(ids.windows(2).all(|pair| pair[0] < pair[1]), "{ids:?}");

@@ -4,24 +4,27 @@ mod agent;
 mod config;
 mod controller;
 mod crd;
-#[cfg(feature = "sim")]
+#[cfg(feature = "demo")]
 mod demo;
+mod flags;
 mod pods;
 mod pods_api;
 mod proxy;
 mod reload;
 mod serve;
-mod settings;
 mod snapshot;
+#[cfg(test)]
+mod tests;
 
 use std::future::Future;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 
-/// NUMA truth for Kubernetes: what every NUMA zone of a node has, what is allocatable, what is free.
+/// Publishes the NUMA zones of Kubernetes nodes as NodeResourceTopology objects: what each zone has, what is allocatable,
+/// what is free.
 #[derive(Debug, Parser)]
 #[command(name = "numacast", version, propagate_version = true)]
 struct Cli {
@@ -31,29 +34,34 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Keep this node's NodeResourceTopology true (runs on every node).
+    /// Publish this node's NodeResourceTopology and keep it up to date (runs on every node).
     Agent(agent::Args),
-    /// Keep the cluster's NodeResourceTopology objects clean (runs once or twice in a cluster).
+    /// Delete objects of deleted Nodes, report silent agents, make the scheduler retry rejected pods (one or two per cluster).
     Controller(controller::Args),
-    /// Serve the kubelet's podresources API once more, with devices that pods have by annotation.
+    /// Serve the kubelet's podresources API on another socket, with devices that are allocated by annotation.
+    ///
+    /// This is for nodes without an agent. With `proxy.enabled` the agent serves it, on its own connection to the kubelet.
     Proxy(proxy::Args),
-    /// Serve the kubelet's Pods API, with PodInfo, for kubelets that do not and for many clients.
+    /// Serve the kubelet's Pods API, with PodInfo, for kubelets that lack it and for many clients.
+    ///
+    /// This is for nodes without an agent. With `podsApi.enabled` the agent serves it, from its own watch of pods.
     PodsApi(pods_api::Args),
     /// Print this node's zones once; needs no API server.
     Snapshot(snapshot::Args),
-    /// Print the pods of this node, and what becomes of them; needs no API server.
+    /// List, get or watch the pods of this node; needs no API server.
+    ///
+    /// They come from numacast's Pods API where it is served, else from the kubelet's.
     Pods(pods::Args),
     /// Print the CustomResourceDefinition of NodeResourceTopology.
     Crd(crd::Args),
     /// Print, check and explain the configuration.
     Config(config::Args),
     /// Watch the real agent work on a simulated node, with no cluster at all.
-    #[cfg(feature = "sim")]
-    Demo(demo::Args),
+    #[cfg(feature = "demo")]
+    Demo(numacast_sim::demo::Args),
 }
 
 /// Parses the command line and runs the command.
-#[must_use]
 pub fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
     // Several crates use rustls; exactly one provider must be installed, before the first connection.
@@ -67,22 +75,22 @@ pub fn main() -> ExitCode {
         Command::Pods(args) => pods::run(args),
         Command::Crd(args) => crd::run(args),
         Command::Config(args) => config::run(args),
-        #[cfg(feature = "sim")]
+        #[cfg(feature = "demo")]
         Command::Demo(args) => demo::run(args),
     };
     match outcome {
         Ok(code) => code,
         // A closed pipe (`numacast crd | head`) is not an error.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error)
+            if error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) =>
+        {
+            ExitCode::SUCCESS
+        }
         Err(error) => {
-            complain(format!("{error:#}"));
+            print_error(format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 /// Runs a future to completion on this thread, which is enough for one node's agent.
@@ -94,10 +102,9 @@ fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
     runtime.block_on(future)
 }
 
-/// Prints an error message.
-fn complain(sentence: impl std::fmt::Display) {
+fn print_error(message: impl std::fmt::Display) {
     // A closed standard error is ignored.
-    let _ = writeln!(std::io::stderr(), "numacast: {sentence}");
+    let _ = writeln!(std::io::stderr(), "numacast: {message}");
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

@@ -1,25 +1,29 @@
 //! The controller keeps the cluster's NodeResourceTopology objects in order: it deletes those of removed
-//! Nodes, reports silent agents, sums up the objects, and updates one as a nudge while pods are pending
+//! Nodes, reports silent agents, sums up the objects, and updates ("nudges") one while pods are pending
 //! because of the scheduler plugin.
 //!
-//! One replica is active, elected by a Lease. Decisions are made in pure modules (`garbage`, `coverage`,
-//! `silence`, `fleet`, `nudge`); this module and `work` query the API server and carry them out.
+//! One replica is active, elected by a Lease. Decisions are made in pure modules (`garbage_collection`,
+//! `coverage`, `node_problems`, `fleet`, `nudge`); `workers` query the API server and carry them out.
+
+pub(crate) mod health;
+pub(crate) mod metrics;
 
 mod check;
 mod coverage;
-mod election;
+mod events;
 #[cfg(test)]
 mod fake;
 mod fleet;
-mod followed;
-mod garbage;
-mod notices;
+mod garbage_collection;
+mod leader_election;
+mod names;
+mod node_problems;
 mod nudge;
+mod object_cache;
 mod purge;
-mod said;
+mod scheduler_pods;
 mod settings;
-mod silence;
-mod work;
+mod workers;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -29,22 +33,22 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::info;
 
 use crate::cluster::Cluster;
-use crate::telemetry::controller::{Bounds, Health, Metrics};
+use crate::telemetry::health::Probes;
+use crate::telemetry::registry::Registry;
 
 pub use check::{Report, check};
 pub use coverage::Coverage;
-pub use garbage::Rules;
-pub use notices::Reason;
-pub use nudge::{Nudger, Plan};
+pub use garbage_collection::Rules;
+pub use nudge::{NudgePlan, Nudger};
 pub use purge::{PurgeError, Purged, purge};
+pub use scheduler_pods::SchedulerPods;
 pub use settings::{NoNamespace, Settings};
 
-use election::Election;
-use notices::Notices;
-use work::Work;
-
-/// Interval of the loop's heartbeat.
-const BEAT: Duration = Duration::from_secs(1);
+use events::EventRecorder;
+use health::Health;
+use leader_election::LeaderElection;
+use metrics::Metrics;
+use workers::Workers;
 
 /// A controller that works while it leads, until shutdown.
 #[derive(Debug)]
@@ -56,21 +60,16 @@ pub struct Controller {
 
 impl Controller {
     /// Creates a controller for this cluster. [`Controller::run`] starts it.
-    #[must_use]
-    pub fn new(settings: Settings, cluster: Cluster) -> Self {
-        let bounds = Bounds {
-            lease: settings.lease.is_some(),
-            garbage: settings.garbage.interval,
-            fleet: settings.fleet_interval,
-        };
-        let metrics = Arc::new(Metrics::new(Arc::new(Health::new(bounds))));
+    pub fn new(settings: Settings, cluster: Cluster, registry: &mut Registry) -> Self {
+        let has_lease = settings.lease.is_some();
+        let health = Health::new(has_lease, settings.garbage.interval, settings.fleet_interval);
+        let metrics = Arc::new(Metrics::register(registry, Arc::new(health)));
         Self { cluster: cluster.in_form(settings.form), settings, metrics }
     }
 
-    /// Returns the controller's metrics, including its health.
-    #[must_use]
-    pub fn metrics(&self) -> Arc<Metrics> {
-        Arc::clone(&self.metrics)
+    /// Returns the controller's health, to be served.
+    pub fn health(&self) -> Arc<dyn Probes> {
+        self.metrics.health.clone()
     }
 
     /// Runs until `shutdown` completes, then releases the Lease.
@@ -78,52 +77,46 @@ impl Controller {
         let Self { settings, cluster, metrics } = self;
         let mut election = settings.lease.as_ref().map(|lease| {
             let (namespace, identity) = (settings.namespace.clone(), settings.identity.clone());
-            Election::new(cluster.clone(), namespace, lease.clone(), identity)
+            LeaderElection::new(cluster.clone(), namespace, lease.clone(), identity)
         });
-        let notices =
-            Notices::new(cluster.clone(), settings.identity.clone(), settings.events, Arc::clone(&metrics));
-        let worker = Work::new(&settings, &cluster, &metrics, &notices);
+        let (identity, events) = (settings.identity.clone(), settings.events);
+        let events = EventRecorder::new(cluster.clone(), identity, events, Arc::clone(&metrics));
+        let workers = Workers::new(&settings, &cluster, &metrics, &events);
         let work = async {
-            match &mut election {
-                None => lead(&worker, &metrics).await,
-                Some(election) => take_turns(election, &worker, &metrics).await,
+            let Some(election) = &mut election else { return lead(&workers, &metrics).await };
+            loop {
+                let since = election.acquire(&metrics).await;
+                info!("this controller leads");
+                tokio::select! {
+                    () = election.renew(since, &metrics) => {}
+                    () = lead(&workers, &metrics) => {}
+                }
+                metrics.leads(false);
             }
         };
         // All in one task: nothing outlives this function.
         tokio::select! {
             () = shutdown => {}
             () = work => {}
-            () = beat(&metrics) => {}
+            () = heartbeat(&metrics) => {}
         }
         metrics.leads(false);
         if let Some(mut election) = election {
-            election.give_up().await;
+            election.release().await;
         }
     }
 }
 
-async fn beat(metrics: &Metrics) {
-    let mut ticks = interval(BEAT);
+async fn heartbeat(metrics: &Metrics) {
+    let mut ticks = interval(Duration::from_secs(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        metrics.health().beat();
+        metrics.health.iteration.confirm();
     }
 }
 
-async fn take_turns(election: &mut Election, worker: &Work<'_>, metrics: &Metrics) {
-    loop {
-        let since = election.win(metrics).await;
-        info!("this controller leads");
-        tokio::select! {
-            () = election.keep(since, metrics) => {}
-            () = lead(worker, metrics) => {}
-        }
-        metrics.leads(false);
-    }
-}
-
-async fn lead(worker: &Work<'_>, metrics: &Metrics) {
+async fn lead(workers: &Workers<'_>, metrics: &Metrics) {
     metrics.leads(true);
-    worker.run().await;
+    workers.run().await;
 }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) fn section(file: &str, name: &str, right: &str) {
     // Tests run in parallel, and a document may have several sections.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     let text = std::fs::read_to_string(path).unwrap();
     let (start, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));

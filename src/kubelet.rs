@@ -1,29 +1,34 @@
 //! The kubelet's resources, their allocation to pods, and its configuration.
 //!
-//! The client converts the wire types of the podresources API to [`Allocatable`] and [`Usage`]; outside this
-//! module only servers (the proxy, the Pods API, the simulation) use [`proto`].
+//! The messages of the podresources API are converted to [`Allocatable`] and [`Usage`]; outside this module
+//! only servers (the proxy, the Pods API) use [`proto`].
 
-mod answers;
-mod ask;
-mod belief;
-mod client;
-mod config;
+mod address;
+mod client_error;
+mod connector;
 mod https;
+mod instance;
+mod list_filter;
+mod metrics;
 mod pods_api;
-mod pods_page;
+mod pods_endpoint;
 pub mod proto;
-mod state;
-mod types;
-mod upstream;
+mod request;
+mod shared;
 
-pub use ask::{Ask, Refusal, allocatable_of, usage_of};
-pub use client::{Api, Client, ClientError};
-pub use config::{ByHand, ConfigFiles, KubeletConfig, Mounts, parse_config, parse_configz};
-pub use https::{Https, HttpsError, PORT, Target};
-pub use pods_api::{PodsClient, PodsError, PodsFollow, follow_pods};
-pub use pods_page::{poll_pods, split_pods};
-pub use state::{ManagerState, StatePaths, StateReader, parse_cpus, parse_devices, parse_memory, read_state};
-pub use types::{
-    Allocatable, ClaimedDevice, Connection, ContainerUsage, DeviceGroup, MemoryBlock, NO_CPU, PodUsage, Usage,
+pub use address::Address;
+pub use client_error::ClientError;
+pub use connector::{Connector, OpenConnection};
+pub use https::{HTTPS_PORT, HttpsClient, HttpsTarget};
+pub use instance::KubeletInstance;
+pub(crate) use metrics::RequestMetrics;
+pub use numacast_core::kubelet::{
+    Allocatable, Api, CheckpointPaths, CheckpointReader, Checkpoints, ClaimedDevice, ConfigFiles,
+    ContainerUsage, DeviceGroup, INVALID_CPU, KubeletConfig, MemoryBlock, Mounts, Overrides, PodUsage, Usage,
+    parse_config, parse_configz, parse_cpu_checkpoint, parse_device_checkpoint, parse_memory_checkpoint,
+    read_checkpoints,
 };
-pub use upstream::{Asker, Ended, Flight, Observer, Upstream};
+pub use pods_api::{PodsClient, PodsError, PodsErrorKind, PodsWatch, watch_pods};
+pub use pods_endpoint::{parse_pods, poll_pods};
+pub use request::{Request, RequestError, decode_allocatable, decode_list};
+pub use shared::{Caller, Observer, SharedClient, SharedResponse};

@@ -1,39 +1,30 @@
-//! numacast: NUMA truth for Kubernetes.
+//! numacast publishes the NUMA zones of Kubernetes nodes as NodeResourceTopology objects.
 //!
 //! Data flows one way. `nrt`, `machine` and `kubelet` depend on no module above them; `topology` depends only
 //! on their types and does no I/O; `agent` and `controller` combine them; `cli` sets everything up.
+//!
+//! What needs neither async nor clients is in the crate `numacast-core`. Its modules are re-exported here.
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::print_stdout))] // a failing test reports its location
 
 pub mod agent;
-mod backoff;
-mod bucket;
-mod causes;
 pub mod cli;
 pub mod cluster;
 pub mod config;
 pub mod controller;
-pub mod core_v1;
 #[cfg(test)]
 mod generated;
 pub mod grpc;
-pub mod json_path;
+mod json_list;
 pub mod kubelet;
-pub mod machine;
-pub mod nrt;
-mod one_item;
-pub mod pattern;
-pub mod pod;
 pub mod pod_source;
 pub mod pods_api;
 pub mod proxy;
-pub mod quantity;
 #[cfg(test)]
+#[path = "../crates/core/src/randomised.rs"]
 mod randomised;
-pub mod scheduler;
-pub mod seen;
-#[cfg(feature = "sim")]
-pub mod sim;
 pub mod telemetry;
-pub mod topology;
-pub mod wire;
+pub mod util;
+
+pub(crate) use numacast_core::names;
+pub use numacast_core::{core_v1, machine, nrt, pod, quantity, scheduler, topology, watch_event};

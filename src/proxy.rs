@@ -1,17 +1,21 @@
-//! The podresources proxy (DESIGN section 7): serves the kubelet's podresources API again, on a socket of its
-//! own, to any number of clients, with the devices that pods are allocated by annotation.
+//! The podresources proxy: serves the kubelet's podresources API again, on a socket of its own, to any number
+//! of clients, with the devices that pods are allocated by annotation.
 //!
-//! `service` handles the requests, `knowledge` knows what to merge into the responses, `merge` merges it;
-//! `crate::kubelet::Upstream` makes one kubelet call for all concurrent callers, and `crate::grpc` runs the
-//! server.
+//! `annotations` parses the pods' annotations into `allocations`, `merge` adds these to the kubelet's
+//! responses, `annotation_state` keeps both current, and `service` handles the requests.
+//! `crate::kubelet::SharedClient` makes one kubelet call for all concurrent callers, and `crate::grpc` runs
+//! the server.
 
-pub mod devices;
+pub mod annotations;
 pub mod merge;
+pub(crate) mod metrics;
 
-mod counted;
-mod knowledge;
-mod notices;
+mod allocations;
+mod annotation_state;
+mod device_poller;
 mod service;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::future::Future;
@@ -20,34 +24,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::bytes::Bytes;
-use tokio::time::{MissedTickBehavior, interval, sleep};
-use tracing::{info, warn};
+use tracing::info;
 
-use crate::backoff::back_off;
 use crate::cluster::Cluster;
-use crate::config::Config;
-use crate::grpc::{Limits, ServeError, Server, Socket};
-use crate::kubelet::{Ask, Asker, Upstream};
+use crate::grpc::{Limits, ServeError, Server, Socket, keep_serving};
+use crate::kubelet::{Caller, Request, SharedClient};
 use crate::pod::Wanted;
-use crate::pod_source::{PodSource, PodTeller, PodTellers, Tally};
-use crate::telemetry::proxy::{Health, Metrics};
+use crate::pod_source::{PodCache, PodSourceMetrics, PodSources};
+use crate::telemetry::health::{Probes, Recent};
+use crate::telemetry::registry::Registry;
 
-use counted::Counted;
-use knowledge::{Asking, Knowledge, Standing};
-use merge::{Merged, Plan, Rules, WireError};
-use notices::Notices;
-use service::Service;
+pub use allocations::Allocations;
+use annotation_state::{AnnotationState, PodLookup, SourceFreshness};
+use annotations::Rules;
+use merge::{Merged, Version, WireError};
+use metrics::Metrics;
+use service::{Service, ServiceLog};
 
-/// Interval of the health reports.
-const LOOK: Duration = Duration::from_secs(5);
-/// A kubelet that was not called for this long is called to check that it responds: readiness allows 30 s.
-const UNASKED: Duration = Duration::from_secs(10);
-/// Delay of the first retry if the socket cannot be served.
-const RETRY: Duration = Duration::from_secs(1);
-/// Maximum delay between two retries.
-const RETRY_LIMIT: Duration = Duration::from_secs(30);
+/// The name of the v1 service.
+const V1: &str = "v1.PodResourcesLister";
+/// The name of the v1alpha1 service.
+const V1ALPHA1: &str = "v1alpha1.PodResourcesLister";
 
-/// The proxy's part of the configuration, paths resolved.
+/// A kubelet that has not responded for this long is called to check that it does: readiness allows 30 s.
+const MAX_RESPONSE_AGE: Duration = Duration::from_secs(10);
+
+/// The proxy's settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The node's name in the cluster.
@@ -73,7 +75,7 @@ pub struct Settings {
     /// Whether Koordinator's Device object is read.
     pub reads_devices: bool,
     /// Whether single pods may be read from the API server.
-    pub asks_for_pods: bool,
+    pub looks_up_pods: bool,
     /// The path used as `/sys`.
     pub sys: PathBuf,
 }
@@ -81,116 +83,101 @@ pub struct Settings {
 /// A proxy that does not serve yet.
 pub struct Proxy {
     settings: Settings,
-    upstream: Upstream,
-    knowledge: Option<Arc<Knowledge>>,
+    client: SharedClient,
+    annotations: Option<Arc<AnnotationState>>,
     metrics: Metrics,
 }
 
 impl Settings {
-    /// Takes the proxy's settings from the configuration.
-    #[must_use]
-    pub fn from_config(config: &Config, tellers: &[PodTeller]) -> Self {
-        let config = config.clone().resolved();
-        let paths = config.paths();
-        let annotations = &config.proxy.annotations;
-        let socket = config.proxy.served().into();
-        let rules = match annotations.are_wanted() {
-            true => Some(Rules::new(annotations, config.proxy.zones || config.proxy.allocatable)),
-            false => None,
-        };
-        Self {
-            node: config.node_name.clone(),
-            socket,
-            kubelet: paths.socket,
-            timeout: config.proxy.timeout.get(),
-            wait: config.proxy.wait.get(),
-            last_known: config.proxy.last_known.get(),
-            fail_closed: config.proxy.fail_closed,
-            allocatable: config.proxy.allocatable,
-            zones: config.proxy.zones,
-            reads_devices: annotations.koordinator,
-            asks_for_pods: tellers.contains(&PodTeller::ApiServer),
-            rules,
-            sys: paths.sys,
-        }
-    }
-
     /// Returns the annotations that a pod source has to keep.
     #[must_use]
     pub fn wanted(&self) -> Wanted {
-        self.rules.as_ref().map_or_else(Wanted::default, |rules| Wanted::of(rules.wanted()))
+        self.rules.as_ref().map_or_else(Wanted::default, |rules| Wanted::of(rules.keys()))
     }
 }
 
 impl Proxy {
     /// Creates a proxy that takes the pods from `pods` and reads everything else from `cluster`.
     #[must_use]
-    pub fn new(settings: Settings, pods: PodSource, cluster: Option<Cluster>) -> Self {
-        let metrics = Metrics::new(Arc::new(Health::new(settings.rules.is_some())));
-        let counted = Arc::new(Counted::new(metrics.clone()));
-        let upstream = Upstream::start(settings.kubelet.clone(), settings.timeout, counted);
-        let node = devices::follow(&settings, cluster.clone(), &metrics);
-        let asking = cluster.filter(|_| settings.asks_for_pods).map(|cluster| Asking {
+    pub fn new(
+        settings: Settings,
+        pods: PodCache,
+        cluster: Option<Cluster>,
+        registry: &mut Registry,
+    ) -> Self {
+        let metrics = Metrics::register(registry, settings.rules.is_some());
+        let observed = metrics.clone();
+        let client = SharedClient::start(
+            settings.kubelet.clone(),
+            settings.timeout,
+            Arc::new(move |request, took, error| observed.kubelet_called(request, took, error)),
+        );
+        let devices = device_poller::start(&settings, cluster.clone(), &metrics);
+        let lookup = cluster.filter(|_| settings.looks_up_pods).map(|cluster| PodLookup {
             cluster,
             node: settings.node.clone(),
             wanted: settings.wanted(),
         });
-        let times = (settings.wait, settings.last_known);
-        let knowledge = settings
-            .rules
-            .clone()
-            .map(|rules| Arc::new(Knowledge::new(rules, pods, asking, node, times, metrics.clone())));
-        Self { settings, upstream, knowledge, metrics }
+        let annotations = settings.rules.clone().map(|rules| {
+            Arc::new(AnnotationState::new(rules, &settings, pods, lookup, devices, metrics.clone()))
+        });
+        Self { settings, client, annotations, metrics }
     }
 
-    /// Creates a proxy that follows the pod sources in `tellers` itself, with the annotations that it needs.
+    /// Creates a proxy that follows the pod sources itself, with the annotations that it needs.
     #[must_use]
-    pub fn asking(settings: Settings, tellers: PodTellers, cluster: Cluster, tally: Arc<dyn Tally>) -> Self {
-        let tellers = PodTellers { wanted: settings.wanted(), ..tellers };
-        let pods = PodSource::follow(tellers, settings.node.clone(), cluster.clone(), tally);
-        Self::new(settings, pods, Some(cluster))
+    pub fn with_pod_sources(
+        settings: Settings,
+        sources: PodSources,
+        cluster: Cluster,
+        registry: &mut Registry,
+    ) -> Self {
+        let sources = PodSources { wanted: settings.wanted(), ..sources };
+        let metrics = PodSourceMetrics::register(registry, metrics::COMPONENT);
+        let pods = PodCache::start(sources, settings.node.clone(), cluster.clone(), metrics);
+        Self::new(settings, pods, Some(cluster), registry)
     }
 
     /// Returns the connection to the kubelet, for other callers.
     #[must_use]
-    pub fn upstream(&self) -> Upstream {
-        self.upstream.clone()
+    pub fn client(&self) -> SharedClient {
+        self.client.clone()
     }
 
-    /// Returns the metrics.
+    /// Returns the proxy's health, to be served.
     #[must_use]
-    pub fn metrics(&self) -> Metrics {
-        self.metrics.clone()
+    pub fn health(&self) -> Arc<dyn Probes> {
+        self.metrics.health.clone()
     }
 
     /// Waits until the pods and the node's devices are known, at most as long as a response may wait.
-    pub async fn first_words(&self) {
-        if let Some(knowledge) = &self.knowledge {
-            knowledge.first_words(knowledge.deadline()).await;
+    pub async fn wait_until_synced(&self) {
+        if let Some(annotations) = &self.annotations {
+            annotations.wait_until_synced(annotations.deadline()).await;
         }
     }
 
     /// Returns a function that merges the annotated devices into a `List` response; it returns `None` until
     /// these are known, and an invalid response unchanged. `None` if nothing is merged.
     #[must_use]
-    pub fn merging_lists(&self) -> Option<impl Fn(&Bytes) -> Option<Bytes> + Send + Sync + use<>> {
-        self.merging(|plan, bytes| plan.list(bytes, merge::Version::V1))
+    pub fn list_merger(&self) -> Option<impl Fn(&Bytes) -> Option<Bytes> + Send + Sync + use<>> {
+        self.merger(|allocations, bytes| allocations.merge_list(bytes, Version::V1))
     }
 
-    /// As [`Proxy::merging_lists`], for the node's devices in a `GetAllocatableResources` response.
+    /// As [`Proxy::list_merger`], for the node's devices in a `GetAllocatableResources` response.
     #[must_use]
-    pub fn merging_allocatable(&self) -> Option<impl Fn(&Bytes) -> Option<Bytes> + Send + Sync + use<>> {
-        self.merging(Plan::allocatable)
+    pub fn allocatable_merger(&self) -> Option<impl Fn(&Bytes) -> Option<Bytes> + Send + Sync + use<>> {
+        self.merger(Allocations::merge_allocatable)
     }
 
-    fn merging(
+    fn merger(
         &self,
-        merge: fn(&Plan, &Bytes) -> Result<Merged, WireError>,
+        merge: fn(&Allocations, &Bytes) -> Result<Merged, WireError>,
     ) -> Option<impl Fn(&Bytes) -> Option<Bytes> + Send + Sync + use<>> {
-        let knowledge = Arc::clone(self.knowledge.as_ref()?);
+        let annotations = Arc::clone(self.annotations.as_ref()?);
         Some(move |bytes: &Bytes| {
-            let plan = knowledge.plan_of_zones()?;
-            Some(merge(&plan, bytes).map_or_else(|_| bytes.clone(), |merged| merged.bytes))
+            let allocations = annotations.zone_allocations()?;
+            Some(merge(&allocations, bytes).map_or_else(|_| bytes.clone(), |merged| merged.bytes))
         })
     }
 
@@ -200,17 +187,18 @@ impl Proxy {
     /// If the socket cannot be created.
     pub fn start(&self) -> Result<Server, ServeError> {
         let service = Arc::new(Service {
-            upstream: self.upstream.clone(),
-            knowledge: self.knowledge.clone(),
+            kubelet: self.client.clone(),
+            annotations: self.annotations.clone(),
             fail_closed: self.settings.fail_closed,
             allocatable: self.settings.allocatable,
             metrics: self.metrics.clone(),
-            notices: Notices::default(),
+            log: ServiceLog::default(),
         });
-        let counted = Arc::new(Counted::new(self.metrics.clone()));
-        // The wait for the call to the kubelet, and the call itself.
-        let limits = Limits { answer: 2 * self.settings.timeout, ..Limits::default() };
-        let server = Server::start(self.settings.socket.clone(), limits, Arc::new(service), counted)?;
+        // The wait for the call to the kubelet, the call itself, and the wait for pods and devices.
+        let response_timeout = 2 * self.settings.timeout + self.settings.wait;
+        let limits = Limits { response_timeout, ..Limits::default() };
+        let (socket, metrics) = (self.settings.socket.clone(), self.metrics.server.clone());
+        let server = Server::start(socket, limits, Arc::new(service), metrics)?;
         info!("podresources proxy at {}", self.settings.socket.path.display());
         Ok(server)
     }
@@ -218,51 +206,27 @@ impl Proxy {
     /// Monitors `server` until `shutdown` completes. If there is none, starts it, retrying until that
     /// succeeds.
     pub async fn run(self, mut server: Option<Server>, shutdown: impl Future<Output = ()>) {
-        let mut shutdown = std::pin::pin!(shutdown);
-        let mut failures = 0;
-        while server.is_none() {
-            self.beat(false);
-            match self.start() {
-                Ok(started) => server = Some(started),
-                Err(error) => {
-                    if failures == 0 {
-                        warn!("{error}; trying again");
-                    }
-                    tokio::select! {
-                        () = sleep(back_off(&mut failures, RETRY, RETRY_LIMIT)) => {}
-                        () = &mut shutdown => return,
-                    }
-                }
-            }
-        }
         tokio::select! {
-            () = self.look_after(server.as_ref()) => {}
-            () = &mut shutdown => {}
+            () = keep_serving(&mut server, || self.start(), |is_serving| self.check(is_serving)) => {}
+            () = shutdown => {}
         }
         if let Some(server) = server {
             server.stop().await;
         }
     }
 
-    fn beat(&self, served: bool) {
-        let told = self.knowledge.as_ref().is_some_and(|knowledge| knowledge.has_told());
-        self.metrics.health().beat(served, told);
-        if let Some(knowledge) = &self.knowledge {
-            self.metrics.passing_through(knowledge.standing() != Standing::Good);
+    /// Reports health, and calls the kubelet if there is a server and no client calls. `is_serving` is `None`
+    /// if there is no server.
+    async fn check(&self, is_serving: Option<bool>) {
+        let is_synced = self.annotations.as_ref().is_none_or(|annotations| annotations.is_synced());
+        self.metrics.health.checked(is_serving == Some(true), is_synced);
+        if let Some(annotations) = &self.annotations {
+            self.metrics.passing_through(annotations.freshness() != SourceFreshness::Fresh);
         }
-    }
-
-    /// Reports health periodically, and calls the kubelet if no client does.
-    async fn look_after(&self, server: Option<&Server>) {
-        let mut look = interval(LOOK);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            look.tick().await;
-            self.beat(server.is_some_and(Server::serves));
-            if self.metrics.health().kubelet_age().is_none_or(|age| age > UNASKED) {
-                // The observer of the calls records the result.
-                let _ = self.upstream.ask(Ask::List, Asker::Proxy).await;
-            }
+        let age = self.metrics.health.response.as_ref().and_then(Recent::age);
+        if is_serving.is_some() && age.is_none_or(|age| age > MAX_RESPONSE_AGE) {
+            // The observer of the calls records the result.
+            let _ = self.client.request(Request::List, Caller::Proxy).await;
         }
     }
 }

@@ -11,6 +11,7 @@ use anyhow::Result;
 use numacast::agent::object;
 use numacast::kubelet::Usage;
 use numacast::kubelet::proto::v1::ListPodResourcesResponse;
+use numacast::scheduler::Publishable;
 use numacast::topology::account;
 use peak_alloc::PeakAlloc;
 use prost::Message;
@@ -32,7 +33,7 @@ struct Growth {
 /// Prints a table; writes the same as JSON to `target/bench-accounting-heap.json`.
 #[allow(clippy::print_stdout)] // prints the table
 fn main() -> Result<()> {
-    println!("heap: how far each step grows it above what lived at its start, in KiB\n");
+    println!("peak heap growth of each step, in KiB\n");
     println!("| node | encoded List | decode | convert | account | object |");
     println!("|---|---|---|---|---|---|");
     let mut all: Vec<Value> = Vec::new();
@@ -57,7 +58,7 @@ fn measure(node: &Node) -> Result<Growth> {
     let message = message?;
     let (usage, convert) = grown(|| Usage::from(message));
     let (topology, account) = grown(|| account(&node.inputs(&usage)));
-    let (_object, object) = grown(|| object("node", None, &topology));
+    let (_object, object) = grown(|| object("node", None, &Publishable::new(&topology, None, &[], None)));
     Ok(Growth { decode, convert, account, object })
 }
 

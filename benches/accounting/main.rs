@@ -1,7 +1,7 @@
 //! Measures the accounting's CPU time compared with decoding the kubelet's List.
 //!
 //! `cargo bench --bench accounting`, or `make bench ONLY=accounting`. Everything runs in one process: each
-//! turn takes every node once through all steps, so that other load on the machine affects all of them alike.
+//! round takes every node once through all steps, so that other load on the machine affects all of them alike.
 //! Times are CPU time of the single thread.
 
 mod node;
@@ -14,6 +14,7 @@ use anyhow::{Result, ensure};
 use numacast::agent::object;
 use numacast::kubelet::Usage;
 use numacast::kubelet::proto::v1::ListPodResourcesResponse;
+use numacast::scheduler::Publishable;
 use numacast::topology::{Topology, account};
 use prost::Message;
 use rustix::time::{ClockId, clock_gettime};
@@ -21,17 +22,17 @@ use rustix::time::{ClockId, clock_gettime};
 use node::{Node, SHAPES};
 use report::report;
 
-/// Measured turns; the warm-up turns before them are not counted.
-const TURNS: usize = 201;
+/// Measured rounds; the warm-up rounds before them are not counted.
+const ROUNDS: usize = 201;
 const WARM_UP: usize = 20;
 
 fn main() -> Result<()> {
     let mut nodes: Vec<(Node, Vec<Times>)> =
         SHAPES.iter().map(|shape| (Node::new(*shape), Vec::new())).collect();
-    for turn in 0..WARM_UP + TURNS {
+    for round in 0..WARM_UP + ROUNDS {
         for (node, times) in &mut nodes {
             let taken = once(node)?;
-            if turn >= WARM_UP {
+            if round >= WARM_UP {
                 times.push(taken);
             }
         }
@@ -57,7 +58,8 @@ fn once(node: &Node) -> Result<Times> {
     let converted = cpu_time();
     let topology = black_box(account(&node.inputs(black_box(&usage))));
     let accounted = cpu_time();
-    let object = black_box(object("node", None, &topology));
+    let published = Publishable::new(&topology, None, &[], None);
+    let object = black_box(object("node", None, &published));
     let built = cpu_time();
     black_box(serde_json::to_vec(&object)?);
     let written = cpu_time();
@@ -90,9 +92,9 @@ fn check(node: &Node, topology: &Topology) -> Result<()> {
     ensure!(total("cpu", |cpu| cpu.available) == 0, "free CPUs");
     // Every eighth device is on two nodes.
     let devices = u64::from(node.shape.devices);
-    let counted: u64 = node.known.iter().map(|name| total(name, |devices| devices.allocatable)).sum();
+    let counted: u64 = node.remembered.iter().map(|name| total(name, |devices| devices.allocatable)).sum();
     ensure!(counted == devices + devices.div_ceil(8), "{counted} devices");
-    let free: u64 = node.known.iter().map(|name| total(name, |devices| devices.available)).sum();
+    let free: u64 = node.remembered.iter().map(|name| total(name, |devices| devices.available)).sum();
     ensure!(free == if node.shape.full { 0 } else { counted }, "{free} free devices");
     Ok(())
 }

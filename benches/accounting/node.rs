@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use numacast::kubelet::proto::v1;
-use numacast::kubelet::{Allocatable, KubeletConfig, ManagerState, Usage};
+use numacast::kubelet::{Allocatable, Checkpoints, KubeletConfig, Usage};
 use numacast::machine::{Id, Machine, NumaNode};
-use numacast::topology::{Inputs, Rules};
+use numacast::topology::{Inputs, ZoneRules};
 use prost::Message;
 
 const GIB: u64 = 1 << 30;
@@ -49,10 +49,10 @@ pub(crate) struct Node {
     pub(crate) machine: Machine,
     pub(crate) allocatable: Allocatable,
     pub(crate) config: KubeletConfig,
-    pub(crate) books: ManagerState,
-    pub(crate) terminal: BTreeSet<(String, String)>,
-    pub(crate) rules: Rules,
-    pub(crate) known: BTreeSet<String>,
+    pub(crate) checkpoints: Checkpoints,
+    pub(crate) terminated: BTreeSet<(String, String)>,
+    pub(crate) rules: ZoneRules,
+    pub(crate) remembered: BTreeSet<String>,
 }
 
 impl Shape {
@@ -76,16 +76,16 @@ impl Node {
             memory_manager_policy: "Static".into(),
             ..KubeletConfig::default()
         };
-        let answer = v1::ListPodResourcesResponse { pod_resources };
+        let response = v1::ListPodResourcesResponse { pod_resources };
         Self {
-            list: answer.encode_to_vec(),
-            books: books(answer.into()),
-            terminal: BTreeSet::new(),
-            rules: Rules { fillers: true, ..Rules::default() },
+            list: response.encode_to_vec(),
+            checkpoints: checkpoints(response.into()),
+            terminated: BTreeSet::new(),
+            rules: ZoneRules { fillers: true, ..ZoneRules::default() },
             machine,
             allocatable: allocatable(shape).into(),
             config,
-            known: RESOURCES.iter().map(|name| (*name).to_owned()).collect(),
+            remembered: RESOURCES.iter().map(|name| (*name).to_owned()).collect(),
             shape,
         }
     }
@@ -95,10 +95,11 @@ impl Node {
             machine: &self.machine,
             allocatable: &self.allocatable,
             usage,
-            terminal: &self.terminal,
-            state: Some(&self.books),
+            terminated: &self.terminated,
+            checkpoints: Some(&self.checkpoints),
             config: Some(&self.config),
-            known: &self.known,
+            policies: None,
+            remembered: &self.remembered,
             rules: &self.rules,
         }
     }
@@ -106,14 +107,14 @@ impl Node {
 
 /// Returns the managers' checkpoints for these pods, as the agent has them from its second scan on: it knows
 /// the pod of each entry.
-fn books(usage: Usage) -> ManagerState {
-    let mut books = ManagerState::default();
+fn checkpoints(usage: Usage) -> Checkpoints {
+    let mut checkpoints = Checkpoints::default();
     for pod in usage.pods {
         let uid = format!("uid-of-{}", pod.name);
-        books.names.insert(uid.clone(), (pod.namespace, pod.name));
-        books.pods.insert(uid, pod.containers);
+        checkpoints.names.insert(uid.clone(), (pod.namespace, pod.name));
+        checkpoints.pods.insert(uid, pod.containers);
     }
-    books
+    checkpoints
 }
 
 fn zone(shape: Shape, id: Id) -> NumaNode {

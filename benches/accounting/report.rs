@@ -1,4 +1,4 @@
-//! Reports the figures with their budgets (DESIGN section 10).
+//! Reports the figures with their budgets.
 
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ struct Medians {
     account: f64,
     object: f64,
     json: f64,
-    /// Median of the per-turn ratios.
+    /// Median of the per-round ratios.
     ratio: f64,
-    /// Median of the per-turn sums.
+    /// Median of the per-round sums.
     all: f64,
 }
 
@@ -43,7 +43,7 @@ impl Medians {
 /// Prints the tables; writes the same as JSON to `target/bench-accounting.json`.
 #[allow(clippy::print_stdout)] // prints the tables
 pub(crate) fn report(nodes: &[(Node, Vec<Times>)]) -> Result<()> {
-    println!("medians of {} turns, CPU time in µs\n", nodes.first().map_or(0, |(_, times)| times.len()));
+    println!("medians of {} rounds, CPU time in µs\n", nodes.first().map_or(0, |(_, times)| times.len()));
     println!(
         "| node | decode the List | convert | account | (convert + account) / decode | budget | object | as JSON | all |"
     );

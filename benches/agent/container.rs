@@ -1,8 +1,8 @@
 //! The agent as the chart's DaemonSet runs it: its mounts, its configuration and the permissions of its
 //! service account.
 //!
-//! `tests/real/rendered.rs` runs the whole pod. Here only the process runs, without the relays that a
-//! container's network would need: they would take CPU time and latency that is being measured.
+//! `tests/real/rendered.rs` runs the whole pod. Here only the process runs, without the proxies that a
+//! container's network would need, which would add CPU time and latency.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -34,11 +34,11 @@ pub(crate) fn values_here(node: &RealNode) -> Result<Value> {
 }
 
 /// Merges `over` into `values`, as Helm merges several values files.
-pub(crate) fn lay(values: &mut Value, over: &Value) {
+pub(crate) fn merge_values(values: &mut Value, over: &Value) {
     match (values, over) {
         (Value::Object(values), Value::Object(over)) => {
             for (key, value) in over {
-                lay(values.entry(key).or_insert(Value::Null), value);
+                merge_values(values.entry(key).or_insert(Value::Null), value);
             }
         }
         (values, over) => *values = over.clone(),

@@ -42,10 +42,10 @@ pub(crate) struct Events {
     floors: Versions,
     client: Client,
     node: String,
-    turn: u32,
+    floor_writes: u32,
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -60,33 +60,33 @@ impl Events {
     pub(crate) fn watch(node: &RealNode) -> Result<Self> {
         let (objects, floors) = (Versions::default(), Versions::default());
         let last_file = Arc::<Mutex<Option<Instant>>>::default();
-        let (tell, admitted) = mpsc::unbounded_channel();
-        watch_files(&node.kubelet_dir(), Arc::clone(&last_file), tell)?;
+        let (sender, admitted) = mpsc::unbounded_channel();
+        watch_files(&node.kubelet_dir(), Arc::clone(&last_file), sender)?;
         let (client, name) = (node.client(), node.name().to_owned());
         tokio::spawn(watch_object(client.clone(), name.clone(), Arc::clone(&objects)));
         tokio::spawn(watch_object(client.clone(), FLOOR.to_owned(), Arc::clone(&floors)));
-        Ok(Self { last_file, admitted, objects, floors, client, node: name, turn: 0 })
+        Ok(Self { last_file, admitted, objects, floors, client, node: name, floor_writes: 0 })
     }
 
     pub(crate) fn forget(&mut self) {
-        held(&self.objects).clear();
-        held(&self.floors).clear();
+        locked(&self.objects).clear();
+        locked(&self.floors).clear();
         while self.admitted.try_recv().is_ok() {}
     }
 
     /// Returns all versions since the last [`Events::forget`].
     pub(crate) fn versions(&self) -> Vec<Version> {
-        held(&self.objects).clone()
+        locked(&self.objects).clone()
     }
 
     pub(crate) fn first_write(&self) -> Option<Instant> {
-        held(&self.objects).first().map(|version| version.at)
+        locked(&self.objects).first().map(|version| version.at)
     }
 
     /// Returns how long neither a checkpoint nor the object has changed.
     pub(crate) fn quiet_for(&self) -> Duration {
-        let object = held(&self.objects).last().map(|version| version.at);
-        (*held(&self.last_file)).max(object).map_or(Duration::MAX, |at| at.elapsed())
+        let object = locked(&self.objects).last().map(|version| version.at);
+        (*locked(&self.last_file)).max(object).map_or(Duration::MAX, |at| at.elapsed())
     }
 
     /// Returns the time of the admission's last checkpoint since the last [`Events::forget`].
@@ -102,7 +102,7 @@ impl Events {
         self.apply_floor(zones).await?;
         let start = Instant::now();
         loop {
-            if let Some(version) = held(&self.floors).last() {
+            if let Some(version) = locked(&self.floors).last() {
                 return Ok(version.at.saturating_duration_since(file));
             }
             ensure!(start.elapsed() < PATIENCE, "the watch does not show the benchmark's own write");
@@ -110,7 +110,7 @@ impl Events {
         }
     }
 
-    /// Returns how long the API server takes to answer an apply when nothing else happens.
+    /// Returns how long an apply takes when nothing else happens.
     pub(crate) async fn floor_when_idle(&mut self, zones: &Value, samples: usize) -> Result<Vec<Duration>> {
         let mut all = Vec::new();
         for _ in 0..=samples {
@@ -131,11 +131,11 @@ impl Events {
     }
 
     async fn apply_floor(&mut self, zones: &Value) -> Result<()> {
-        self.turn += 1;
+        self.floor_writes += 1;
         let body = serde_json::to_vec(&json!({
             "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
             "metadata": {"name": FLOOR}, "zones": zones,
-            "attributes": [{"name": "turn", "value": self.turn.to_string()}],
+            "attributes": [{"name": "write", "value": self.floor_writes.to_string()}],
         }))?;
         let request = http::Request::patch(format!("{NRT_PATH}/{FLOOR}?fieldManager=bench&force=true"))
             .header("content-type", "application/apply-patch+yaml")
@@ -173,7 +173,7 @@ fn watch_files(
                 match name {
                     "cpu_manager_state" | "memory_manager_state" => {
                         of_admission = Some(now);
-                        *held(&last) = Some(now);
+                        *locked(&last) = Some(now);
                     }
                     // The last file of an admission is written for every pod; only a pod with exclusive
                     // resources changes the files before. The receiver may be gone.
@@ -200,7 +200,7 @@ async fn watch_object(client: Client, name: String, seen: Versions) -> Result<()
         while let Some(Ok(line)) = lines.next().await {
             let at = Instant::now();
             if !line.starts_with(r#"{"type":"DELETED""#) {
-                held(&seen).push(Version { at, line });
+                locked(&seen).push(Version { at, line });
             }
         }
     }

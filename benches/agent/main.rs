@@ -36,17 +36,17 @@ use report::Report;
 use running::{Counts, Running};
 use support::chart::{self, Chart, RIGHTS};
 use support::node::Fate;
-use support::prober::{Heard, Prober, Questions};
+use support::prober::{Prober, Requests, Response};
 use support::{Cluster, Needs, Parts, RealNode, pod};
 use variants::{VARIANTS, Variant};
-use zones::{Zones, right_since};
+use zones::{Zones, current_since};
 
 /// Interval of the prober's Lists while a pod ends: half of the rate that the kubelet allows for all its
 /// clients.
 const PROBE: Duration = Duration::from_millis(20);
 /// How often an agent is started to measure its first object: for the default, and for the other variants.
 const STARTS: [usize; 2] = [11, 5];
-/// Longer than the agent's poll interval: by then it has noticed any change it missed.
+/// Longer than the agent's poll interval: by then it has detected any change it missed.
 const BEYOND_POLL: Duration = Duration::from_secs(6);
 /// Maximum idle time measured for variants other than the default.
 const VARIANT_IDLE: Duration = Duration::from_secs(60);
@@ -119,9 +119,7 @@ async fn main() -> Result<()> {
     let binary = std::env::var_os("NUMACAST_SHIPPED")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/shipped/numacast"), PathBuf::from);
     ensure!(binary.is_file(), "there is no binary at {}; `make bench` builds it", binary.display());
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else {
-        bail!("the real parts cannot run here")
-    };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { bail!("the real parts cannot run here") };
     let mut report = Report::new(&binary, &parts, options.seed)?;
     let chosen = |shape: &&Shape| options.only.is_empty() || options.only.iter().any(|o| o == shape.machine);
     for shape in SHAPES.iter().filter(chosen) {
@@ -203,7 +201,7 @@ impl<'a> Bench<'a> {
         Ok(node)
     }
 
-    fn say(&self, what: &str) {
+    fn log(&self, what: &str) {
         eprintln!("{}, {} s: {what}", self.shape.title, self.started.elapsed().as_secs());
     }
 
@@ -214,9 +212,9 @@ impl<'a> Bench<'a> {
 
     /// Measures one variant.
     async fn variant(&mut self, index: usize, variant: &Variant) -> Result<Figures> {
-        self.say(variant.title);
+        self.log(variant.title);
         let mut values = container::values_here(&self.node)?;
-        container::lay(&mut values, &(variant.values)());
+        container::merge_values(&mut values, &(variant.values)());
         let chart = Chart::render(self.parts, &values)?;
         chart.install(&self.cluster.client(), &RIGHTS).await?;
         // Short, because the path of a socket is limited to about a hundred characters.
@@ -238,7 +236,7 @@ impl<'a> Bench<'a> {
 
         let (mut agent, _) = self.start(&container).await?;
         let result = self.changes(index, &mut agent, &mut figures).await;
-        result.with_context(|| format!("the agent's last words:\n{}", agent.last_words()))?;
+        result.with_context(|| format!("the end of the agent's log:\n{}", agent.log_tail()))?;
         if index == 0 {
             figures.sigterm_seconds = Some(rounded(self.frozen(agent).await?.as_secs_f64()));
         }
@@ -255,7 +253,7 @@ impl<'a> Bench<'a> {
             if let Some(at) = self.events.first_write() {
                 break at;
             }
-            ensure!(start.elapsed() < PATIENCE, "no object appeared: {}", agent.last_words());
+            ensure!(start.elapsed() < PATIENCE, "no object appeared: {}", agent.log_tail());
             tokio::time::sleep(Duration::from_millis(1)).await;
         };
         Ok((agent, first.duration_since(start)))
@@ -265,7 +263,7 @@ impl<'a> Bench<'a> {
     async fn changes(&mut self, index: usize, agent: &mut Running, figures: &mut Figures) -> Result<()> {
         let steps = self.steps(index);
         let zones = self.warm_up().await?;
-        self.say(&format!("{} changes", steps * 2));
+        self.log(&format!("{} changes", steps * 2));
         let before = agent.counts(self.cluster).await?;
         let (mut allocations, mut releases) = (Vec::new(), Vec::new());
         for _ in 0..steps {
@@ -280,7 +278,7 @@ impl<'a> Bench<'a> {
         per_change(figures, [before, after], idle, (steps * 2) as f64);
 
         let probed = (steps / 4).max(5);
-        self.say(&format!("{} changes, with somebody else who Lists", probed * 2));
+        self.log(&format!("{} changes, with another client that Lists", probed * 2));
         let mut since_listed = Vec::new();
         for _ in 0..probed {
             let (name, _) = self.allocation(agent, &zones).await?;
@@ -303,30 +301,30 @@ impl<'a> Bench<'a> {
         Zones::of(&self.events.published().await?)
     }
 
-    /// Waits until the latest version of the object is right and nothing changes anymore, and returns its
-    /// zones.
-    async fn settled(&self, agent: &mut Running, right: impl Fn(&Zones) -> bool) -> Result<Zones> {
-        let (start, mut judged) = (Instant::now(), 0);
+    /// Waits until the latest version of the object is as expected and nothing changes any more, and returns
+    /// its zones.
+    async fn settled(&self, agent: &mut Running, is_expected: impl Fn(&Zones) -> bool) -> Result<Zones> {
+        let (start, mut checked) = (Instant::now(), 0);
         loop {
             agent.still_runs()?;
             let versions = self.events.versions();
-            if self.events.quiet_for() >= QUIET && versions.len() > judged {
-                judged = versions.len();
+            if self.events.quiet_for() >= QUIET && versions.len() > checked {
+                checked = versions.len();
                 let zones = versions.last().context("no version")?.zones()?;
-                if right(&zones) {
+                if is_expected(&zones) {
                     return Ok(zones);
                 }
             }
-            ensure!(start.elapsed() < PATIENCE, "the object does not become right; {judged} versions");
+            ensure!(start.elapsed() < PATIENCE, "the object is not as expected after {checked} versions");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
     /// Returns since when the object has had its current zones.
-    fn right_since(&self) -> Result<Instant> {
+    fn current_since(&self) -> Result<Instant> {
         let versions = self.events.versions();
         let versions = versions.iter().map(|version| Ok((version.at, version.zones()?)));
-        right_since(&versions.collect::<Result<Vec<_>>>()?).context("no version")
+        current_since(&versions.collect::<Result<Vec<_>>>()?).context("no version")
     }
 
     /// Starts a pod, and returns its name and the time from the last checkpoint of its admission to the
@@ -338,7 +336,7 @@ impl<'a> Bench<'a> {
         self.settled(agent, |zones| zones.free_cpus() + 1 == before.free_cpus()).await?;
         let file = self.events.last_file_of_admission()?;
         // The List may be ahead of the checkpoint: the latency is zero then.
-        Ok((name, self.right_since()?.saturating_duration_since(file)))
+        Ok((name, self.current_since()?.saturating_duration_since(file)))
     }
 
     /// Returns the next pod's name, after a pause.
@@ -359,10 +357,10 @@ impl<'a> Bench<'a> {
         self.pause().await;
         self.events.forget();
         let asked = Instant::now();
-        self.node.ask_to_delete(name).await?;
+        self.node.request_deletion(name).await?;
         self.settled(agent, |zones| zones == before).await?;
-        let object = self.right_since()?;
-        self.node.is_gone(name).await?;
+        let object = self.current_since()?;
+        self.node.wait_until_gone(name).await?;
         Ok(object.saturating_duration_since(asked))
     }
 
@@ -374,26 +372,28 @@ impl<'a> Bench<'a> {
         name: &str,
         before: &Zones,
     ) -> Result<Duration> {
-        let prober = Prober::start(self.node.socket(), Questions::Lists, PROBE)?;
-        let has = |heard: &Heard| matches!(heard, Heard::Pods(pods) if pods.contains_key(name));
+        let prober = Prober::start(self.node.socket(), Requests::Lists, PROBE)?;
+        let has = |response: &Response| matches!(response, Response::Pods(pods) if pods.contains_key(name));
         let start = Instant::now();
-        while !prober.answers().iter().any(|answer| has(&answer.heard)) {
+        while !prober.responses().iter().any(|recorded| has(&recorded.response)) {
             ensure!(start.elapsed() < PATIENCE, "no List has the pod");
             tokio::time::sleep(PROBE).await;
         }
         self.release(agent, name, before).await?;
-        let answers = prober.answers();
-        let without = |heard: &Heard| matches!(heard, Heard::Pods(pods) if !pods.contains_key(name));
-        let last = answers.iter().rposition(|answer| has(&answer.heard)).context("no List has the pod")?;
-        let gone = answers[last..].iter().find(|answer| without(&answer.heard));
+        let responses = prober.responses();
+        let without =
+            |response: &Response| matches!(response, Response::Pods(pods) if !pods.contains_key(name));
+        let last = responses.iter().rposition(|recorded| has(&recorded.response));
+        let last = last.context("no List has the pod")?;
+        let gone = responses[last..].iter().find(|recorded| without(&recorded.response));
         let gone = gone.context("the pod never left the List")?;
-        Ok(self.right_since()?.saturating_duration_since(gone.last_other.unwrap_or(gone.asked)))
+        Ok(self.current_since()?.saturating_duration_since(gone.last_other.unwrap_or(gone.sent)))
     }
 
     async fn idle(&mut self, index: usize, agent: &Running, figures: &mut Figures) -> Result<[Counts; 2]> {
         let most = if index == 0 { Duration::MAX } else { VARIANT_IDLE };
         let time = self.options.idle.min(most);
-        self.say(&format!("idle for {time:?}"));
+        self.log(&format!("idle for {time:?}"));
         // By then, the cost of reading the API server's metrics, and any pending write, are over.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let before = agent.counts(self.cluster).await?;
@@ -412,7 +412,7 @@ impl<'a> Bench<'a> {
     /// same moments.
     async fn floor(&mut self, node: &mut Node) -> Result<()> {
         let count = (self.steps(0) / 2).max(5);
-        self.say(&format!("{count} writes of the benchmark's own, without an agent"));
+        self.log(&format!("{count} writes of the benchmark's own, without an agent"));
         let zones = self.events.published().await?["zones"].take();
         let idle = self.events.floor_when_idle(&zones, FLOOR_WRITES).await?;
         let mut floor = Vec::new();
@@ -428,17 +428,17 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Returns the time from SIGTERM, while the API server accepts a write and does not answer it, to exit
+    /// Returns the time from SIGTERM, while the API server accepts a write and does not respond, to exit
     /// code 0.
     async fn frozen(&mut self, mut agent: Running) -> Result<Duration> {
-        self.say("the API server frozen, and SIGTERM");
+        self.log("the API server frozen, and SIGTERM");
         let mut devices = self.node.machine().devices.first().context("no devices")?.clone();
         self.cluster.signal_api_server("STOP")?;
         for device in &mut devices.devices {
             device.unhealthy = true;
         }
         self.node.set_devices(&devices.resource, &devices.devices)?;
-        // Long enough for the agent to notice and to send its write, and shorter than any timeout.
+        // Long enough for the agent to detect it and to send its write, and shorter than any timeout.
         tokio::time::sleep(Duration::from_millis(500)).await;
         let start = Instant::now();
         agent.signal("TERM")?;

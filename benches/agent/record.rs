@@ -72,7 +72,7 @@ pub(crate) struct Figures {
     pub(crate) idle: Idle,
     pub(crate) resident_mib: f64,
     pub(crate) peak_mib: f64,
-    /// From SIGTERM, with a write in flight to a frozen API server, to exit code 0. Only for the default.
+    /// From SIGTERM, during a write to a frozen API server, to exit code 0. Only for the default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) sigterm_seconds: Option<f64>,
 }

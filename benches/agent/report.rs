@@ -28,8 +28,8 @@ impl Report {
         ];
         let versions = versions.map(|(name, program)| (name.to_owned(), version(&program)));
         let run = Run {
-            date: said(Command::new("date").args(["-u", "+%F"])),
-            commit: said(Command::new("git").current_dir(repository()).args([
+            date: output_of(Command::new("date").args(["-u", "+%F"])),
+            commit: output_of(Command::new("git").current_dir(repository()).args([
                 "describe",
                 "--always",
                 "--exclude=*",
@@ -102,12 +102,12 @@ fn machine() -> BTreeMap<String, String> {
 
 /// Returns the last word of a program's version line: `Kubernetes v1.36.3`, `etcd Version: 3.6.13`.
 fn version(program: &Path) -> String {
-    let text = said(Command::new(program).arg("--version"));
+    let text = output_of(Command::new(program).arg("--version"));
     let line = text.lines().next().unwrap_or_default();
     line.split_whitespace().next_back().unwrap_or_default().to_owned()
 }
 
-fn said(command: &mut Command) -> String {
+fn output_of(command: &mut Command) -> String {
     let output = command.output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     text.trim().to_owned()

@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use crate::container::Container;
 use crate::support::cluster::free_port;
 use crate::support::process::{Process, tethered};
-use crate::support::{Cluster, RealNode};
+use crate::support::{Cluster, RealNode, usage};
 
 pub(crate) struct Running {
     process: Process,
@@ -46,8 +46,8 @@ impl Running {
         self.process.still_runs()
     }
 
-    pub(crate) fn last_words(&self) -> String {
-        self.process.last_words()
+    pub(crate) fn log_tail(&self) -> String {
+        self.process.log_tail()
     }
 
     pub(crate) fn signal(&self, name: &str) -> Result<()> {
@@ -69,29 +69,20 @@ impl Running {
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
-        let series = "numacast_kubelet_call_duration_seconds_count{call=\"List\"} ";
+        let series = "numacast_kubelet_request_duration_seconds_count{component=\"agent\",method=\"List\"} ";
         let count = text.lines().find_map(|line| line.strip_prefix(series));
-        Ok(count.context("the agent's metrics tell of no List")?.trim().parse()?)
+        Ok(count.context("the agent's metrics have no List")?.trim().parse()?)
     }
 
-    /// Returns the CPU time used so far, from the kernel's scheduler statistics (nanoseconds).
+    /// Returns the CPU time used so far.
     fn cpu(&self) -> Result<Duration> {
-        let mut total = 0;
-        for task in std::fs::read_dir(format!("/proc/{}/task", self.process.id()))? {
-            let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
-            total += text.split_whitespace().next().context("an empty schedstat")?.parse::<u64>()?;
-        }
-        Ok(Duration::from_nanos(total))
+        usage::cpu(self.process.id())
     }
 
     /// Returns the current and the peak resident memory, in MiB.
     pub(crate) fn memory(&self) -> Result<(f64, f64)> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
-        let field = |name: &str| -> Result<f64> {
-            let line = status.lines().find(|line| line.starts_with(name)).context("no such field")?;
-            let kib: f64 = line.split_whitespace().nth(1).context("no value")?.parse()?;
-            Ok(kib / 1024.0)
-        };
-        Ok((field("VmRSS:")?, field("VmHWM:")?))
+        let mib =
+            |name: &str| Ok::<_, anyhow::Error>(usage::status(self.process.id(), name)? as f64 / 1024.0);
+        Ok((mib("VmRSS")?, mib("VmHWM")?))
     }
 }

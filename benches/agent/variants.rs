@@ -22,7 +22,11 @@ pub(crate) const VARIANTS: [Variant; 6] = [
     },
     Variant { name: "kai", title: "`consumer: kai`", values: || json!({"config": {"consumer": "kai"}}) },
     Variant { name: "none", title: "`consumer: none`", values: || json!({"config": {"consumer": "none"}}) },
-    Variant { name: "direct", title: "`cache: direct`", values: || json!({"config": {"cache": "direct"}}) },
+    Variant {
+        name: "direct",
+        title: "`consumer: schedulerPluginsDirect`",
+        values: || json!({"config": {"consumer": "schedulerPluginsDirect"}}),
+    },
     Variant {
         name: "kubelet-view",
         title: "`fingerprint.view: kubelet`",

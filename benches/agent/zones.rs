@@ -32,9 +32,9 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Returns when the object first had its current zones: earlier versions may have been held or have had
-/// reservations, and versions after the first right one may have changed something else.
-pub(crate) fn right_since(versions: &[(Instant, Zones)]) -> Option<Instant> {
+/// Returns when the object first had its current zones: earlier versions may have had a withheld
+/// fingerprint or reservations, and versions after the first of them may have changed something else.
+pub(crate) fn current_since(versions: &[(Instant, Zones)]) -> Option<Instant> {
     let (_, now) = versions.last()?;
     versions.iter().rev().take_while(|(_, zones)| zones == now).last().map(|(at, _)| *at)
 }

@@ -1,25 +1,23 @@
-//! `numacast agent`
-
 use std::future::Future;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::bail;
 use futures::FutureExt;
+use futures::future::OptionFuture;
 use tokio::task::JoinError;
 use tracing::{info, warn};
 
+use super::flags::{AgentFlags, ConfigArgs};
 use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
-use super::settings::SettingsArgs;
-use crate::agent::{Agent, Merge, MergeAnswer, Settings};
+use crate::agent::{Agent, Merge, MergeResponse, Settings};
 use crate::cluster::Cluster;
-use crate::pod_source::Relay;
-use crate::pods_api::{self, PodsApi};
+use crate::pod_source::SharedInformer;
+use crate::pods_api::PodsApi;
 use crate::proxy::{self, Proxy};
-use crate::telemetry;
-use crate::telemetry::health::Health;
-use crate::telemetry::server::{All, Exposition, Probes, Together};
+use crate::telemetry::health::{All, Probes};
+use crate::telemetry::registry::Registry;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -27,46 +25,48 @@ pub(super) struct Args {
     #[arg(long)]
     once: bool,
     #[command(flatten)]
-    settings: SettingsArgs,
+    config: ConfigArgs<AgentFlags>,
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let Args { once, settings: args } = args;
-    let effective = args.clone().effective()?;
-    let config = effective.config.clone();
-    let logs = telemetry::start_logs(&config.log);
+    let Args { once, config: ConfigArgs { given, .. } } = args;
+    let (config, reload) = Reload::new(given)?;
     if config.node_name.is_empty() {
-        bail!(
-            "the node's name is not known: set NODE_NAME (in a pod, from spec.nodeName), `nodeName` or --node-name"
-        );
+        bail!("the node's name is not known: set NODE_NAME (in a pod, from spec.nodeName) or --node-name");
     }
-    let mut settings = Settings::from_config(&config);
+    let mut settings = config.agent_settings();
     // A single pass does not serve the proxy, but the zones may have to count what it merges.
     let proxy = config.proxy.enabled && (!once || config.proxy.zones);
-    let proxy = proxy.then(|| proxy::Settings::from_config(&config, &settings.pods.order));
+    let proxy = proxy.then(|| config.proxy_settings());
     if let Some(proxy) = &proxy {
         settings.pods.wanted = proxy.wanted();
     }
     for warning in settings.rules.exclude.warnings() {
         warn!("{warning}");
     }
-    let pods_api = (config.pods_api.enabled && !once).then(|| pods_api::Settings::from_config(&config));
+    let pods_api = (config.pods_api.enabled && !once).then(|| config.pods_api_settings());
     super::block_on(async move {
-        let cluster =
-            Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await?;
+        let cluster = config.cluster().await?;
         if once {
             run_once(settings, proxy, cluster).await?;
             return Ok(ExitCode::SUCCESS);
         }
         info!("numacast {} on node {}", env!("CARGO_PKG_VERSION"), settings.node);
         let shutdown = shutdown_signal()?;
-        let pods_api = pods_api.map(|pods_api| with_pods(&mut settings, pods_api, cluster.clone()));
-        let mut agent = Agent::new(settings, cluster.clone());
-        let proxy = proxy.map(|settings| beside(&mut agent, settings, cluster));
-        let reload = Reload::of_agent(args, effective, logs, agent.rules())?;
-        let (metrics, health) = watched(&agent, proxy.as_ref(), pods_api.as_ref());
-        let _servers = serve(&config, metrics, health).await;
-        drop(tokio::spawn(reload.run()));
+        let mut registry = Registry::of_process();
+        let pods_api = pods_api.map(|pods_api| {
+            // A source that both use is watched only once.
+            settings.pods.informer = Some(SharedInformer::caching(settings.pods.wanted.clone()));
+            let (sources, node) = (settings.pods.clone(), settings.node.clone());
+            PodsApi::new(pods_api, sources, node, Some(cluster.clone()), &mut registry)
+        });
+        let mut agent = Agent::new(settings, cluster.clone(), &mut registry);
+        let proxy = proxy.map(|settings| new_proxy(&mut agent, settings, cluster, &mut registry));
+        reload.start(Some(agent.rules()))?;
+        let mut probes: Vec<Arc<dyn Probes>> = vec![agent.health()];
+        probes.extend(proxy.as_ref().map(Proxy::health));
+        probes.extend(pods_api.as_ref().map(PodsApi::health));
+        let _servers = serve(&config, registry, Arc::new(All(probes))).await;
         run_all(agent, proxy, pods_api, shutdown).await;
         Ok(ExitCode::SUCCESS)
     })
@@ -79,10 +79,11 @@ async fn run_once(
     cluster: Cluster,
 ) -> anyhow::Result<()> {
     let node = settings.node.clone();
-    let mut agent = Agent::new(settings, cluster.clone());
-    let proxy = proxy.map(|settings| beside(&mut agent, settings, cluster));
+    let mut registry = Registry::default();
+    let mut agent = Agent::new(settings, cluster.clone(), &mut registry);
+    let proxy = proxy.map(|settings| new_proxy(&mut agent, settings, cluster, &mut registry));
     if let Some(proxy) = &proxy {
-        proxy.first_words().await;
+        proxy.wait_until_synced().await;
     }
     agent.run_once().await?;
     info!("published the NodeResourceTopology of {node}");
@@ -90,46 +91,24 @@ async fn run_once(
 }
 
 /// Returns a proxy that shares the agent's kubelet connection and pod cache.
-fn beside(agent: &mut Agent, settings: proxy::Settings, cluster: Cluster) -> Proxy {
+fn new_proxy(
+    agent: &mut Agent,
+    settings: proxy::Settings,
+    cluster: Cluster,
+    registry: &mut Registry,
+) -> Proxy {
     let zones = settings.zones;
-    let proxy = Proxy::new(settings, agent.pods(), Some(cluster));
-    agent.share(proxy.upstream());
+    let proxy = Proxy::new(settings, agent.pods(), Some(cluster), registry);
+    agent.read_through(proxy.client());
     if zones {
         agent.merge_with(Merge {
-            list: proxy.merging_lists().map(|merge| Arc::new(merge) as MergeAnswer),
-            allocatable: proxy.merging_allocatable().map(|merge| Arc::new(merge) as MergeAnswer),
+            list: proxy.list_merger().map(|merge| Arc::new(merge) as MergeResponse),
+            allocatable: proxy.allocatable_merger().map(|merge| Arc::new(merge) as MergeResponse),
         });
     }
     proxy
 }
 
-/// Returns a Pods API server that shares the agent's pod sources: a source that both use is watched only
-/// once.
-fn with_pods(settings: &mut Settings, pods_api: pods_api::Settings, cluster: Cluster) -> PodsApi {
-    settings.pods.relay = Some(Relay::keeping(settings.pods.wanted.clone()));
-    PodsApi::new(pods_api, settings.pods.clone(), settings.node.clone(), Some(cluster))
-}
-
-fn watched(
-    agent: &Agent,
-    proxy: Option<&Proxy>,
-    pods_api: Option<&PodsApi>,
-) -> (Arc<dyn Exposition>, Arc<dyn Probes>) {
-    let metrics = agent.metrics();
-    let mut probes: Vec<Arc<dyn Probes>> = vec![Arc::<Health>::clone(metrics.health())];
-    let mut counted: Vec<Arc<dyn Exposition>> = vec![metrics];
-    if let Some(metrics) = proxy.map(Proxy::metrics) {
-        probes.push(Arc::<telemetry::proxy::Health>::clone(metrics.health()));
-        counted.push(Arc::new(metrics.beside()));
-    }
-    if let Some(metrics) = pods_api.map(PodsApi::metrics) {
-        probes.push(Arc::<telemetry::pods_api::Health>::clone(metrics.health()));
-        counted.push(Arc::new(metrics.beside()));
-    }
-    (Arc::new(Together(counted)), Arc::new(All(probes)))
-}
-
-/// Runs all of them until `shutdown`.
 async fn run_all(
     agent: Agent,
     proxy: Option<Proxy>,
@@ -137,16 +116,8 @@ async fn run_all(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) {
     let shutdown = shutdown.shared();
-    let proxy = async {
-        if let Some(proxy) = proxy {
-            proxy.run(None, shutdown.clone()).await;
-        }
-    };
-    let pods_api = async {
-        if let Some(pods_api) = pods_api {
-            pods_api.run(None, shutdown.clone()).await;
-        }
-    };
+    let proxy = OptionFuture::from(proxy.map(|proxy| proxy.run(None, shutdown.clone())));
+    let pods_api = OptionFuture::from(pods_api.map(|pods_api| pods_api.run(None, shutdown.clone())));
     // Runs in a separate task: each wakeup of the runtime's root future costs two more system calls.
     let agent = tokio::spawn(agent.run(shutdown.clone()));
     let agent = async {

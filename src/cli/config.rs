@@ -1,5 +1,3 @@
-//! `numacast config`
-
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -8,10 +6,9 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use serde_json::Value;
 
-use super::settings::{SettingsArgs, finish};
-use crate::agent::Settings;
-use crate::config::{self, Config, DOCS, EVERY_NODE, Effective, Explanation, Layers, SCHEMA, explain};
-use crate::topology::Exclude;
+use super::flags::{AgentFlags, ConfigArgs, finish};
+use crate::config::{self, Config, EVERY_NODE, Effective, Key, Layers, Origin, SCHEMA, Shown, explain};
+use crate::topology::NodeExclusions;
 
 /// Width of an explanation, in characters.
 const WIDTH: usize = 100;
@@ -29,15 +26,15 @@ enum Verb {
     Defaults,
     /// Print the JSON Schema of a configuration file, for editors.
     Schema,
-    /// Check a configuration file; exit 0 if it is right, 1 with a sentence per mistake if not.
+    /// Check a configuration file; exit 0 if it is valid, 1 with a sentence per error if not.
     Check {
         /// The file to check.
         file: PathBuf,
     },
     /// Print the configuration that the given file, environment and flags result in, and where each value
     /// came from.
-    Show(Box<SettingsArgs>),
-    /// Say what keys mean and what follows from setting them.
+    Show(Box<ConfigArgs<AgentFlags>>),
+    /// Explain keys, and the effects of setting them.
     Explain {
         /// A key such as exclude.pods, or a section such as exclude; every key if it is left out
         key: Option<String>,
@@ -51,16 +48,19 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         Verb::Schema => super::print(SCHEMA)?,
         Verb::Check { file } => {
             let effective = finish(Layers::default().file(&file))?;
-            super::print(&format!("{} is right\n", file.display()))?;
+            super::print(&format!("{} is valid\n", file.display()))?;
             warn(&all_warnings(&effective.config));
         }
-        Verb::Show(settings) => {
-            let effective = settings.effective()?;
-            let exclude = Settings::from_config(&effective.config).rules.exclude;
+        Verb::Show(args) => {
+            let effective = args.given.effective()?;
+            let exclude = effective.config.exclusions();
             super::print(&(show(&effective) + &exclusions(&effective.config, &exclude)))?;
             warn(&exclude.warnings());
         }
-        Verb::Explain { key } => super::print(&explanations(&explain(key.as_deref())?))?,
+        Verb::Explain { key } => {
+            let blocks: Vec<String> = explain(key.as_deref())?.into_iter().map(explanation).collect();
+            super::print(&blocks.join("\n"))?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -70,16 +70,16 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn defaults(effective: &Effective) -> String {
     let mut text = String::new();
     let mut open: Vec<&str> = Vec::new();
-    for ((key, value, origin), (_, meaning)) in effective.values.iter().zip(DOCS) {
-        let mut sections: Vec<&str> = key.split('.').collect();
+    for Shown { key, value, origin } in &effective.values {
+        let mut sections: Vec<&str> = key.name.split('.').collect();
         let name = sections.pop().unwrap_or_default();
         let common = open.iter().zip(&sections).take_while(|(one, other)| one == other).count();
         for (depth, section) in sections.iter().enumerate().skip(common) {
             let _ = writeln!(text, "{:1$}{section}:", "", 2 * depth);
         }
         let indent = 2 * sections.len();
-        let comment = if *origin == crate::config::Origin::Derived || value.is_null() { "# " } else { "" };
-        let _ = writeln!(text, "{:indent$}# {meaning}", "");
+        let comment = if *origin == Origin::Derived || value.is_null() { "# " } else { "" };
+        let _ = writeln!(text, "{:indent$}# {}", "", key.summary);
         let _ = writeln!(text, "{:indent$}{comment}{name}: {}", "", scalar(value));
         open = sections;
     }
@@ -87,11 +87,9 @@ fn defaults(effective: &Effective) -> String {
 }
 
 fn show(effective: &Effective) -> String {
-    let lines: Vec<(String, String)> = effective
-        .values
-        .iter()
-        .map(|(key, value, origin)| (format!("{key}: {}", scalar(value)), origin.to_string()))
-        .collect();
+    let line =
+        |shown: &Shown| (format!("{}: {}", shown.key.name, scalar(&shown.value)), shown.origin.to_string());
+    let lines: Vec<(String, String)> = effective.values.iter().map(line).collect();
     // Long values do not affect the alignment of the origins.
     let width = lines.iter().map(|(line, _)| line.len()).filter(|width| *width <= WIDTH / 4 * 3).max();
     let width = width.unwrap_or(0);
@@ -103,13 +101,13 @@ fn show(effective: &Effective) -> String {
 }
 
 /// Returns the exclusions on the configured node, as comments.
-fn exclusions(config: &Config, exclude: &Exclude) -> String {
+fn exclusions(config: &Config, exclude: &NodeExclusions) -> String {
     let mut text = String::new();
     if config.exclude == config::Exclude::default() {
         return text;
     }
     let node = match config.node_name.as_str() {
-        "" => "a node that no list names (nodeName is not set)",
+        "" => "a node that no list names (NODE_NAME is not set)",
         name => name,
     };
     let _ = writeln!(text, "# On {node}:");
@@ -121,10 +119,10 @@ fn exclusions(config: &Config, exclude: &Exclude) -> String {
         let _ = writeln!(text, "# - no zone lists {}", names.join(", "));
     }
     for pods in &exclude.pods {
-        let _ = writeln!(text, "# - what pods {pods} hold looks free");
+        let _ = writeln!(text, "# - the resources of pods {pods} count as free");
     }
     if let Some(namespace) = &exclude.outside_namespace {
-        let _ = writeln!(text, "# - what pods outside the namespace {namespace} hold looks free");
+        let _ = writeln!(text, "# - the resources of pods outside the namespace {namespace} count as free");
     }
     text
 }
@@ -135,10 +133,10 @@ fn all_warnings(config: &Config) -> Vec<String> {
     let mut warnings = Vec::new();
     for (node, resources) in resources {
         let place = if node == EVERY_NODE { "every node".to_owned() } else { format!("node {node}") };
-        let of_node = Exclude { resources, ..Exclude::default() };
+        let of_node = NodeExclusions { resources, ..NodeExclusions::default() };
         warnings.extend(of_node.warnings().into_iter().map(|text| format!("{place}: {text}")));
     }
-    warnings.extend(Exclude { pods, outside_namespace, ..Exclude::default() }.warnings());
+    warnings.extend(NodeExclusions { pods, outside_namespace, ..NodeExclusions::default() }.warnings());
     warnings
 }
 
@@ -150,18 +148,13 @@ fn warn(warnings: &[String]) {
     }
 }
 
-fn explanations(explanations: &[Explanation]) -> String {
-    let blocks: Vec<String> = explanations.iter().map(explanation).collect();
-    blocks.join("\n")
-}
-
-fn explanation(of: &Explanation) -> String {
-    let mut text = format!("{}\n", of.key);
-    wrap(&mut text, of.meaning);
-    if !of.default.is_null() {
-        wrap(&mut text, &format!("Default: {}", scalar(&of.default)));
+fn explanation(key: &Key) -> String {
+    let mut text = format!("{}\n", key.name);
+    wrap(&mut text, &key.summary);
+    if !key.default.is_null() {
+        wrap(&mut text, &format!("Default: {}", scalar(&key.default)));
     }
-    for paragraph in of.consequences {
+    for paragraph in &key.details {
         text.push('\n');
         wrap(&mut text, paragraph);
     }

@@ -1,5 +1,3 @@
-//! `numacast crd`
-
 use std::process::ExitCode;
 
 use crate::nrt;

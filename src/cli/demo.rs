@@ -1,345 +1,49 @@
-//! `numacast demo`: the real agent on a simulated node, its object read back from an embedded API server.
+//! `numacast demo`: the real agent, on the node of the simulation's demo.
 
-mod follow;
-mod latency;
-mod terminal;
-mod view;
-
-use std::collections::VecDeque;
-use std::io::IsTerminal;
-use std::net::SocketAddr;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use anyhow::{anyhow, bail};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
+use numacast_sim::demo::{self, Args, DemoAgent};
+use numacast_sim::node::SimNode;
+use tokio::sync::oneshot;
 
-use self::follow::News;
-use self::latency::Latencies;
-use self::terminal::{Input, Screen};
-use self::view::{Event, View, Zone, render};
-use crate::agent::{Agent, Settings};
-use crate::cluster::Cluster;
-use crate::nrt::NodeResourceTopology;
-use crate::sim::kubelet::{Given, Options, PodSpec, Split};
-use crate::sim::node::{NodeError, SimNode};
-use crate::sim::scenario::{Scenario, Step, machine};
-
-/// The simulated node's name.
-const NODE: &str = "sim-node";
-/// Interval between steps, for one zone at speed 1. More zones make it shorter.
-const STEP: Duration = Duration::from_secs(3);
-/// How long after a pod leaves the List the simulated kubelet releases its resources; up to 1.5 s in a real
-/// one.
-const RELEASE_LAG: Duration = Duration::from_millis(250);
-/// Steps per zone before `--once` prints.
-const STEPS_ONCE: u16 = 3;
-/// Interval between steps with `--once`. The agent is limited to ten scans per second; faster steps would
-/// measure that limit instead of the latency.
-const PACE_ONCE: Duration = Duration::from_millis(150);
-/// How long `--once` waits for the agent.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// Maximum number of events in the history.
-const HISTORY: usize = 16;
-
-#[derive(Debug, clap::Args)]
-pub(super) struct Args {
-    /// How many NUMA zones the simulated node has
-    #[arg(long, value_name = "2..8", default_value_t = 2, value_parser = clap::value_parser!(u16).range(2..=8))]
-    zones: u16,
-    /// Repeats a run: which pods come and go follows from it
-    #[arg(long, value_name = "NUMBER")]
-    seed: Option<u64>,
-    /// Where the embedded API server listens, for your own kubectl [default: any free port of 127.0.0.1]
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    addr: Option<SocketAddr>,
-    /// Place a few pods, print the zones and exit; also done when standard output is no terminal
-    #[arg(long)]
-    once: bool,
-    /// How fast pods come and go: 2 is twice as fast
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = speed)]
-    speed: f64,
-}
-
-fn speed(text: &str) -> Result<f64, String> {
-    let factor: f64 = text.parse().map_err(|_| "write a number such as 0.5 or 4".to_owned())?;
-    if (0.1..=50.0).contains(&factor) { Ok(factor) } else { Err("it must be from 0.1 to 50".to_owned()) }
-}
+use crate::agent::Agent;
+use crate::config::Config;
+use crate::telemetry::registry::Registry;
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let Args { zones, seed, addr, once, speed } = args;
-    // Small, so that it is easy to type.
-    let seed = seed.unwrap_or_else(|| fastrand::u64(1..100_000));
-    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-    let live = !once && !dumb && std::io::stdout().is_terminal();
-    super::block_on(async move {
-        let mut demo = Demo::start(zones, seed, addr).await?;
-        if live {
-            demo.play(STEP.div_f64(speed * f64::from(zones))).await?;
-        } else {
-            tokio::select! {
-                placed = demo.place_a_few(zones * STEPS_ONCE) => placed?,
-                // Exits as the signal would, but removes the temporary directory.
-                _ = tokio::signal::ctrl_c() => return Ok(ExitCode::from(130)),
-            }
-            super::print(&demo.page())?;
-        }
-        demo.end().await;
-        Ok(ExitCode::SUCCESS)
-    })
+    super::block_on(demo::run(args, start_agent))
 }
 
-/// Whether to print in colour. Any non-empty `NO_COLOR` disables it (no-color.org).
-fn colour() -> bool {
-    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+async fn start_agent(node: &SimNode) -> anyhow::Result<DemoAgent> {
+    let mut config = Config { node_name: node.name().to_owned(), ..Config::default() };
+    config.host.root = node.directory().to_owned();
+    config.kubelet.dir = Some(node.kubelet.root().to_owned());
+    config.kubeconfig = Some(node.kubeconfig());
+    let cluster = config.cluster().await?;
+    let agent = Agent::new(config.agent_settings(), cluster, &mut Registry::default());
+    let errors = errors(&agent);
+    let (stop, stopped) = oneshot::channel();
+    let task = tokio::spawn(agent.run(async move {
+        // The demo sends nothing, it drops the sender.
+        let _ = stopped.await;
+    }));
+    Ok(DemoAgent { task, stop, errors })
 }
 
-/// A change on the node that the object should show.
-#[derive(Debug)]
-struct Act {
-    at: Instant,
-    words: String,
-    kind: ActKind,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ActKind {
-    Allocation,
-    Release,
-    /// Nothing that an object could show.
-    Nothing,
-}
-
-/// The running demo and its state.
-struct Demo {
-    node: Arc<SimNode>,
-    scenario: Scenario,
-    agent: JoinHandle<()>,
-    stop_agent: mpsc::Sender<()>,
-    followers: Vec<JoinHandle<()>>,
-    news: mpsc::Receiver<News>,
-    /// Changes that the object does not show yet.
-    pending: VecDeque<Act>,
-    /// The last object and when it was received.
-    topology: Option<(NodeResourceTopology, Instant)>,
-    allocations: Latencies,
-    releases: Latencies,
-    view: View,
-}
-
-impl Demo {
-    async fn start(zones: u16, seed: u64, addr: Option<SocketAddr>) -> anyhow::Result<Self> {
-        let address = addr.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 0)));
-        let options = Options { seed, release_lag: RELEASE_LAG, ..Options::default() };
-        let node =
-            SimNode::start(NODE, &machine(zones), address, options).await.map_err(|error| match error {
-                NodeError::Listen(..) => anyhow!("{error}; choose another address with --addr"),
-                error => error.into(),
-            })?;
-        let config = node.config();
-        let cluster =
-            Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await?;
-        let agent = Agent::new(Settings::from_config(&config), cluster);
-        let (sender, news) = mpsc::channel(64);
-        let followers = follow::start(&node.server.client()?, NODE, &agent, &sender);
-        let (stop_agent, mut stopped) = mpsc::channel(1);
-        let agent = tokio::spawn(agent.run(async move {
-            // The sender is dropped with the demo.
-            let _ = stopped.recv().await;
-        }));
-        let view = View {
-            node: NODE.to_owned(),
-            seed,
-            command: format!("kubectl -s {} get node-res-topo -o yaml -w", node.server.url()),
-            release_lag: RELEASE_LAG,
-            ..View::default()
+/// Returns the last error of the agent's scans or writes, after each of them.
+fn errors(agent: &Agent) -> BoxStream<'static, Option<String>> {
+    let receivers = (agent.scan_error(), agent.published());
+    let errors = stream::unfold(receivers, |(mut scan_error, mut published)| async move {
+        let changed = tokio::select! {
+            changed = scan_error.changed() => changed,
+            changed = published.changed() => changed,
         };
-        Ok(Self {
-            node: Arc::new(node),
-            scenario: Scenario::new(zones, seed),
-            agent,
-            stop_agent,
-            followers,
-            news,
-            pending: VecDeque::new(),
-            topology: None,
-            allocations: Latencies::default(),
-            releases: Latencies::default(),
-            view,
-        })
-    }
-
-    /// Starts and stops pods until the user quits.
-    async fn play(&mut self, step: Duration) -> anyhow::Result<()> {
-        let mut screen = Screen::open(colour())?;
-        let mut term = signal(SignalKind::terminate())?;
-        let mut hangup = signal(SignalKind::hangup())?;
-        let mut interval = tokio::time::interval(step);
-        interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            screen.draw(|width, height, colour| render(&self.view, width, height, colour))?;
-            tokio::select! {
-                biased;
-                input = screen.input() => match input {
-                    Input::Quit => return Ok(()),
-                    Input::Redraw => {}
-                    Input::Lost(reason) => bail!("the terminal cannot be read: {reason}"),
-                },
-                _ = term.recv() => return Ok(()),
-                _ = hangup.recv() => return Ok(()),
-                news = self.news.recv() => self.hear(news)?,
-                // The first pod starts once there is an object to show it.
-                _ = interval.tick(), if self.topology.is_some() => self.step().await,
-            }
-        }
-    }
-
-    /// Executes a few steps, waiting for the object after each.
-    async fn place_a_few(&mut self, steps: u16) -> anyhow::Result<()> {
-        self.wait("the first object").await?;
-        for _ in 0..steps {
-            tokio::time::sleep(PACE_ONCE).await;
-            self.step().await;
-            self.wait("the last change").await?;
-        }
-        Ok(())
-    }
-
-    /// Waits until the object shows all changes.
-    async fn wait(&mut self, what: &str) -> anyhow::Result<()> {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
-        while self.topology.is_none() || !self.pending.is_empty() {
-            match tokio::time::timeout_at(deadline, self.news.recv()).await {
-                Ok(news) => self.hear(news)?,
-                Err(_) => {
-                    let trouble = self.view.trouble.clone();
-                    bail!(
-                        "{what} is not in the API server after {PATIENCE:?}{}",
-                        trouble.map_or_else(String::new, |trouble| format!(": {trouble}"))
-                    );
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the zones as one page, for a pipe or a file.
-    fn page(&mut self) -> String {
-        self.view.command.clear();
-        let size = if std::io::stdout().is_terminal() { crossterm::terminal::size().ok() } else { None };
-        let width = size.map_or(100, |(columns, _)| usize::from(columns).clamp(40, 120));
-        let mut page = render(&self.view, width, usize::MAX, colour());
-        page.push('\n');
-        page
-    }
-
-    /// Executes one step of the scenario.
-    async fn step(&mut self) {
-        let before = self.node.kubelet.expected();
-        let mut act = match self.scenario.step() {
-            Step::Start(pod) => self.start_pod(pod).await,
-            Step::Stop(name) => {
-                let at = Instant::now();
-                self.node.stop_pod("default", &name);
-                Act { at, words: format!("{name} ended"), kind: ActKind::Release }
-            }
-        };
-        if self.node.kubelet.expected() == before {
-            act.kind = ActKind::Nothing;
-        }
-        if act.kind == ActKind::Nothing {
-            self.tell(act.words, None);
-        } else {
-            self.view.changes += 1;
-            self.pending.push_back(act);
-        }
-        self.compare();
-    }
-
-    async fn start_pod(&mut self, pod: PodSpec) -> Act {
-        let name = pod.name.clone();
-        let outcome = self.node.start_pod(pod.clone()).await;
-        let at = self.node.kubelet.changed_at();
-        match outcome {
-            Ok(given) if exclusive(&given) => {
-                let zones = self.node.kubelet.with_model(|model| model.zones_of(&given));
-                let words = format!("{name} took {} on node-{zones}", view::request(&pod));
-                Act { at, words, kind: ActKind::Allocation }
-            }
-            Ok(_) => {
-                let words = format!("{name} runs in the shared pool and holds nothing of its own");
-                Act { at, words, kind: ActKind::Nothing }
-            }
-            Err(refusal) => {
-                self.scenario.refused(&name);
-                let words = format!("{name} was refused: no zone has {}", view::request(&pod));
-                tracing::debug!("{refusal}");
-                Act { at, words, kind: ActKind::Nothing }
-            }
-        }
-    }
-
-    fn hear(&mut self, news: Option<News>) -> anyhow::Result<()> {
-        match news {
-            Some(News::Topology { object, at }) => {
-                self.view.zones = object.spec.zones.iter().map(Zone::from).collect();
-                self.topology = Some((*object, at));
-                self.compare();
-            }
-            Some(News::Pod { name, zones }) => match zones {
-                Some(zones) => drop(self.view.pods.insert(name, zones)),
-                None => drop(self.view.pods.remove(&name)),
-            },
-            Some(News::Trouble(trouble)) => self.view.trouble = trouble,
-            None => bail!("the agent has ended"),
-        }
-        Ok(())
-    }
-
-    /// Compares the object with the kubelet's state. If they match, the object shows all changes.
-    fn compare(&mut self) {
-        let Some((object, came)) = &self.topology else { return };
-        let expected = self.node.kubelet.expected();
-        let came = *came;
-        self.view.agrees = expected.differences(object, Split::PerGroup).is_empty();
-        if !self.view.agrees {
-            return self.count();
-        }
-        for act in std::mem::take(&mut self.pending) {
-            let took = came.saturating_duration_since(act.at);
-            match act.kind {
-                ActKind::Allocation => self.allocations.add(took),
-                ActKind::Release => self.releases.add(took),
-                ActKind::Nothing => {}
-            }
-            self.tell(act.words, Some(took));
-        }
-        self.count();
-    }
-
-    fn count(&mut self) {
-        self.view.writes = self.node.server.writes().changes;
-        self.view.allocation = self.allocations.summary();
-        self.view.release = self.releases.summary();
-    }
-
-    fn tell(&mut self, words: String, took: Option<Duration>) {
-        self.view.events.push_front(Event { words, took });
-        self.view.events.truncate(HISTORY);
-    }
-
-    /// Stops the agent as SIGTERM would.
-    async fn end(self) {
-        drop(self.stop_agent);
-        // It exits by itself; a panic in it was already reported.
-        let _ = self.agent.await;
-        self.followers.iter().for_each(JoinHandle::abort);
-    }
-}
-
-fn exclusive(given: &[Given]) -> bool {
-    given.iter().any(|given| !given.cpus.is_empty() || !given.memory.is_empty() || !given.devices.is_empty())
+        changed.ok()?;
+        let error = scan_error.borrow_and_update().clone();
+        let error = error.or_else(|| published.borrow_and_update().error.clone());
+        Some((error, (scan_error, published)))
+    });
+    errors.boxed()
 }

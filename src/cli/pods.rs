@@ -1,5 +1,3 @@
-//! `numacast pods`
-
 mod print;
 mod row;
 mod watch;
@@ -9,14 +7,13 @@ use std::process::ExitCode;
 
 use anyhow::{anyhow, bail};
 use clap::{Subcommand, ValueEnum};
-use serde_json::Value;
 
-use super::settings::SettingsArgs;
-use crate::core_v1::pod_json;
-use crate::kubelet::{PodsClient, PodsError};
-use crate::pod::{Pod, Wanted, Whole};
+use self::print::Table;
+use self::row::Row;
+use super::flags::{ConfigArgs, Flag, Flags, HOST_ROOT, KUBELET_DIR};
+use crate::kubelet::{PodsClient, PodsErrorKind};
+use crate::pod::{Pod, Wanted};
 
-/// Asks the Pods API of this node: numacast's own where it is served, else the kubelet's. The API server is not needed.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -26,28 +23,24 @@ pub(super) struct Args {
 #[derive(Debug, Subcommand)]
 enum Verb {
     /// Print all pods of this node.
-    List {
-        #[command(flatten)]
-        output: OutputArgs,
-        #[command(flatten)]
-        sockets: SocketArgs,
-    },
+    List(ReadArgs),
     /// Print one pod.
     Get {
         /// Its UID, namespace/name, or name
         pod: String,
         #[command(flatten)]
-        output: OutputArgs,
-        #[command(flatten)]
-        sockets: SocketArgs,
+        read: ReadArgs,
     },
-    /// Print all pods of this node and then whatever becomes of them, until it is interrupted.
-    Watch {
-        #[command(flatten)]
-        output: OutputArgs,
-        #[command(flatten)]
-        sockets: SocketArgs,
-    },
+    /// Print all pods of this node and then their changes, until it is interrupted.
+    Watch(ReadArgs),
+}
+
+#[derive(Debug, Clone, clap::Args)]
+struct ReadArgs {
+    #[command(flatten)]
+    output: OutputArgs,
+    #[command(flatten)]
+    sockets: SocketArgs,
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -67,42 +60,34 @@ struct OutputArgs {
 enum Output {
     #[default]
     Table,
-    /// A table with addresses, the class of service and conditions
+    /// A table with addresses, QoS class and conditions
     Wide,
-    Json,
-    Yaml,
     Name,
 }
 
-/// Where to ask.
+/// Where the Pods API is served.
 #[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Configuration")]
 struct SocketArgs {
-    /// A socket of the Pods API; several are tried in their order [default: podsApi.dir's, then kubelet.podsSocket]
+    /// A socket of the Pods API; several are tried in this order [default: that of podsApi.dir, then the kubelet's]
     #[arg(long, value_name = "SOCKET")]
     socket: Vec<PathBuf>,
-    /// A configuration file (YAML); flags win over it
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Where the host's root is mounted [key: host.root]
-    #[arg(long, value_name = "DIR")]
-    host_root: Option<String>,
-    /// The kubelet's root directory [key: kubelet.dir]
-    #[arg(long, value_name = "DIR")]
-    kubelet_dir: Option<String>,
-    /// Any key of the configuration, e.g. --set kubelet.timeout=3s
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
+    #[command(flatten)]
+    config: ConfigArgs<PodsFlags>,
+}
+
+#[derive(Clone, Debug)]
+struct PodsFlags;
+
+impl Flags for PodsFlags {
+    const FLAGS: &'static [&'static [Flag]] = &[&[HOST_ROOT, KUBELET_DIR]];
 }
 
 impl SocketArgs {
     fn client(self) -> anyhow::Result<PodsClient> {
-        let Self { socket, config, host_root, kubelet_dir, set } = self;
-        let settings = SettingsArgs { config, host_root, kubelet_dir, set, ..SettingsArgs::default() };
-        let config = settings.effective()?.config;
-        let sockets = match socket.is_empty() {
-            true => vec![config.pods_api.socket(), config.paths().pods_socket],
-            false => socket,
+        let config = self.config.given.effective()?.config;
+        let sockets = match self.socket.is_empty() {
+            true => vec![config.pods_api_socket().path, config.paths().pods_socket],
+            false => self.socket,
         };
         Ok(PodsClient::new(sockets, config.kubelet.timeout.get()))
     }
@@ -110,9 +95,15 @@ impl SocketArgs {
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     match args.verb {
-        Verb::List { output, sockets } => super::block_on(list(sockets.client()?, output)),
-        Verb::Get { pod, output, sockets } => super::block_on(get(sockets.client()?, &pod, output)),
-        Verb::Watch { output, sockets } => super::block_on(watch::watch(sockets.client()?, output)),
+        Verb::List(read) => super::block_on(list(read.sockets.client()?, read.output)),
+        Verb::Get { pod, read: ReadArgs { output, sockets } } => {
+            let mut client = sockets.client()?;
+            super::block_on(async {
+                let pod = find(&mut client, &pod, &output).await?;
+                print_pods(&[pod], &output)
+            })
+        }
+        Verb::Watch(read) => super::block_on(watch::watch(read.sockets.client()?, read.output)),
     }
 }
 
@@ -120,41 +111,43 @@ async fn list(mut client: PodsClient, output: OutputArgs) -> anyhow::Result<Exit
     let mut pods = client.list(&wanted()).await?;
     pods.retain(|pod| output.is_wanted(pod));
     pods.sort_by_key(Pod::full_name);
-    if pods.is_empty() && matches!(output.output, Output::Table | Output::Wide) {
+    if pods.is_empty() && output.output != Output::Name {
         // Not the requested output, so not on standard output.
-        super::complain(match &output.namespace {
+        super::print_error(match &output.namespace {
             Some(namespace) => format!("no pod of this node is in the namespace {namespace}"),
             None => "this node has no pods".to_owned(),
         });
         return Ok(ExitCode::SUCCESS);
     }
-    let mut code = ExitCode::SUCCESS;
-    let mut objects = Vec::with_capacity(pods.len());
-    for pod in &pods {
-        match object(pod) {
-            Ok(object) => objects.push(object),
-            // The other pods are still printed.
-            Err(error) => {
-                super::complain(format!("{error:#}"));
-                code = ExitCode::FAILURE;
-            }
-        }
-    }
-    super::print(&print::all(objects, &output)?)?;
-    Ok(code)
+    print_pods(&pods, &output)
 }
 
-async fn get(mut client: PodsClient, wanted_pod: &str, output: OutputArgs) -> anyhow::Result<ExitCode> {
-    let pod = find(&mut client, wanted_pod, &output).await?;
-    super::print(&print::one(object(&pod)?, &output)?)?;
-    Ok(ExitCode::SUCCESS)
+/// Prints pods. One that cannot be read is reported, and the others are still printed.
+fn print_pods(pods: &[Pod], output: &OutputArgs) -> anyhow::Result<ExitCode> {
+    if output.output == Output::Name {
+        super::print(&pods.iter().map(|pod| print::name(&pod.namespace, &pod.name)).collect::<String>())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut rows = Vec::with_capacity(pods.len());
+    for pod in pods {
+        match Row::of(pod) {
+            Ok(row) => rows.push(row),
+            Err(error) => super::print_error(error),
+        }
+    }
+    let code = if rows.len() == pods.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    if !rows.is_empty() {
+        let rows = rows.iter().map(|row| (None, row));
+        super::print(&Table::new(output, &[]).print(rows, print::now()))?;
+    }
+    Ok(code)
 }
 
 /// Finds a pod by its UID, if the text may be one, or by its name.
 async fn find(client: &mut PodsClient, what: &str, output: &OutputArgs) -> anyhow::Result<Pod> {
     if may_be_uid(what) {
         match client.get(what, &wanted()).await {
-            Err(PodsError::NoSuchPod { .. }) => {}
+            Err(error) if error.kind == PodsErrorKind::NoSuchPod => {}
             Ok(pod) if !output.is_wanted(&pod) => {
                 bail!("the pod with the UID {what} is in the namespace {}: it is {}", pod.namespace, pod.name)
             }
@@ -196,19 +189,5 @@ impl OutputArgs {
 }
 
 fn wanted() -> Wanted {
-    Wanted::default().whole()
-}
-
-/// Returns the pod as the API server would return it.
-fn object(pod: &Pod) -> anyhow::Result<Value> {
-    let json = match pod.whole.as_deref() {
-        Some(Whole::Protobuf(bytes) | Whole::Outline(bytes, _)) => pod_json(bytes),
-        Some(Whole::Json(bytes)) => serde_json::from_slice(bytes).map_err(|error| error.to_string()),
-        None => Err("it came without its fields".to_owned()),
-    };
-    let name = || format!("the pod {}/{} cannot be read", pod.namespace, pod.name);
-    let mut json = json.map_err(|reason| anyhow!("{}: {reason}", name()))?;
-    json["apiVersion"] = "v1".into();
-    json["kind"] = "Pod".into();
-    Ok(json)
+    Wanted::default().with_raw()
 }

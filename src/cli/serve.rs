@@ -7,32 +7,23 @@ use anyhow::anyhow;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{info, warn};
 
-use crate::config::{self, Config, Endpoint};
-use crate::telemetry::server::{Endpoints, Exposition, Probes, Server};
-use crate::telemetry::tls::{Files, Tls};
+use crate::config::{Config, Endpoint};
+use crate::telemetry::health::Probes;
+use crate::telemetry::registry::Registry;
+use crate::telemetry::server::{Endpoints, Server};
+use crate::telemetry::tls::Tls;
 
 /// Serves metrics and health. An endpoint that cannot be served is not fatal: the work does not depend on it.
-pub(super) async fn serve(
-    config: &Config,
-    metrics: Arc<dyn Exposition>,
-    health: Arc<dyn Probes>,
-) -> Vec<Server> {
-    let (metrics, health) = (Some(metrics), Some(health));
+pub(super) async fn serve(config: &Config, metrics: Registry, health: Arc<dyn Probes>) -> Vec<Server> {
+    let (metrics, health) = (Some(Arc::new(metrics)), Some(health));
     if config.metrics.address == config.health.address {
-        return start(config.metrics.address, Endpoints { metrics, health }, None)
-            .await
-            .into_iter()
-            .collect();
+        let both = Endpoints { metrics, health };
+        return start(config.metrics.address, both, None).await.into_iter().collect();
     }
-    let tls = tls(&config.metrics.tls);
+    let tls = config.metrics.tls.clone().map(Tls::new);
     let metrics = start(config.metrics.address, Endpoints { metrics, health: None }, tls).await;
     let health = start(config.health.address, Endpoints { metrics: None, health }, None).await;
     metrics.into_iter().chain(health).collect()
-}
-
-fn tls(config: &config::Tls) -> Option<Tls> {
-    let (cert, key) = (config.cert_file.clone()?, config.key_file.clone()?);
-    Some(Tls::new(Files { cert, key, client_ca: config.client_ca_file.clone() }))
 }
 
 async fn start(address: Endpoint, endpoints: Endpoints, tls: Option<Tls>) -> Option<Server> {

@@ -1,5 +1,3 @@
-//! `numacast snapshot`
-
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,14 +7,12 @@ use clap::ValueEnum;
 use serde::Serialize;
 use tracing::{info, warn};
 
-use super::settings::SettingsArgs;
-use crate::agent::{self, Recording, Scan, Settings};
-use crate::cluster::Cluster;
+use super::flags::{AgentFlags, ConfigArgs};
+use crate::agent::{self, Account, Recording};
 use crate::config::Config;
 use crate::nrt::Version;
-use crate::scheduler;
+use crate::scheduler::Reservation;
 use crate::telemetry;
-use crate::topology::Topology;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -24,14 +20,14 @@ pub(super) struct Args {
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
     /// Also store all inputs in one file, for a bug report or a replay. It names the node's pods and devices;
-    /// of the kubelet's configuration it holds only policies and reservations
+    /// of the kubelet's configuration it contains only policies and reservations
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     record: Option<PathBuf>,
     /// Compute from a recording instead of this node
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
     #[command(flatten)]
-    settings: SettingsArgs,
+    config: ConfigArgs<AgentFlags>,
 }
 
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
@@ -42,9 +38,9 @@ enum Output {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let Args { output, record, replay, settings } = args;
-    let mut config = settings.effective()?.config;
-    telemetry::start_logs(&config.log);
+    let Args { output, record, replay, config: ConfigArgs { given, .. } } = args;
+    let mut config = given.effective()?.config;
+    telemetry::start_logs(config.log.level, config.log.format);
     if config.node_name.is_empty() {
         config.node_name = host_name(&config);
     }
@@ -57,19 +53,19 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(file) = record {
         recording.write(&file)?;
     }
-    let scan = recording.scan()?;
     let rules = recording.rules();
-    let account = agent::account(&scan, &BTreeSet::new(), &rules);
-    let topology = match replays {
-        true => account,
-        false => super::block_on(async { Ok(reserve(&config, &scan, account).await) })?,
+    let account = Account::new(recording.scan()?, None, &BTreeSet::new(), &rules);
+    // Recordings do not contain the pods.
+    let reservations = match replays {
+        true => Vec::new(),
+        false => super::block_on(async { Ok(reservations(&config, &account).await) })?,
     };
-    let problems = rules.exclude.warnings().into_iter().chain(scan.problems().cloned());
-    for problem in problems.chain(topology.findings.iter().map(ToString::to_string)) {
-        warn!("{problem}");
+    let warnings = rules.exclude.warnings().into_iter().chain(account.scan.errors().cloned());
+    for warning in warnings.chain(account.topology.findings.iter().map(ToString::to_string)) {
+        warn!("{warning}");
     }
-    let (object, form) =
-        (agent::object(&recording.node, None, &topology), Settings::from_config(&config).form);
+    let state = account.with_reservations(&reservations);
+    let (object, form) = (agent::object(&recording.node, None, &state), config.form());
     super::print(&match form.version {
         Version::V1alpha1 => render(&form.json(&object).context("cannot write JSON")?, output)?,
         Version::V1alpha2 => render(&form.of(object), output)?,
@@ -78,33 +74,32 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn take(config: &Config) -> Recording {
-    let settings = Settings::from_config(config);
-    let cluster = match settings.kubelet_config.ask_the_kubelet() {
-        true => Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await.ok(),
+    let settings = config.agent_settings();
+    let cluster = match settings.kubelet_config.needs_kubelet() {
+        true => config.cluster().await.ok(),
         false => None,
     };
-    Recording::take(&settings, cluster.as_ref()).await
+    Recording::take(&settings, cluster).await
 }
 
-/// Subtracts from the zones what the agent would reserve now. Recordings do not contain reservations.
-async fn reserve(config: &Config, scan: &Scan, mut topology: Topology) -> Topology {
-    let settings = Settings::from_config(config);
-    if !settings.terms.reserve {
-        return topology;
+/// Returns what the agent would reserve for bound pods now.
+async fn reservations(config: &Config, account: &Account) -> Vec<Reservation> {
+    let settings = config.agent_settings();
+    if !settings.gate.reserve {
+        return Vec::new();
     }
-    let cluster = Cluster::new(config.publish.kubeconfig.as_deref(), config.publish.timeout.get()).await;
-    let reserved = match cluster {
-        Ok(cluster) => agent::reserved(&settings, &cluster, scan, &topology).await,
+    let pods = match config.cluster().await {
+        Ok(cluster) => agent::list_pods(&cluster, &settings.node, settings.kubelet_timeout).await,
         Err(error) => {
-            warn!("{error}; what the agent reserves for pods that are bound is not known");
-            return topology;
+            warn!("{error}; what the agent reserves for bound pods is not known");
+            return Vec::new();
         }
     };
-    for reservation in &reserved {
+    let reservations = account.reservations(&settings.gate, pods.as_deref(), &settings.rules.exclude);
+    for reservation in &reservations {
         info!("reserved for the pod {reservation}");
     }
-    scheduler::reserve(&mut topology.zones, &reserved);
-    topology
+    reservations
 }
 
 /// Returns the host name, the kubelet's default for the node's name.

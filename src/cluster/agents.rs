@@ -4,91 +4,25 @@ use std::collections::BTreeMap;
 
 use futures::stream::iter;
 use futures::{Stream, StreamExt};
+use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{NodeAffinity, NodeSelector, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use kube::Resource;
 use kube::api::{DeleteParams, GetParams, ListParams, Preconditions, WatchParams};
 use kube::core::{Request, Selector};
-use kube::{Resource, ResourceExt};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
-use super::list_watch::{Reduced, Told, Which};
+use super::list_watch::{ListWatchEvent, ListWatchParams};
 use super::metadata::metadata;
-use super::nodes::RawStatus;
 use super::pages::{Listing, Pages};
-use super::slim::reads_as;
+use super::slim_pod::SlimPod;
 use super::{Cluster, ClusterError, Failure};
-use crate::seen::Seen;
+use crate::watch_event::WatchEvent;
 
 /// Page size. A pod has some 10 KiB.
 const PAGE: u32 = 100;
-
-/// The decoded part of an agent's pod.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(from = "RawPod")]
-pub struct AgentPod {
-    /// The version, for the watch.
-    version: String,
-    /// The pod's name.
-    pub name: String,
-    /// The node it is bound to; empty before.
-    pub node: String,
-    /// Whether the condition `Ready` is true.
-    pub ready: bool,
-    /// The DaemonSet that owns it.
-    pub daemon_set: Option<String>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct RawPod {
-    metadata: RawMetadata,
-    spec: RawSpec,
-    status: RawStatus,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct RawMetadata {
-    name: String,
-    resource_version: String,
-    owner_references: Option<Vec<RawOwner>>,
-}
-
-#[derive(Deserialize)]
-struct RawOwner {
-    kind: String,
-    name: String,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct RawSpec {
-    node_name: Option<String>,
-}
-
-impl From<RawPod> for AgentPod {
-    fn from(raw: RawPod) -> Self {
-        let RawPod { metadata, spec, status } = raw;
-        let RawMetadata { name, resource_version, owner_references } = metadata;
-        let mut owners = owner_references.into_iter().flatten();
-        Self {
-            version: resource_version,
-            name,
-            node: spec.node_name.unwrap_or_default(),
-            ready: status.is_ready(),
-            daemon_set: owners.find(|owner| owner.kind == "DaemonSet").map(|owner| owner.name),
-        }
-    }
-}
-
-impl Reduced for AgentPod {
-    fn version(&self) -> &str {
-        &self.version
-    }
-}
 
 /// The part of a DaemonSet that the controller uses. Deserializing all of it adds 200 KiB to the binary,
 /// mostly for volumes.
@@ -142,13 +76,11 @@ struct SlimContainer {
 
 impl SlimDaemonSet {
     /// Returns true if it is being deleted.
-    #[must_use]
     pub const fn is_deleted(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
     }
 
     /// Returns the spec of its pod template.
-    #[must_use]
     pub fn pod(&self) -> Option<&SlimPodSpec> {
         self.spec.as_ref().and_then(|spec| spec.template.spec.as_ref())
     }
@@ -156,42 +88,31 @@ impl SlimDaemonSet {
 
 impl SlimPodSpec {
     /// Returns the required node affinity.
-    #[must_use]
     pub fn required_nodes(&self) -> Option<&NodeSelector> {
         let affinity = self.affinity.as_ref()?.node_affinity.as_ref()?;
         affinity.required_during_scheduling_ignored_during_execution.as_ref()
     }
 }
 
-reads_as!(SlimDaemonSet, DaemonSet);
-
-/// Returns the selector in query syntax; `None` for an empty one, which would select every pod.
-fn query(selector: &LabelSelector) -> Option<String> {
-    let selector = Selector::try_from(selector.clone()).ok()?;
+/// Returns the label selector of a DaemonSet's pods in query syntax; `None` if it is invalid or empty, which
+/// would select every pod.
+pub fn pod_labels(of: &SlimDaemonSet) -> Option<String> {
+    let selector = Selector::try_from(of.spec.as_ref()?.selector.clone()).ok()?;
     Some(selector.to_string()).filter(|text| !text.is_empty())
 }
 
-/// Returns the label selector of a DaemonSet's pods in query syntax; `None` if it is empty or invalid.
-#[must_use]
-pub fn pod_labels(of: &SlimDaemonSet) -> Option<String> {
-    of.spec.as_ref().and_then(|spec| query(&spec.selector))
-}
-
-/// Returns true if the DaemonSet runs our agents. This protects a DaemonSet that was configured by mistake.
-#[must_use]
+/// Returns true if the DaemonSet runs our agents, so that another one configured by mistake is not deleted.
 pub fn runs_agents(of: &SlimDaemonSet) -> bool {
     of.pod().into_iter().flat_map(|pod| pod.containers.iter().flatten()).any(|container| {
-        let words = || container.command.iter().chain(&container.args).flatten();
-        let named = |text: &String| text.rsplit('/').next().is_some_and(|name| name.starts_with("numacast"));
-        words().any(|word| word == "agent") && words().chain(&container.image).any(named)
+        let arguments = || container.command.iter().chain(&container.args).flatten();
+        let is_ours =
+            |path: &String| path.rsplit('/').next().is_some_and(|file| file.starts_with("numacast"));
+        arguments().any(|argument| argument == "agent") && arguments().chain(&container.image).any(is_ours)
     })
 }
 
 impl Cluster {
     /// Returns a DaemonSet; `None` if it does not exist.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
     pub async fn daemon_set(
         &self,
         namespace: &str,
@@ -204,13 +125,10 @@ impl Cluster {
 
     /// Deletes exactly this DaemonSet, and leaves its pods to garbage collection; returns false if it is
     /// gone.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
     pub async fn delete_daemon_set(&self, namespace: &str, of: &SlimDaemonSet) -> Result<bool, ClusterError> {
-        let name = &of.name_any();
+        let name = of.metadata.name.as_deref().unwrap_or_default();
         let what = format!("delete daemonset {namespace}/{name}");
-        let preconditions = Preconditions { uid: of.uid(), resource_version: None };
+        let preconditions = Preconditions { uid: of.metadata.uid.clone(), resource_version: None };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
         let request = daemon_sets(namespace).delete(name, &params);
         match self.in_time(&what, self.bytes(request)).await {
@@ -220,42 +138,47 @@ impl Cluster {
         }
     }
 
-    /// Lists and watches the pods with these labels. An error is one sentence; the watch continues after a
+    /// Lists and watches the pods with these labels. An error is one sentence; the watch resumes after a
     /// backoff.
     ///
-    /// The list is not paged: the API server serves it from its cache, but before 1.34 reads every page of a
-    /// paged list but the first from etcd.
+    /// The list is not paged: API servers before 1.34 serve only the first page from their cache.
     pub fn agents(
         &self,
         namespace: &str,
         labels: &str,
-    ) -> impl Stream<Item = Result<Seen<AgentPod>, String>> + Send + 'static {
-        let which = Which {
+    ) -> impl Stream<Item = Result<WatchEvent<SlimPod>, String>> + Send + 'static {
+        let params = ListWatchParams {
             what: "the agents' pods",
             path: pods_path(namespace),
             list: ListParams::default().labels(labels).match_any(),
             watch: WatchParams::default().labels(labels),
             metadata: false,
+            keep: |_: &SlimPod| true,
         };
-        self.list_watch(which, Instant::now()).flat_map(|told| iter(seen(told)))
+        self.list_watch(params, Instant::now()).flat_map(|event| iter(watch_events(event)))
     }
 
     /// Lists the pods with these labels; without labels all of the namespace.
-    #[must_use]
-    pub fn agent_pages(&self, namespace: &str, labels: &str) -> Pages<AgentPod> {
-        self.labelled_pods(namespace, labels)
-    }
-
-    /// Lists the pods with these labels, decoded as `T`.
-    pub(super) fn labelled_pods<T: DeserializeOwned>(&self, namespace: &str, labels: &str) -> Pages<T> {
+    pub fn labelled_pods(&self, namespace: &str, labels: &str) -> Pages<SlimPod> {
         let listing = Listing {
             what: format!("list pods in {namespace}"),
             path: pods_path(namespace),
             labels: Some(labels.to_owned()).filter(|labels| !labels.is_empty()),
             page: PAGE,
-            metadata: false,
+            ..Listing::default()
         };
         Pages::new(self.clone(), listing)
+    }
+
+    /// Returns when the oldest running container of the pods with these labels started; `None` if none runs.
+    pub async fn scheduler_started(
+        &self,
+        namespace: &str,
+        labels: &str,
+    ) -> Result<Option<Timestamp>, ClusterError> {
+        let mut started: Vec<Timestamp> = Vec::new();
+        self.labelled_pods(namespace, labels).for_each(|pod| started.extend(pod.started)).await?;
+        Ok(started.into_iter().min())
     }
 }
 
@@ -267,15 +190,14 @@ fn pods_path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/pods")
 }
 
-fn seen(told: Result<Told<AgentPod>, ClusterError>) -> Vec<Result<Seen<AgentPod>, String>> {
-    match told {
-        Ok(Told::Listed(pods)) => {
-            let pods = pods.into_iter().map(Seen::Listed);
-            std::iter::once(Seen::Listing).chain(pods).chain([Seen::Complete]).map(Ok).collect()
-        }
-        Ok(Told::Is(pod)) => vec![Ok(Seen::Is(pod))],
-        Ok(Told::Gone(pod)) => vec![Ok(Seen::Gone(pod))],
-        Err(error) => vec![Err(format!("the agents' pods are not followed: {error}"))],
+fn watch_events(
+    event: Result<ListWatchEvent<SlimPod>, ClusterError>,
+) -> Vec<Result<WatchEvent<SlimPod>, String>> {
+    match event {
+        Ok(ListWatchEvent::Listed(pods)) => WatchEvent::list(pods).map(Ok).collect(),
+        Ok(ListWatchEvent::Applied(pod)) => vec![Ok(WatchEvent::Apply(pod))],
+        Ok(ListWatchEvent::Deleted(pod)) => vec![Ok(WatchEvent::Delete(pod))],
+        Err(error) => vec![Err(format!("cannot watch the agents' pods: {error}"))],
     }
 }
 
@@ -291,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_are_known_by_what_their_container_runs() {
+    fn agents_are_recognized_by_image_and_command() {
         let runs = |container: serde_json::Value| {
             let template = json!({"spec": {"containers": [container]}});
             let spec = json!({"selector": {}, "template": template});
@@ -309,20 +231,20 @@ mod tests {
     #[test]
     fn a_daemon_set_is_read_whatever_its_managed_fields_are() {
         for levels in [1, 130, 10_000] {
-            let nested = crate::cluster::metadata::nested(levels);
+            let nested = crate::cluster::metadata::tests::nested(levels);
             let read: SlimDaemonSet = serde_json::from_str(&format!(r#"{{"metadata":{nested}}}"#)).unwrap();
-            assert_eq!(read.name_any(), "w");
+            assert_eq!(read.metadata.name.as_deref(), Some("w"));
         }
     }
 
     #[test]
-    fn a_selector_is_written_as_a_query_and_an_empty_one_is_none() {
+    fn an_empty_selector_selects_nothing() {
         let query = labels(json!({
             "matchLabels": {"app": "numacast"},
             "matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["a"]}],
         }));
         let query = query.unwrap();
         assert!(query.contains("app=numacast") && query.contains("tier notin (a)"), "{query}");
-        assert_eq!(labels(json!({})), None, "it would be every pod of the namespace");
+        assert_eq!(labels(json!({})), None, "as a query it would select every pod");
     }
 }

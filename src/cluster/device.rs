@@ -1,5 +1,3 @@
-//! The decoded part of Koordinator's Device object, which has its node's name.
-
 use serde::Deserialize;
 
 use crate::machine::{HIGHEST_NODE, Id};
@@ -33,34 +31,32 @@ pub struct Device {
     pub functions: Box<[Box<str>]>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
+// Each field may be missing or null.
+
+#[derive(Deserialize)]
 struct RawObject {
     metadata: Option<RawMetadata>,
     spec: Option<RawSpec>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
+#[derive(Deserialize)]
 struct RawMetadata {
     labels: Option<RawLabels>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
+#[derive(Deserialize)]
 struct RawLabels {
     #[serde(rename = "node.koordinator.sh/gpu-vendor")]
     vendor: Option<Box<str>>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
+#[derive(Deserialize)]
 struct RawSpec {
     devices: Option<Vec<RawDevice>>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct RawDevice {
     r#type: Option<Box<str>>,
     id: Option<Box<str>>,
@@ -70,8 +66,7 @@ struct RawDevice {
     vf_groups: Option<Vec<RawGroup>>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
+#[derive(Deserialize)]
 struct RawTopology {
     #[serde(rename = "nodeID")]
     node: Option<i64>,
@@ -79,14 +74,12 @@ struct RawTopology {
     bus: Option<Box<str>>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
+#[derive(Deserialize)]
 struct RawGroup {
     vfs: Option<Vec<RawFunction>>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
+#[derive(Deserialize)]
 struct RawFunction {
     #[serde(rename = "busID")]
     bus: Option<Box<str>>,
@@ -94,25 +87,24 @@ struct RawFunction {
 
 impl From<RawObject> for Devices {
     fn from(raw: RawObject) -> Self {
-        let vendor = raw.metadata.unwrap_or_default().labels.unwrap_or_default().vendor.unwrap_or_default();
-        let devices = raw.spec.unwrap_or_default().devices.into_iter().flatten();
+        let vendor = raw.metadata.and_then(|metadata| metadata.labels?.vendor).unwrap_or_default();
+        let devices = raw.spec.and_then(|spec| spec.devices).into_iter().flatten();
         Self { vendor, devices: devices.map(Device::from).collect() }
     }
 }
 
 impl From<RawDevice> for Device {
     fn from(raw: RawDevice) -> Self {
-        let topology = raw.topology.unwrap_or_default();
+        let (node, bus) = raw.topology.map_or((None, None), |topology| (topology.node, topology.bus));
         let groups = raw.vf_groups.into_iter().flatten();
         let functions = groups.flat_map(|group| group.vfs.into_iter().flatten()).filter_map(|vf| vf.bus);
-        let node = topology.node.and_then(|node| Id::try_from(node).ok());
         Self {
             kind: raw.r#type.unwrap_or_default(),
             id: raw.id.unwrap_or_default(),
             minor: raw.minor,
             healthy: raw.health.unwrap_or(false),
-            node: node.filter(|node| *node <= HIGHEST_NODE),
-            bus: topology.bus.unwrap_or_default(),
+            node: node.and_then(|node| Id::try_from(node).ok()).filter(|node| *node <= HIGHEST_NODE),
+            bus: bus.unwrap_or_default(),
             functions: functions.filter(|function| !function.is_empty()).collect(),
         }
     }
@@ -125,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_is_cut_down_while_it_is_read() {
+    fn only_the_needed_part_of_a_device_is_decoded() {
         let devices: Devices = serde_json::from_value(json!({
             "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device",
             "metadata": {"name": "w", "labels": {"node.koordinator.sh/gpu-vendor": "huawei", "x": "y"}, "annotations": {}},

@@ -1,5 +1,3 @@
-//! Reads Koordinator's Device object of a node.
-
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::client::Body;
 use kube::core::Request;
@@ -9,16 +7,13 @@ use super::{Cluster, ClusterError, Devices, Failure};
 /// Path of all Devices.
 const PATH: &str = "/apis/scheduling.koordinator.sh/v1alpha1/devices";
 
-/// Maximum response size in bytes. 16 accelerators and 16 cards with 256 virtual functions each need a
-/// quarter of it.
-const LIMIT: usize = 4 << 20;
+/// Maximum response size in bytes: four times that of 16 accelerators and 16 cards with 256 virtual functions
+/// each.
+const MAX_SIZE: usize = 4 << 20;
 
 impl Cluster {
     /// Returns the devices that Koordinator reports for a node; `None` if it reports none, or is not
     /// installed.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
     pub async fn devices_of(&self, node: &str) -> Result<Option<Devices>, ClusterError> {
         let what = format!("get device {node}");
         match self.in_time(&what, self.read_devices(node)).await {
@@ -32,10 +27,10 @@ impl Cluster {
         let request = Request::new(PATH).get(node, &kube::api::GetParams::default());
         let request = request.map_err(kube::Error::BuildRequest)?;
         let body = self.send(request.map(Body::from)).await?;
-        match Limited::new(body, LIMIT).collect().await {
+        match Limited::new(body, MAX_SIZE).collect().await {
             Ok(body) => serde_json::from_slice(&body.to_bytes()).map_err(kube::Error::SerdeError),
             Err(error) if error.is::<LengthLimitError>() => {
-                let reason = format!("it has more than {LIMIT} bytes");
+                let reason = format!("it has more than {MAX_SIZE} bytes");
                 Err(kube::Error::SerdeError(serde::de::Error::custom(reason)))
             }
             Err(error) => Err(kube::Error::Service(error)),

@@ -1,4 +1,7 @@
 //! Kubernetes Events about Nodes and about all our objects.
+//!
+//! kube-runtime's `Recorder` counts repetitions by patching Events, which needs one more permission, and its
+//! calls have no deadline.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
@@ -8,6 +11,7 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::core::Request;
 
 use super::{Cluster, ClusterError, FIELD_MANAGER, encoded};
+use crate::util::text::truncate;
 
 /// Namespace of Events about cluster-scoped objects.
 pub const EVENTS_NAMESPACE: &str = "default";
@@ -16,7 +20,7 @@ pub const EVENTS_NAMESPACE: &str = "default";
 const CRD_NAME: &str = "noderesourcetopologies.topology.node.k8s.io";
 
 /// Maximum size of a note that the API server accepts, in bytes.
-const NOTE: usize = 1023;
+const MAX_NOTE: usize = 1023;
 
 /// The subject of an Event.
 #[derive(Clone, Copy, Debug)]
@@ -48,64 +52,55 @@ impl Regarding<'_> {
             ..ObjectReference::default()
         }
     }
-
-    const fn name(&self) -> &str {
-        match self {
-            Self::Node { name, .. } => name,
-            Self::Objects => CRD_NAME,
-        }
-    }
 }
 
-/// The content of an Event.
-#[derive(Clone, Copy, Debug)]
-pub struct Report<'a> {
-    /// The subject.
-    pub regarding: Regarding<'a>,
+/// Creates Events of one reporter.
+#[derive(Clone, Debug)]
+pub struct EventPoster {
+    /// The cluster to create them in.
+    pub cluster: Cluster,
     /// The reporting controller, a qualified name.
     pub reporter: &'static str,
     /// The reporting instance.
-    pub instance: &'a str,
+    pub instance: String,
     /// The action taken, in one word.
     pub action: &'static str,
-    /// Whether the type is Warning rather than Normal.
-    pub warning: bool,
-    /// The reason, in one word.
-    pub reason: &'a str,
-    /// What happened; truncated if too long.
-    pub note: &'a str,
 }
 
-impl Cluster {
-    /// Creates an Event.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
-    pub async fn post_event(&self, told: Report<'_>) -> Result<(), ClusterError> {
-        let Report { regarding, reporter, instance, action, warning, reason, note } = told;
-        #[allow(clippy::disallowed_methods, reason = "an Event says when it was")]
+impl EventPoster {
+    /// Creates an Event. `reason` is one word; `note` is truncated if too long.
+    pub async fn post(
+        &self,
+        regarding: Regarding<'_>,
+        reason: &str,
+        is_warning: bool,
+        note: &str,
+    ) -> Result<(), ClusterError> {
+        let regarding = regarding.reference();
+        let about = regarding.name.clone().unwrap_or_default();
+        #[allow(clippy::disallowed_methods, reason = "an Event has the wall clock's time")]
         let now = jiff::Timestamp::now();
         let event = Event {
             metadata: ObjectMeta {
-                name: Some(name_for(regarding.name())),
+                name: Some(name_for(&about)),
                 namespace: Some(EVENTS_NAMESPACE.to_owned()),
                 ..ObjectMeta::default()
             },
-            regarding: Some(regarding.reference()),
+            regarding: Some(regarding),
             event_time: Some(MicroTime(now)),
-            type_: Some(if warning { "Warning" } else { "Normal" }.to_owned()),
+            type_: Some(if is_warning { "Warning" } else { "Normal" }.to_owned()),
             reason: Some(reason.to_owned()),
-            action: Some(action.to_owned()),
-            note: Some(cut(note).to_owned()),
-            reporting_controller: Some(reporter.to_owned()),
-            reporting_instance: Some(cut_to(instance, 128).to_owned()),
+            action: Some(self.action.to_owned()),
+            note: Some(truncate(note, MAX_NOTE).to_owned()),
+            reporting_controller: Some(self.reporter.to_owned()),
+            reporting_instance: Some(truncate(&self.instance, 128).to_owned()),
             ..Event::default()
         };
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-        let what = format!("create an event about {}", regarding.name());
+        let what = format!("create an event about {about}");
         let events = Request::new(Event::url_path(&(), Some(EVENTS_NAMESPACE)));
         let request = encoded(&event).and_then(|event| events.create(&params, event));
-        let made = self.in_time(&what, self.bytes(request)).await;
+        let made = self.cluster.in_time(&what, self.cluster.bytes(request)).await;
         made.map(drop).map_err(|failure| failure.explain(&what))
     }
 }
@@ -114,21 +109,8 @@ impl Cluster {
 /// ends with a dot.
 fn name_for(node: &str) -> String {
     // Names have at most 253 characters.
-    let start = cut_to(node, 230).trim_end_matches(['.', '-']);
+    let start = truncate(node, 230).trim_end_matches(['.', '-']);
     format!("{start}.{:016x}", fastrand::u64(..))
-}
-
-fn cut(note: &str) -> &str {
-    cut_to(note, NOTE)
-}
-
-/// Truncates a text to `bytes`, at a character boundary.
-fn cut_to(text: &str, bytes: usize) -> &str {
-    let mut end = text.len().min(bytes);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }
 
 #[cfg(test)]
@@ -136,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_event_has_a_name_of_its_own() {
+    fn names_of_events_are_unique() {
         let (one, other) = (name_for("worker"), name_for("worker"));
         assert!(one.starts_with("worker.") && one.len() == 23 && one != other, "{one} {other}");
         let long = format!("{}.example.com", "a".repeat(229));
@@ -145,9 +127,9 @@ mod tests {
     }
 
     #[test]
-    fn a_long_note_is_cut_between_characters() {
-        assert_eq!(cut("short"), "short");
-        let long = "é".repeat(NOTE);
-        assert_eq!(cut(&long).len(), NOTE - 1);
+    fn a_long_note_is_truncated_between_characters() {
+        assert_eq!(truncate("short", MAX_NOTE), "short");
+        let long = "é".repeat(MAX_NOTE);
+        assert_eq!(truncate(&long, MAX_NOTE).len(), MAX_NOTE - 1);
     }
 }

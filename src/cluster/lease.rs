@@ -1,5 +1,3 @@
-//! The Lease for leader election.
-
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use kube::Resource;
 use kube::api::{GetParams, ObjectMeta, PostParams};
@@ -17,27 +15,16 @@ struct RawLease {
     spec: Option<LeaseSpec>,
 }
 
-impl From<RawLease> for Lease {
-    fn from(RawLease { metadata, spec }: RawLease) -> Self {
-        Self { metadata, spec }
-    }
-}
-
 impl Cluster {
     /// Returns a Lease; `None` if it does not exist.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
     pub async fn lease(&self, namespace: &str, name: &str) -> Result<Option<Lease>, ClusterError> {
         let what = format!("get lease {namespace}/{name}");
         let request = leases(namespace).get(name, &GetParams::default());
-        Ok(self.read_opt::<RawLease>(&what, request).await?.map(Lease::from))
+        let lease = self.read_opt::<RawLease>(&what, request).await?;
+        Ok(lease.map(|RawLease { metadata, spec }| Lease { metadata, spec }))
     }
 
-    /// Creates a Lease.
-    ///
-    /// # Errors
-    /// See [`ClusterError`]; [`ClusterError::is_conflict`] if it exists already.
+    /// Creates a Lease; [`ClusterError::is_other_object_or_version`] if it exists already.
     pub async fn create_lease(
         &self,
         namespace: &str,
@@ -47,26 +34,24 @@ impl Cluster {
         let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
         let what = format!("create lease {namespace}/{name}");
         let lease = Lease { metadata, spec: Some(spec) };
-        let request = encoded(&lease).and_then(|lease| leases(namespace).create(&by_us(), lease));
+        let request = encoded(&lease).and_then(|lease| leases(namespace).create(&params(), lease));
         self.write_lease(&what, request).await
     }
 
-    /// Replaces a Lease that was read.
-    ///
-    /// # Errors
-    /// See [`ClusterError`]; [`ClusterError::is_conflict`] if it was written since.
+    /// Replaces a Lease that was read; [`ClusterError::is_other_object_or_version`] if it was written since.
     pub async fn replace_lease(&self, namespace: &str, mut lease: Lease) -> Result<Lease, ClusterError> {
         // The server maintains these.
         lease.metadata.managed_fields = None;
         let name = lease.metadata.name.clone().unwrap_or_default();
         let what = format!("update lease {namespace}/{name}");
-        let request = encoded(&lease).and_then(|lease| leases(namespace).replace(&name, &by_us(), lease));
+        let request = encoded(&lease).and_then(|lease| leases(namespace).replace(&name, &params(), lease));
         self.write_lease(&what, request).await
     }
 
     async fn write_lease(&self, what: &str, request: Built) -> Result<Lease, ClusterError> {
         let written = self.in_time(what, self.read::<RawLease>(request)).await;
-        written.map(Lease::from).map_err(|failure| failure.explain(what))
+        let RawLease { metadata, spec } = written.map_err(|failure| failure.explain(what))?;
+        Ok(Lease { metadata, spec })
     }
 }
 
@@ -74,14 +59,14 @@ fn leases(namespace: &str) -> Request {
     Request::new(Lease::url_path(&(), Some(namespace)))
 }
 
-fn by_us() -> PostParams {
+fn params() -> PostParams {
     PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::metadata::nested;
+    use crate::cluster::metadata::tests::nested;
 
     #[test]
     fn a_lease_is_read_whatever_its_managed_fields_are() {

@@ -1,21 +1,23 @@
 //! Decodes the metadata of objects whatever their `managedFields` contain.
 //!
-//! Whoever may update an object may put anything into its `managedFields`, and the API server keeps it. kube
-//! decodes each `fieldsV1` as a JSON value, and serde_json refuses values of 128 levels: one such entry
-//! would make every response with the object unreadable. Here lower levels are skipped, which serde_json does
-//! without recursion and therefore without a limit.
+//! A client that may update an object may put anything into its `managedFields`, and the API server keeps
+//! it. kube decodes each `fieldsV1` as a JSON value, and serde_json rejects values of 128 levels: one such
+//! entry would make every response with the object unreadable. Here lower levels are skipped, which
+//! serde_json does without recursion and therefore without a limit.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, OwnerReference, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::ObjectMeta;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-/// How many levels of `fieldsV1` are kept: those of the root, of `f:metadata`, and of its `f:annotations`.
-const LEVELS: usize = 3;
+/// How many levels of metadata are kept: the metadata, a list, its entry, and of `fieldsV1` the root,
+/// `f:metadata` and its `f:annotations`.
+const LEVELS: usize = 6;
+/// The level of lists. Those below, in `fieldsV1`, would need many times their size in memory.
+const LISTS: usize = LEVELS - 1;
 
 /// An object of which only the metadata is decoded.
 #[derive(Debug, Default, Deserialize)]
@@ -25,93 +27,21 @@ pub(super) struct OnlyMetadata {
     pub(super) metadata: ObjectMeta,
 }
 
-/// Decodes an object's metadata.
 pub(super) fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
-    RawMetadata::deserialize(deserializer).map(ObjectMeta::from)
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct RawMetadata {
-    annotations: Option<BTreeMap<String, String>>,
-    creation_timestamp: Option<Time>,
-    deletion_grace_period_seconds: Option<i64>,
-    deletion_timestamp: Option<Time>,
-    finalizers: Option<Vec<String>>,
-    generate_name: Option<String>,
-    generation: Option<i64>,
-    labels: Option<BTreeMap<String, String>>,
-    managed_fields: Option<Vec<RawEntry>>,
-    name: Option<String>,
-    namespace: Option<String>,
-    owner_references: Option<Vec<OwnerReference>>,
-    resource_version: Option<String>,
-    uid: Option<String>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct RawEntry {
-    api_version: Option<String>,
-    fields_type: Option<String>,
-    #[serde(rename = "fieldsV1")]
-    fields_v1: Fields,
-    manager: Option<String>,
-    operation: Option<String>,
-    subresource: Option<String>,
-    time: Option<String>,
-}
-
-impl From<RawMetadata> for ObjectMeta {
-    fn from(raw: RawMetadata) -> Self {
-        let entries = |entries: Vec<RawEntry>| entries.into_iter().map(ManagedFieldsEntry::from).collect();
-        Self {
-            annotations: raw.annotations,
-            creation_timestamp: raw.creation_timestamp,
-            deletion_grace_period_seconds: raw.deletion_grace_period_seconds,
-            deletion_timestamp: raw.deletion_timestamp,
-            finalizers: raw.finalizers,
-            generate_name: raw.generate_name,
-            generation: raw.generation,
-            labels: raw.labels,
-            managed_fields: raw.managed_fields.map(entries),
-            name: raw.name,
-            namespace: raw.namespace,
-            owner_references: raw.owner_references,
-            resource_version: raw.resource_version,
-            self_link: None,
-            uid: raw.uid,
-        }
-    }
-}
-
-impl From<RawEntry> for ManagedFieldsEntry {
-    fn from(raw: RawEntry) -> Self {
-        Self {
-            api_version: raw.api_version,
-            fields_type: raw.fields_type,
-            fields_v1: raw.fields_v1.0.map(FieldsV1),
-            manager: raw.manager,
-            operation: raw.operation,
-            subresource: raw.subresource,
+    let mut metadata = Levels(LEVELS).deserialize(deserializer)?;
+    let entries = metadata.get_mut("managedFields").and_then(Value::as_array_mut);
+    for entry in entries.into_iter().flatten().filter_map(Value::as_object_mut) {
+        entry.retain(|key, value| match key.as_str() {
             // Go accepts times that jiff does not, such as the last day of the year 9999.
-            time: raw.time.and_then(|time| time.parse().ok()).map(Time),
-        }
+            "time" => Time::deserialize(&*value).is_ok(),
+            "fieldsV1" => value.is_object(),
+            _ => true,
+        });
     }
+    ObjectMeta::deserialize(metadata).map_err(D::Error::custom)
 }
 
-/// The upper levels of `fieldsV1`.
-#[derive(Default)]
-struct Fields(Option<Value>);
-
-impl<'de> Deserialize<'de> for Fields {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let fields = Levels(LEVELS).deserialize(deserializer)?;
-        Ok(Self(Some(fields).filter(Value::is_object)))
-    }
-}
-
-/// Decodes this many levels of objects. What is below, or no object, becomes null.
+/// Decodes this many levels of JSON; what is below becomes null.
 struct Levels(usize);
 
 impl<'de> DeserializeSeed<'de> for Levels {
@@ -125,11 +55,19 @@ impl<'de> DeserializeSeed<'de> for Levels {
     }
 }
 
+macro_rules! visit {
+    ($($name:ident: $type:ty),*) => {
+        $(fn $name<E: Error>(self, value: $type) -> Result<Value, E> {
+            Ok(value.into())
+        })*
+    };
+}
+
 impl<'de> Visitor<'de> for Levels {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("managed fields")
+        f.write_str("metadata")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
@@ -141,54 +79,42 @@ impl<'de> Visitor<'de> for Levels {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
-        while items.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Value::Null)
+        if self.0 < LISTS {
+            while items.next_element::<IgnoredAny>()?.is_some() {}
+            return Ok(Value::Null);
+        }
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element_seed(Self(self.0 - 1))? {
+            list.push(item);
+        }
+        Ok(Value::Array(list))
     }
 
-    fn visit_str<E: Error>(self, _: &str) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_i64<E: Error>(self, _: i64) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_u64<E: Error>(self, _: u64) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_f64<E: Error>(self, _: f64) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-
-    fn visit_bool<E: Error>(self, _: bool) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
+    visit!(visit_str: &str, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_bool: bool);
 
     fn visit_unit<E: Error>(self) -> Result<Value, E> {
         Ok(Value::Null)
     }
 }
 
-/// Returns an object's metadata as JSON, with an entry of `managedFields` that is nested this deep.
 #[cfg(test)]
-pub(super) fn nested(levels: usize) -> String {
-    format!(
-        r#"{{"name":"w","uid":"u","resourceVersion":"7","managedFields":[{{"manager":"x","operation":"Update",
-        "time":"9999-12-31T23:59:59Z","fieldsType":"FieldsV1","fieldsV1":{}{{}}{}}},{{"manager":"nfd",
-        "fieldsV1":{{"f:zones":{{}}}}}}]}}"#,
-        r#"{"f:a":"#.repeat(levels),
-        "}".repeat(levels)
-    )
-    // The lines of a watch contain no newlines.
-    .replace('\n', "")
-}
-
-#[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// Returns an object's metadata as JSON, with an entry of `managedFields` that is nested this deep.
+    pub(in crate::cluster) fn nested(levels: usize) -> String {
+        format!(
+            r#"{{"name":"w","uid":"u","resourceVersion":"7","managedFields":[{{"manager":"x","operation":"Update",
+            "time":"9999-12-31T23:59:59Z","fieldsType":"FieldsV1","fieldsV1":{}{{}}{}}},{{"manager":"nfd",
+            "fieldsV1":{{"f:zones":{{}}}}}}]}}"#,
+            r#"{"f:a":"#.repeat(levels),
+            "}".repeat(levels)
+        )
+        // The lines of a watch contain no newlines.
+        .replace('\n', "")
+    }
 
     fn read(metadata: &str) -> ObjectMeta {
         let object = format!(r#"{{"kind":"X","metadata":{metadata},"spec":{{}}}}"#);
@@ -196,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn managed_fields_of_any_depth_are_read() {
+    fn managed_fields_of_any_depth_are_decoded() {
         for levels in [1, 130, 10_000] {
             let metadata = read(&nested(levels));
             assert_eq!(metadata.resource_version.as_deref(), Some("7"));
@@ -209,7 +135,15 @@ mod tests {
     }
 
     #[test]
-    fn all_else_is_read_as_kube_reads_it() {
+    fn lists_in_managed_fields_are_skipped() {
+        let entries =
+            read(r#"{"managedFields":[{"fieldsV1":{"f:a":[0,0],"f:b":{"f:c":[[]]}}}]}"#).managed_fields;
+        let fields = &entries.unwrap()[0].fields_v1;
+        assert_eq!(fields.as_ref().unwrap().0, json!({"f:a": null, "f:b": {"f:c": null}}));
+    }
+
+    #[test]
+    fn all_other_fields_are_decoded_as_by_kube() {
         let value = json!({
             "name": "w", "namespace": "n", "uid": "u", "resourceVersion": "7", "generation": 3, "generateName": "g",
             "labels": {"a": "b"}, "annotations": {"c": "d"}, "finalizers": ["f"], "deletionGracePeriodSeconds": 1,
@@ -227,8 +161,8 @@ mod tests {
         for odd in ["null", "7", "-7", "0.5", "true", r#""x""#, "[[1]]"] {
             let entry = |fields: &str| read(&format!(r#"{{"managedFields":[{{"fieldsV1":{fields}}}]}}"#));
             assert_eq!(entry(odd).managed_fields.unwrap()[0].fields_v1, None, "{odd}");
-            let below = entry(&format!(r#"{{"f:metadata":{odd}}}"#)).managed_fields.unwrap();
-            assert_eq!(below[0].fields_v1.as_ref().unwrap().0, json!({"f:metadata": null}), "{odd}");
+            let below = entry(&format!(r#"{{"f:metadata":{odd},"f:zones":{{}}}}"#)).managed_fields.unwrap();
+            assert_eq!(below[0].fields_v1.as_ref().unwrap().0["f:zones"], json!({}), "{odd}");
         }
     }
 }

@@ -1,30 +1,32 @@
-//! Lists and watches all Nodes, decoding only what decides whether a Node should have an agent.
+//! Nodes, decoding only what is needed: all Nodes for the controller, and the agent's own.
 
 use std::collections::BTreeMap;
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeDaemonEndpoints, NodeSystemInfo, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Api;
 use kube::api::GetParams;
+use kube::core::Request;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, watcher};
+use kube::{Api, Resource};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
+use super::list_watch::WATCH_SECONDS;
 use super::metadata::OnlyMetadata;
 use super::pages::{Listing, Pages};
-use super::slim::reads_as;
-use super::steady::Steady;
-use super::{Cluster, ClusterError, Failure, chain};
-use crate::seen::Seen;
+use super::slim_pod::RawStatus;
+use super::timed_backoff::TimedBackoff;
+use super::{Built, Cluster, ClusterError, Failure, chain};
+use crate::watch_event::WatchEvent;
 
 /// Page size. A Node has some 15 KiB, mostly names of images, and a page is briefly held as text.
 const PAGE: u32 = 100;
-/// Requested watch timeout. Load balancers drop connections that are silent for longer.
-pub(super) const WATCH_SECONDS: u32 = 240;
 
-/// The decoded part of a Node.
-#[derive(Clone, Debug, Default, Deserialize)]
+/// What the controller decodes of each Node.
+#[derive(Clone, Debug, Default, Deserialize, Resource)]
+#[resource(inherit = "Node")]
 #[serde(from = "RawNode")]
 pub struct SlimNode {
     /// Name and version, for kube's watcher.
@@ -41,9 +43,8 @@ pub struct SlimNode {
     pub ready: bool,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(default)]
-#[derive(Default)]
 struct RawNode {
     metadata: RawMetadata,
     spec: RawSpec,
@@ -65,26 +66,6 @@ struct RawSpec {
     taints: Option<Vec<Taint>>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-pub(super) struct RawStatus {
-    conditions: Option<Vec<RawCondition>>,
-}
-
-#[derive(Deserialize)]
-struct RawCondition {
-    r#type: String,
-    status: String,
-}
-
-impl RawStatus {
-    /// Returns true if the condition `Ready` is true.
-    pub(super) fn is_ready(&self) -> bool {
-        let ready = |condition: &RawCondition| condition.r#type == "Ready" && condition.status == "True";
-        self.conditions.iter().flatten().any(ready)
-    }
-}
-
 impl From<RawNode> for SlimNode {
     fn from(raw: RawNode) -> Self {
         let RawNode { metadata: RawMetadata { name, uid, resource_version, labels }, spec, status } = raw;
@@ -99,21 +80,9 @@ impl From<RawNode> for SlimNode {
     }
 }
 
-impl SlimNode {
-    /// Creates a ready Node for tests.
-    #[cfg(test)]
-    pub(crate) fn new(name: &str, labels: &[(&str, &str)]) -> Self {
-        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        let (name, uid) = (name.to_owned(), format!("uid-of-{name}"));
-        Self { name, uid, labels, ready: true, ..Self::default() }
-    }
-}
-
-reads_as!(SlimNode, Node);
-
 /// The part of a Node that describes its kubelet. A whole Node also lists its images, some 15 KiB.
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct KubeletNode {
+struct KubeletNode {
     #[serde(default)]
     status: KubeletStatus,
 }
@@ -127,13 +96,7 @@ struct KubeletStatus {
 }
 
 impl KubeletNode {
-    /// Returns the kubelet's version; empty if it has not reported one yet.
-    pub(super) fn version(self) -> String {
-        self.status.node_info.kubelet_version
-    }
-
-    /// Returns the address of the kubelet's HTTPS port.
-    pub(super) fn endpoint(self) -> KubeletEndpoint {
+    fn endpoint(self) -> KubeletEndpoint {
         let KubeletStatus { addresses, daemon_endpoints, .. } = self.status;
         let internal = addresses.into_iter().flatten().find(|address| address.type_ == "InternalIP");
         let port = daemon_endpoints.kubelet_endpoint.and_then(|endpoint| u16::try_from(endpoint.port).ok());
@@ -153,48 +116,50 @@ pub struct KubeletEndpoint {
     pub port: Option<u16>,
 }
 
-fn listing() -> Listing {
-    Listing {
-        what: "list nodes".to_owned(),
-        path: "/api/v1/nodes".to_owned(),
-        labels: None,
-        page: PAGE,
-        metadata: false,
+fn watch_event<T>(event: watcher::Event<T>) -> WatchEvent<T> {
+    match event {
+        watcher::Event::Init => WatchEvent::Init,
+        watcher::Event::InitApply(object) => WatchEvent::InitApply(object),
+        watcher::Event::InitDone => WatchEvent::InitDone,
+        watcher::Event::Apply(object) => WatchEvent::Apply(object),
+        watcher::Event::Delete(object) => WatchEvent::Delete(object),
     }
 }
 
+fn nodes() -> Request {
+    Request::new(Node::url_path(&(), None))
+}
+
+fn listing() -> Listing {
+    let (what, path) = ("list nodes".to_owned(), "/api/v1/nodes".to_owned());
+    Listing { what, path, page: PAGE, ..Listing::default() }
+}
+
 impl Cluster {
-    /// Watches all Nodes. An error is one sentence; the watch continues after a backoff.
-    pub fn nodes(&self) -> impl Stream<Item = Result<Seen<SlimNode>, String>> + Send + 'static {
+    /// Watches all Nodes. An error is one sentence; the watch resumes after a backoff.
+    pub fn nodes(&self) -> impl Stream<Item = Result<WatchEvent<SlimNode>, String>> + Send + 'static {
         let nodes: Api<SlimNode> = Api::all(self.client_for_watcher());
         let config = watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS);
-        watcher(nodes, config).backoff(Steady::default()).map(|event| match event {
-            Ok(event) => Ok(event.into()),
+        watcher(nodes, config).backoff(TimedBackoff::default()).map(|event| match event {
+            Ok(event) => Ok(watch_event(event)),
             Err(error) => Err(format!("cannot watch the Nodes: {}", chain(&error))),
         })
     }
 
     /// Lists all Nodes.
-    #[must_use]
     pub fn node_pages(&self) -> Pages<SlimNode> {
         Pages::new(self.clone(), listing())
     }
 
     /// Returns the number of Nodes.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
     pub async fn node_count(&self) -> Result<u64, ClusterError> {
         self.count(&listing()).await
     }
 
     /// Returns true only if the API server reports that there is no Node of this name.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
     pub async fn has_no_node(&self, name: &str) -> Result<bool, ClusterError> {
         let what = format!("get node {name}");
-        let request = super::nodes().get_metadata(name, &GetParams::default());
+        let request = nodes().get_metadata(name, &GetParams::default());
         match self.in_time(&what, self.read::<OnlyMetadata>(request)).await {
             Ok(_) => Ok(false),
             Err(Failure::Status(status)) if status.code == 404 => {
@@ -209,6 +174,39 @@ impl Cluster {
             Err(failure) => Err(failure.explain(&what)),
         }
     }
+
+    /// Returns the UID of a Node, for the owner reference of its object.
+    ///
+    /// # Errors
+    /// See [`ClusterError`]; only calls for a Node return [`ClusterError::NoSuchNode`].
+    pub async fn node_uid(&self, name: &str) -> Result<String, ClusterError> {
+        let request = nodes().get_metadata(name, &GetParams::default());
+        let node: OnlyMetadata = self.get_node(name, request).await?;
+        Ok(node.metadata.uid.unwrap_or_default())
+    }
+
+    /// Returns the version that a node's kubelet reported, such as `v1.36.3`; empty if it has not yet.
+    pub async fn kubelet_version(&self, name: &str) -> Result<String, ClusterError> {
+        Ok(self.kubelet_node(name).await?.status.node_info.kubelet_version)
+    }
+
+    /// Returns the address of a kubelet's HTTPS port, as it reported it.
+    pub async fn kubelet_endpoint(&self, name: &str) -> Result<KubeletEndpoint, ClusterError> {
+        Ok(self.kubelet_node(name).await?.endpoint())
+    }
+
+    async fn kubelet_node(&self, name: &str) -> Result<KubeletNode, ClusterError> {
+        self.get_node(name, nodes().get(name, &GetParams::default())).await
+    }
+
+    /// Runs a request for a Node, or for a part of it.
+    async fn get_node<T: DeserializeOwned>(&self, name: &str, request: Built) -> Result<T, ClusterError> {
+        let what = format!("get node {name}");
+        self.in_time(&what, self.read(request)).await.map_err(|failure| match failure {
+            Failure::Status(status) if status.code == 404 => ClusterError::NoSuchNode(name.to_owned()),
+            failure => failure.explain(&what),
+        })
+    }
 }
 
 #[cfg(test)]
@@ -217,8 +215,17 @@ mod tests {
 
     use super::*;
 
+    impl SlimNode {
+        /// Creates a ready Node for tests.
+        pub(crate) fn new(name: &str, labels: &[(&str, &str)]) -> Self {
+            let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+            let (name, uid) = (name.to_owned(), format!("uid-of-{name}"));
+            Self { name, uid, labels, ready: true, ..Self::default() }
+        }
+    }
+
     #[test]
-    fn a_node_is_cut_down_while_it_is_read() {
+    fn only_the_needed_part_of_a_node_is_decoded() {
         let node: SlimNode = serde_json::from_value(json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {"name": "a", "uid": "u", "resourceVersion": "7", "labels": {"k": "v"},
@@ -238,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_tells_of_its_kubelet_what_it_has_reported() {
+    fn the_kubelets_version_and_address_are_those_reported() {
         let node = |status: serde_json::Value| {
             serde_json::from_value::<KubeletNode>(json!({"metadata": {"name": "a"}, "status": status}))
                 .unwrap()
@@ -249,11 +256,11 @@ mod tests {
             "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
             "images": [{"names": ["i"], "sizeBytes": 1}],
         }));
-        assert_eq!(whole.clone().version(), "v1.36.3");
+        assert_eq!(whole.status.node_info.kubelet_version, "v1.36.3");
         let endpoint = |host: Option<&str>, port| KubeletEndpoint { host: host.map(str::to_owned), port };
         assert_eq!(whole.endpoint(), endpoint(Some("10.0.0.7"), Some(10250)));
         let port_only = node(json!({"daemonEndpoints": {"kubeletEndpoint": {"Port": 10350}}}));
-        assert_eq!(port_only.clone().version(), "");
+        assert_eq!(port_only.status.node_info.kubelet_version, "");
         assert_eq!(port_only.endpoint(), endpoint(None, Some(10350)));
         for port in [0, -1, 65536] {
             let odd = node(json!({"daemonEndpoints": {"kubeletEndpoint": {"Port": port}}}));

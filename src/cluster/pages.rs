@@ -2,45 +2,30 @@
 
 use std::marker::PhantomData;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::api::ListParams;
 use kube::core::Request;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::{Cluster, ClusterError, Failure};
+use super::{Cluster, ClusterError};
 
 /// One page, and the token for the next one.
 #[derive(Debug, Deserialize)]
 pub(super) struct Page<T> {
     #[serde(default)]
-    metadata: PageMetadata,
+    metadata: ListMeta,
     /// The API server encodes an empty list of metadata as null.
-    #[serde(default = "no_items")]
     items: Option<Vec<T>>,
 }
 
-/// A default that has no bounds on `T`.
-fn no_items<T>() -> Option<Vec<T>> {
-    None
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct PageMetadata {
-    r#continue: String,
-    remaining_item_count: Option<u64>,
-}
-
 /// The listed resource.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Listing {
     /// The action for messages, such as `list nodes`.
     pub(super) what: String,
-    /// The path of the resource.
     pub(super) path: String,
-    /// The label selector, if any.
     pub(super) labels: Option<String>,
-    /// Objects per page.
     pub(super) page: u32,
     /// Request only the metadata of each object.
     pub(super) metadata: bool,
@@ -68,8 +53,16 @@ impl<T: DeserializeOwned> Pages<T> {
     pub async fn next(&mut self) -> Result<Option<Vec<T>>, ClusterError> {
         let Some(next) = self.next.clone() else { return Ok(None) };
         let page = self.cluster.page::<T>(&self.listing, &next).await?;
-        self.next = Some(page.metadata.r#continue).filter(|next| !next.is_empty());
+        self.next = page.metadata.continue_.filter(|next| !next.is_empty());
         Ok(Some(page.items.unwrap_or_default()))
+    }
+
+    /// Passes all objects to `act`.
+    pub async fn for_each(mut self, mut act: impl FnMut(T)) -> Result<(), ClusterError> {
+        while let Some(page) = self.next().await? {
+            page.into_iter().for_each(&mut act);
+        }
+        Ok(())
     }
 }
 
@@ -88,23 +81,15 @@ impl Cluster {
         let request = if *metadata { request.list_metadata(&params) } else { request.list(&params) };
         self.in_time(what, self.read::<Page<T>>(request))
             .await
-            .map_err(|failure| self.explain_list(failure, listing))
+            .map_err(|failure| self.explain_at(path, failure, what))
     }
 
     /// Returns the number of objects, without reading them.
     pub(super) async fn count(&self, listing: &Listing) -> Result<u64, ClusterError> {
         let one = Listing { page: 1, metadata: true, ..listing.clone() };
         let page = self.page::<serde::de::IgnoredAny>(&one, "").await?;
-        Ok(page.items.map_or(0, |items| items.len() as u64)
-            + page.metadata.remaining_item_count.unwrap_or_default())
-    }
-
-    /// Maps a failed list: for our objects, the resource itself may be unknown.
-    fn explain_list(&self, failure: Failure, listing: &Listing) -> ClusterError {
-        match listing.path.contains("/noderesourcetopologies") {
-            true => self.explain_object(failure, &listing.what),
-            false => failure.explain(&listing.what),
-        }
+        let remaining = page.metadata.remaining_item_count.and_then(|count| u64::try_from(count).ok());
+        Ok(page.items.map_or(0, |items| items.len() as u64) + remaining.unwrap_or_default())
     }
 }
 
@@ -113,10 +98,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_of_nothing_may_be_null_or_missing() {
+    fn items_may_be_null_or_missing() {
         for items in [r#","items":null"#, r#","items":[]"#, ""] {
             let page: Page<u8> = serde_json::from_str(&format!(r#"{{"metadata":{{}}{items}}}"#)).unwrap();
-            assert!(page.items.unwrap_or_default().is_empty() && page.metadata.r#continue.is_empty());
+            assert!(page.items.unwrap_or_default().is_empty() && page.metadata.continue_.is_none());
         }
     }
 }

@@ -2,336 +2,293 @@
 //!
 //! A watch lasts for minutes. When it ends or breaks, the next one resumes at once from the last version
 //! seen; the API server serves that from its watch cache. Relists (the API server no longer knows that
-//! version) and refused requests wait longer, with jitter ([`Pace`]): usually an API server restarted, and
-//! all agents of the cluster lost their watches at the same moment.
+//! version) and rejected requests wait longer, with jitter: usually an API server restarted, and all agents
+//! of the cluster lost their watches at the same moment.
+//!
+//! kube-runtime's `watcher` does not fit: it decodes JSON only, and whole pages of a list at a time; it may
+//! relist to a state older than the last event; it neither reports that a watch works again nor detects a
+//! silent connection before the watch's own timeout; and it ignores the delay that a busy API server
+//! requests.
 
 use std::time::Duration;
 
 use http_body_util::BodyExt;
 use kube::client::Body;
 use kube::core::Status;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use tracing::debug;
 
-use super::pods::{Frames, Odd};
-use super::{Cluster, ClusterError, Failure, chain};
-use crate::backoff::{spread, within};
+use super::error::Failure;
+use super::frames::FrameSplitter;
+use super::protobuf::DecodeError;
+use super::{Cluster, ClusterError};
+use crate::util::backoff::{random_back_off, random_delay};
+use crate::util::error_chain::chain;
 
 /// Minimum of the requested watch timeout, which is random up to twice this, as in Kubernetes' own clients.
-/// At 5,000 nodes that is some 11 requests per second.
-const SECONDS: u32 = 300;
+/// At 5,000 nodes that is some 11 requests per second for each watched resource.
+const MIN_WATCH_SECONDS: u32 = 300;
 /// How long a watch may be silent. The API server sends a bookmark about once a minute, so that no load
 /// balancer considers the connection idle. A watch that misses two in a row is dead, or what it watches no
 /// longer exists, such as the objects of a CRD that was deleted and recreated.
-const SILENCE: Duration = Duration::from_secs(130);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(130);
 /// After this many silent watches in a row, relist: after a restore of etcd our version may be in the future,
 /// and the API server omits all changes up to it.
-const SILENT: u32 = 2;
+const MAX_SILENT_WATCHES: u32 = 2;
 /// Timeout for a response: the API server itself gives up after a minute.
-pub(super) const ANSWER: Duration = Duration::from_secs(65);
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(65);
 /// A reopened watch that has not failed after this counts as working.
-const QUIET: Duration = Duration::from_secs(1);
+const WORKS_AFTER: Duration = Duration::from_secs(1);
 /// A watch that lasts less than this counts as failed: resuming at once would mean reconnecting again and
 /// again.
-const SHORT: Duration = Duration::from_secs(10);
+const MIN_DURATION: Duration = Duration::from_secs(10);
 
 /// Upper bound of the random delay before the next watch, after one that worked.
-const RECONNECT: Duration = Duration::from_secs(1);
+const RECONNECT_WINDOW: Duration = Duration::from_secs(1);
 /// Minimum delay after a failure.
-const LEAST: Duration = Duration::from_millis(500);
+const MIN_DELAY: Duration = Duration::from_millis(500);
 /// Width of the random delay on top of it.
 const WINDOW: Duration = Duration::from_secs(10);
 /// Maximum width after many failures.
-const WINDOW_LIMIT: Duration = Duration::from_secs(30);
+const MAX_WINDOW: Duration = Duration::from_secs(30);
 /// The longest retry delay that the API server may ask for.
-pub(super) const ASKED_LIMIT: Duration = Duration::from_secs(300);
-
-/// The earliest time of the next request.
-#[derive(Debug)]
-pub(super) struct Pace {
-    failures: u32,
-    not_before: Instant,
-}
-
-impl Pace {
-    pub(super) fn new() -> Self {
-        Self { failures: 0, not_before: Instant::now() }
-    }
-
-    pub(super) async fn wait(&self) {
-        sleep_until(self.not_before).await;
-    }
-
-    /// Called when a working watch has ended. An agent cannot know whether it alone lost its watch: if all
-    /// did, the API server that went away refuses this attempt, and the ones after it are spread.
-    fn ended(&mut self) {
-        self.not_before = Instant::now() + within(RECONNECT);
-    }
-
-    /// Called when the API server refused a request, with the delay that it asks for, or cannot be reached:
-    /// other clients likely fail too.
-    pub(super) fn failed(&mut self, asked: Option<Duration>) {
-        let least = asked.unwrap_or_default().clamp(LEAST, ASKED_LIMIT);
-        self.not_before = Instant::now() + spread(&mut self.failures, least, WINDOW, WINDOW_LIMIT);
-    }
-
-    pub(super) fn worked(&mut self) {
-        self.failures = 0;
-    }
-}
+pub(super) const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 
 /// A resource that can be watched.
-pub(super) trait Watched: Send + 'static {
-    /// The watch's event.
+pub(super) trait WatchTarget: Send + 'static {
     type Event: Send;
 
     /// Returns the action for messages, such as `watch pods of the node`.
     fn what(&self) -> String;
 
-    /// Returns the path with its selectors, and the media type to accept.
-    fn request(&self) -> (String, &'static str);
-
-    /// Returns the splitter for its frames.
-    fn frames(&self) -> Frames;
+    /// Returns the path with its selectors, the media type to accept, and the splitter for its frames.
+    fn request(&self) -> (String, &'static str, FrameSplitter);
 
     /// Decodes a frame.
-    ///
-    /// # Errors
-    /// The frame does not belong to this watch.
-    fn read(&self, frame: &[u8]) -> Result<Told<Self::Event>, Odd>;
-
-    /// Maps a failed request.
-    fn explain(&self, _cluster: &Cluster, failure: Failure) -> ClusterError {
-        failure.explain(&self.what())
-    }
+    fn decode(&self, frame: &[u8]) -> Result<Frame<Self::Event>, DecodeError>;
 }
 
-/// A decoded frame.
-pub(super) enum Told<E> {
-    /// An event and its version.
+pub(super) enum Frame<E> {
     Event(E, String),
-    /// A bookmark with its version.
-    Until(String),
-    /// An error event.
-    Failed(Box<Status>),
+    Bookmark(String),
+    Error(Box<Status>),
 }
 
-/// An item of a watch.
-pub(super) enum Heard<E> {
-    /// An event.
+pub(super) enum WatchItem<E> {
     Event(E),
     /// The watch works again, without an event.
-    Again,
+    Resumed,
 }
 
 /// Why a watch was interrupted.
-pub(super) enum Lost {
+pub(super) enum Interruption {
     /// A failure; the watch resumes by itself.
     Failed(ClusterError),
-    /// The caller must relist, with the reason if there is one to report.
-    Stale(Option<ClusterError>),
+    /// The caller must relist, with the error if there is one to report.
+    MustRelist(Option<ClusterError>),
 }
 
 /// A watch that is reopened whenever it ends.
-pub(super) struct Watch<W> {
+pub(super) struct Watch<T> {
     pub(super) cluster: Cluster,
-    pub(super) pace: Pace,
-    watched: W,
-    /// The version to resume from.
-    version: String,
-    open: Option<Open>,
+    pub(super) target: T,
+    /// The resource version to resume from, of the last event or of the list; empty if neither had one.
+    pub(super) version: String,
+    open: Option<OpenWatch>,
     /// It failed and has received nothing since.
-    broken: bool,
+    is_broken: bool,
     /// Silent watches in a row.
-    silent: u32,
+    silent_watches: u32,
+    /// Failures in a row, and the earliest time of the next request.
+    failures: u32,
+    not_before: Instant,
 }
 
-/// An open watch.
-struct Open {
+struct OpenWatch {
     body: Body,
-    frames: Frames,
+    splitter: FrameSplitter,
     since: Instant,
     /// The requested watch timeout.
-    asked: Duration,
-    /// When the last frame arrived.
-    heard: Instant,
-    told: bool,
+    requested: Duration,
+    last_frame_at: Instant,
+    has_frames: bool,
 }
 
-impl<W: Watched> Watch<W> {
-    pub(super) fn new(cluster: Cluster, watched: W, version: String) -> Self {
-        Self { cluster, pace: Pace::new(), watched, version, open: None, broken: false, silent: 0 }
+impl<T: WatchTarget> Watch<T> {
+    pub(super) fn new(cluster: Cluster, target: T, version: String) -> Self {
+        let (is_broken, silent_watches, failures, not_before) = (false, 0, 0, Instant::now());
+        Self { cluster, target, version, open: None, is_broken, silent_watches, failures, not_before }
     }
 
-    /// Returns the version to resume from: that of the last event or of the list; empty if there is none.
-    pub(super) fn version(&self) -> &str {
-        &self.version
+    /// Waits until the next request may be sent.
+    pub(super) fn wait(&self) -> Sleep {
+        sleep_until(self.not_before)
     }
 
     /// Sets the version to resume from, after a successful list.
-    pub(super) fn go_on_from(&mut self, version: String) {
+    pub(super) fn resume_from(&mut self, version: String) {
         self.version = version;
-        self.broken = false;
-        self.pace.worked();
+        self.recover();
     }
 
-    /// Closes the watch and backs off, after a failed request or an unreadable event.
+    /// Closes the watch and backs off, after a failed request or an unreadable event: other clients likely
+    /// fail too. The API server may ask for a longer delay.
     pub(super) fn fail(&mut self, error: Option<&ClusterError>) {
         self.open = None;
-        self.broken = true;
-        self.pace.failed(error.and_then(ClusterError::retry_after));
+        self.is_broken = true;
+        let retry_after = error.and_then(ClusterError::retry_after).unwrap_or_default();
+        let min = retry_after.clamp(MIN_DELAY, MAX_RETRY_AFTER);
+        self.not_before = Instant::now() + random_back_off(&mut self.failures, min, WINDOW, MAX_WINDOW);
     }
 
     /// Returns the next item. May be called again after an error; it then waits for the backoff.
-    ///
-    /// # Errors
-    /// The watch was interrupted.
-    pub(super) async fn next(&mut self) -> Result<Heard<W::Event>, Lost> {
+    pub(super) async fn next(&mut self) -> Result<WatchItem<T::Event>, Interruption> {
         loop {
-            self.pace.wait().await;
-            let news = match &mut self.open {
-                None => self.begin().await.map(|()| None)?,
-                Some(_) => self.hear().await?,
-            };
-            if let Some(news) = news {
-                return Ok(news);
+            self.wait().await;
+            if self.open.is_none() {
+                self.open().await?;
+            } else if let Some(item) = self.receive().await? {
+                return Ok(item);
             }
         }
     }
 
-    async fn begin(&mut self) -> Result<(), Lost> {
-        let (path, form) = self.watched.request();
-        let seconds = fastrand::u32(SECONDS..2 * SECONDS);
-        let request = hyper::Request::get(format!(
+    async fn open(&mut self) -> Result<(), Interruption> {
+        let (path, accept, splitter) = self.target.request();
+        let seconds = fastrand::u32(MIN_WATCH_SECONDS..2 * MIN_WATCH_SECONDS);
+        let path = format!(
             "{path}&watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&resourceVersion={}",
             self.version
-        ));
-        let call = async {
-            let request = request.body(Vec::new()).map_err(kube::Error::HttpError)?;
-            self.cluster.ask(request, form).await
-        };
-        match self.cluster.within(ANSWER, &self.watched.what(), call).await {
-            Ok(body) => {
-                let (frames, now) = (self.watched.frames(), Instant::now());
-                let asked = Duration::from_secs(seconds.into());
-                self.open = Some(Open { body, frames, since: now, asked, heard: now, told: false });
-                Ok(())
-            }
-            Err(failure) => Err(self.lose(self.watched.explain(&self.cluster, failure))),
-        }
+        );
+        let call = self.cluster.get_as(path, accept);
+        let body = self.cluster.within(RESPONSE_TIMEOUT, &self.target.what(), call).await;
+        let body = body.map_err(|failure| self.interrupted(self.explain(failure)))?;
+        let (since, requested) = (Instant::now(), Duration::from_secs(seconds.into()));
+        self.open =
+            Some(OpenWatch { body, splitter, since, requested, last_frame_at: since, has_frames: false });
+        Ok(())
     }
 
-    async fn hear(&mut self) -> Result<Option<Heard<W::Event>>, Lost> {
+    async fn receive(&mut self) -> Result<Option<WatchItem<T::Event>>, Interruption> {
         let Some(open) = &mut self.open else { return Ok(None) };
-        match open.frames.take() {
+        match open.splitter.take() {
             Ok(Some(frame)) => {
-                (open.told, open.heard, self.silent) = (true, Instant::now(), 0);
-                let told = self.watched.read(frame);
-                return told.map_err(|odd| self.odd(&odd)).and_then(|told| self.take(told));
+                (open.has_frames, open.last_frame_at, self.silent_watches) = (true, Instant::now(), 0);
+                let frame = self.target.decode(frame);
+                return frame.map_err(|error| self.unreadable(&error)).and_then(|frame| self.apply(frame));
             }
             Ok(None) => {}
-            Err(odd) => return Err(self.odd(&odd)),
+            Err(error) => return Err(self.unreadable(&error)),
         }
-        let silence = open.heard + SILENCE;
+        let silent_at = open.last_frame_at + SILENCE_TIMEOUT;
         // A reopened watch is silent until something changes. That the API server accepted it and has not
         // failed since is proof enough; another request would cost the API server more.
-        let limit = if self.broken { silence.min(open.since + QUIET) } else { silence };
+        let limit = if self.is_broken { silent_at.min(open.since + WORKS_AFTER) } else { silent_at };
         match timeout_at(limit, open.body.frame()).await {
             Ok(Some(Ok(frame))) => {
                 if let Ok(piece) = frame.into_data() {
-                    open.frames.put(&piece);
+                    open.splitter.push(&piece);
                 }
                 Ok(None)
             }
-            Ok(Some(Err(error))) => self.end(Some(&error)).map(|()| None),
-            Ok(None) => self.end(None).map(|()| None),
-            Err(_) if limit == silence => self.give_up().map(|()| None),
+            Ok(Some(Err(error))) => self.ended(Some(&error)).map(|()| None),
+            Ok(None) => self.ended(None).map(|()| None),
+            Err(_) if limit == silent_at => self.silent().map(|()| None),
             Err(_) => {
-                self.worked();
-                Ok(Some(Heard::Again))
+                self.recover();
+                Ok(Some(WatchItem::Resumed))
             }
         }
     }
 
-    fn take(&mut self, told: Told<W::Event>) -> Result<Option<Heard<W::Event>>, Lost> {
-        match told {
-            Told::Event(event, version) => {
+    fn apply(&mut self, frame: Frame<T::Event>) -> Result<Option<WatchItem<T::Event>>, Interruption> {
+        match frame {
+            Frame::Event(event, version) => {
                 self.version = version;
-                self.worked();
-                Ok(Some(Heard::Event(event)))
+                self.recover();
+                Ok(Some(WatchItem::Event(event)))
             }
-            Told::Until(version) => {
+            Frame::Bookmark(version) => {
                 self.version = version;
-                let again = std::mem::take(&mut self.broken);
-                self.pace.worked();
-                Ok(again.then_some(Heard::Again))
+                let was_broken = self.is_broken;
+                self.recover();
+                Ok(was_broken.then_some(WatchItem::Resumed))
             }
-            Told::Failed(status) => {
-                let error = self.watched.explain(&self.cluster, Failure::Status(status));
-                Err(self.lose(error))
-            }
+            Frame::Error(status) => Err(self.interrupted(self.explain(Failure::Status(status)))),
         }
     }
 
-    fn worked(&mut self) {
-        self.broken = false;
-        self.pace.worked();
+    fn explain(&self, failure: Failure) -> ClusterError {
+        self.cluster.explain_at(&self.target.request().0, failure, &self.target.what())
+    }
+
+    fn recover(&mut self) {
+        self.is_broken = false;
+        self.failures = 0;
     }
 
     /// Handles the end of a watch, regular or not: the next one resumes after the last event.
-    fn end(&mut self, error: Option<&kube::Error>) -> Result<(), Lost> {
+    fn ended(&mut self, error: Option<&kube::Error>) -> Result<(), Interruption> {
         let Some(open) = self.open.take() else { return Ok(()) };
         let lasted = open.since.elapsed();
         let reason = error.map_or_else(|| "the API server ended it".to_owned(), |error| chain(error));
-        debug!("{} ended after {lasted:.1?}: {reason}", self.watched.what());
-        if lasted >= SHORT || (open.told && error.is_none()) {
+        debug!("{} ended after {lasted:.1?}: {reason}", self.target.what());
+        if lasted >= MIN_DURATION || (open.has_frames && error.is_none()) {
             // The watch timeout is random already, so the next one begins at once.
-            if error.is_some() || lasted + RECONNECT < open.asked {
-                self.pace.ended();
+            if error.is_some() || lasted + RECONNECT_WINDOW < open.requested {
+                self.reconnect_soon();
             }
             return Ok(());
         }
         let reason = format!("the watch lasted {lasted:.1?} only: {reason}");
-        Err(self.lose(ClusterError::Unreachable { server: self.cluster.server.clone(), reason }))
+        Err(self.interrupted(ClusterError::Unreachable { server: self.cluster.server.clone(), reason }))
+    }
+
+    /// Spreads the next watch after one that worked. An agent cannot know whether it alone lost its watch: if
+    /// all did, the API server that went away rejects this attempt, and the ones after it are spread.
+    fn reconnect_soon(&mut self) {
+        self.not_before = Instant::now() + random_delay(RECONNECT_WINDOW);
     }
 
     /// Handles a watch that is silent, without even a bookmark.
-    fn give_up(&mut self) -> Result<(), Lost> {
-        debug!("{}: nothing was heard for {SILENCE:?}", self.watched.what());
+    fn silent(&mut self) -> Result<(), Interruption> {
+        debug!("{}: nothing was received for {SILENCE_TIMEOUT:?}", self.target.what());
         self.open = None;
-        self.pace.ended();
-        self.silent += 1;
-        if self.silent < SILENT {
+        self.reconnect_soon();
+        self.silent_watches += 1;
+        if self.silent_watches < MAX_SILENT_WATCHES {
             return Ok(());
         }
-        self.silent = 0;
-        Err(Lost::Stale(None))
+        self.silent_watches = 0;
+        Err(Interruption::MustRelist(None))
     }
 
-    /// Backs off after a refused watch, and decides whether it can still resume.
-    fn lose(&mut self, error: ClusterError) -> Lost {
+    /// Backs off after a rejected watch, and decides whether it can still resume.
+    fn interrupted(&mut self, error: ClusterError) -> Interruption {
         self.fail(Some(&error));
-        match is_useless(&error) {
-            true => Lost::Stale(Some(error)),
-            false => Lost::Failed(error),
+        match requires_relist(&error) {
+            true => Interruption::MustRelist(Some(error)),
+            false => Interruption::Failed(error),
         }
     }
 
     /// Backs off after an unexpected frame; the caller must relist.
-    fn odd(&mut self, odd: &Odd) -> Lost {
+    fn unreadable(&mut self, error: &DecodeError) -> Interruption {
         self.fail(None);
-        Lost::Stale(Some(self.cluster.not_understood(&self.watched.what(), odd.to_string())))
+        let error = self.cluster.not_understood(&self.target.what(), error.to_string());
+        Interruption::MustRelist(Some(error))
     }
 }
 
 /// Returns true if a client must relist instead of watching from this version: it has expired, is invalid, or
 /// is newer than any that the API server knows.
-pub(super) fn is_useless(error: &ClusterError) -> bool {
-    matches!(error, ClusterError::Refused { code: 400 | 410, .. }) || is_ahead(error)
+pub(super) fn requires_relist(error: &ClusterError) -> bool {
+    matches!(error, ClusterError::Rejected { code: 400 | 410, .. }) || is_version_too_large(error)
 }
 
 /// Returns true if the version is newer than any that this API server knows. A load balancer's 504 does not
 /// count.
-pub(super) fn is_ahead(error: &ClusterError) -> bool {
-    matches!(error, ClusterError::Refused { code: 504, message, .. } if message.contains("Too large resource version"))
+pub(super) fn is_version_too_large(error: &ClusterError) -> bool {
+    let is_too_large = |message: &str| message.contains("Too large resource version");
+    matches!(error, ClusterError::Rejected { code: 504, message, .. } if is_too_large(message))
 }

@@ -1,14 +1,13 @@
-//! Configuration of exclusions. Entries that could never have an effect are rejected.
+//! Keys of exclusions. Entries that could never have an effect are errors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::names::{is_device, is_dns_name};
-use super::schema;
-use crate::pattern::PodPattern;
+use crate::names::{is_device, is_dns_name};
 use crate::quantity::{Quantity, hugepages_name};
+use crate::util::glob::PodPattern;
 
 /// The key for every node, as in NFD and RTE.
 pub const EVERY_NODE: &str = "*";
@@ -17,15 +16,46 @@ pub const EVERY_NODE: &str = "*";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Exclude {
-    /// Node name, or `*` for every node, to resources that no zone lists.
+    /// Resources that no zone lists, by node name, or `"*"` for every node in addition to its own list.
+    ///
+    /// For example `{"*": [hugepages-1Gi], worker-1: [example.com/nic]}`, as NFD's `excludeList` and RTE's
+    /// `resourceExclude`. A layer that sets the key replaces the whole map. The fingerprint does not change.
+    ///
+    /// Under the policy `single-numa-node`, the scheduler plugin rejects the node for pods that request
+    /// `cpu`, `memory` or huge pages that no zone lists. It does not check unlisted devices, and a kubelet
+    /// with the policy `restricted` or `single-numa-node` rejects pods that it cannot align
+    /// (`TopologyAffinityError`).
     #[serde(deserialize_with = "resources")]
     pub resources: BTreeMap<String, BTreeSet<String>>,
-    /// Pods whose resources look free.
-    #[schemars(with = "Vec<schema::PodPattern>")]
+    /// Pods whose resources count as free: entries of `namespace` and `name`, both patterns. A pod must match
+    /// both; one that is omitted matches every name.
+    ///
+    /// For example `[{namespace: "infra-*"}, {namespace: default, name: "debug-[0-9]"}]`. Patterns are those
+    /// of RTE's `podExclude`: `*` is any number of characters, `?` one character, `[a-z]` one of these,
+    /// `[^a-z]` one that is not among them, and a backslash escapes the next character. A layer that sets the
+    /// key replaces the whole list.
+    ///
+    /// The zones then have more available than the kubelet. A kubelet with the policy `restricted` or
+    /// `single-numa-node` rejects pods that are scheduled onto it (`TopologyAffinityError`). The fingerprint
+    /// still includes these pods, since the scheduler plugin counts them; RTE's omits them, so it never
+    /// matches while one of them runs.
+    #[schemars(with = "Vec<RawPattern>")]
     pub pods: Vec<PodPattern>,
-    /// The resources of all pods outside this namespace look free.
+    /// Count only pods of this namespace, as if `exclude.pods` named all others. Default: every pod counts
+    ///
+    /// It is the watch-namespace of NFD and RTE, and shows what one namespace uses. Do not set it where a
+    /// scheduler reads the object. `*` means every namespace.
     #[serde(deserialize_with = "namespace")]
     pub outside_namespace: Option<String>,
+}
+
+/// The form of [`PodPattern`] in a file.
+#[derive(JsonSchema)]
+#[schemars(deny_unknown_fields)]
+#[allow(dead_code, reason = "for its schema")]
+struct RawPattern {
+    namespace: Option<String>,
+    name: Option<String>,
 }
 
 impl Exclude {
@@ -52,7 +82,7 @@ fn namespace<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String
     let name: Option<String> = Option::deserialize(deserializer)?;
     let Some(name) = name.filter(|name| !name.is_empty() && name != "*") else { return Ok(None) };
     if name.contains('.') || name.len() > 63 || !is_dns_name(&name) {
-        let reason = format!("`{name}` is no namespace; write the name of one, or `*` for all");
+        let reason = format!("`{name}` is not a namespace; write the name of one, or `*` for all");
         return Err(serde::de::Error::custom(reason));
     }
     Ok(Some(name))
@@ -62,7 +92,7 @@ fn check_node(name: &str) -> Result<(), String> {
     if name == EVERY_NODE || is_dns_name(name) {
         return Ok(());
     }
-    Err(format!("`{name}` is no node name; write the name of one node, or `*` for every node"))
+    Err(format!("`{name}` is not a node name; write the name of one node, or `*` for every node"))
 }
 
 fn check_resource(name: &str) -> Result<(), String> {
@@ -79,7 +109,7 @@ fn check_resource(name: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "`{name}` is no resource of a zone; zones have cpu, memory, hugepages-<size> such as hugepages-2Mi, and \
+        "`{name}` is not a resource of a zone; zones have cpu, memory, hugepages-<size> such as hugepages-2Mi, and \
          devices such as example.com/nic"
     ))
 }
@@ -106,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_can_have_no_effect_are_refused() {
+    fn names_that_can_have_no_effect_are_errors() {
         for name in [
             "",
             "CPU",
@@ -122,7 +152,7 @@ mod tests {
         ] {
             let error = read(&format!("resources: {{'*': ['{name}']}}")).unwrap_err();
             assert!(
-                error.starts_with(&format!("`{name}` is no resource of a zone; zones have cpu,")),
+                error.starts_with(&format!("`{name}` is not a resource of a zone; zones have cpu,")),
                 "{error}"
             );
         }
@@ -131,16 +161,16 @@ mod tests {
         for node in ["worker-*", "", "Worker", "-a"] {
             let error = read(&format!("resources: {{'{node}': [cpu]}}")).unwrap_err();
             assert!(
-                error.starts_with(&format!("`{node}` is no node name; write the name of one")),
+                error.starts_with(&format!("`{node}` is not a node name; write the name of one")),
                 "{error}"
             );
         }
         let error = read("outsideNamespace: team-*").unwrap_err();
-        assert_eq!(error, "`team-*` is no namespace; write the name of one, or `*` for all");
+        assert_eq!(error, "`team-*` is not a namespace; write the name of one, or `*` for all");
     }
 
     #[test]
-    fn every_namespace_has_the_spellings_that_people_know() {
+    fn every_namespace_is_written_as_in_nfd_and_rte() {
         for text in ["outsideNamespace: '*'", "outsideNamespace: ''", "outsideNamespace:", "pods: []"] {
             assert_eq!(read(text).unwrap(), Exclude::default(), "{text}");
         }

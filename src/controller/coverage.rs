@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{
 use crate::cluster::{SlimDaemonSet, SlimNode};
 
 /// Tolerations added to every daemon pod (`AddOrUpdateDaemonPodTolerations`).
-const ADDED: [(&str, &str); 6] = [
+const ADDED_TOLERATIONS: [(&str, &str); 6] = [
     ("node.kubernetes.io/not-ready", "NoExecute"),
     ("node.kubernetes.io/unreachable", "NoExecute"),
     ("node.kubernetes.io/disk-pressure", "NoSchedule"),
@@ -20,7 +20,7 @@ const ADDED: [(&str, &str); 6] = [
     ("node.kubernetes.io/unschedulable", "NoSchedule"),
 ];
 /// Toleration added to daemon pods in the host network.
-const ADDED_IN_HOST_NETWORK: (&str, &str) = ("node.kubernetes.io/network-unavailable", "NoSchedule");
+const HOST_NETWORK: (&str, &str) = ("node.kubernetes.io/network-unavailable", "NoSchedule");
 
 /// The scheduling constraints of a DaemonSet's pods.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,14 +33,13 @@ pub struct Coverage {
 
 impl Coverage {
     /// Returns the constraints of this DaemonSet; `None` if it is being deleted.
-    #[must_use]
     pub fn of(daemon_set: &SlimDaemonSet) -> Option<Self> {
         if daemon_set.is_deleted() {
             return None;
         }
         let pod = daemon_set.pod()?;
         let added =
-            ADDED.into_iter().chain(pod.host_network.unwrap_or(false).then_some(ADDED_IN_HOST_NETWORK));
+            ADDED_TOLERATIONS.into_iter().chain(pod.host_network.unwrap_or(false).then_some(HOST_NETWORK));
         let tolerations = pod.tolerations.iter().flatten().cloned();
         Some(Self {
             name: pod.node_name.clone().filter(|name| !name.is_empty()),
@@ -51,17 +50,16 @@ impl Coverage {
     }
 
     /// Returns true if this Node should have a pod.
-    #[must_use]
     pub fn covers(&self, node: &SlimNode) -> bool {
-        let keeps_away = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
+        let is_tolerated = |taint: &Taint| self.tolerations.iter().any(|one| tolerates(one, taint));
+        let is_strict = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
         self.name.as_ref().is_none_or(|name| *name == node.name)
             && self.selector.iter().all(|(key, value)| node.labels.get(key) == Some(value))
-            && self.affinity.as_ref().is_none_or(|affinity| selects(affinity, node))
-            && node.taints.iter().filter(keeps_away).all(|taint| self.tolerates(taint))
-    }
-
-    fn tolerates(&self, taint: &Taint) -> bool {
-        self.tolerations.iter().any(|toleration| tolerates(toleration, taint))
+            && self
+                .affinity
+                .as_ref()
+                .is_none_or(|affinity| affinity.node_selector_terms.iter().any(|term| matches(term, node)))
+            && node.taints.iter().filter(is_strict).all(is_tolerated)
     }
 }
 
@@ -76,9 +74,9 @@ fn tolerates_any((key, effect): (&str, &str)) -> Toleration {
 
 /// Matches a taint as `Toleration.ToleratesTaint` does.
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-    if given(&toleration.effect).is_some_and(|effect| effect != taint.effect)
-        || given(&toleration.key).is_some_and(|key| key != taint.key)
+    let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    if non_empty(&toleration.effect).is_some_and(|effect| effect != taint.effect)
+        || non_empty(&toleration.key).is_some_and(|key| key != taint.key)
     {
         return false;
     }
@@ -88,11 +86,6 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
         "Exists" => true,
         operator => compare(operator, has, wanted),
     }
-}
-
-/// Returns true if any term matches.
-fn selects(selector: &NodeSelector, node: &SlimNode) -> bool {
-    selector.node_selector_terms.iter().any(|term| matches(term, node))
 }
 
 /// Returns true if all requirements are met. An empty term matches nothing.
@@ -148,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_daemon_set_covers_every_node_without_taints() {
+    fn without_constraints_all_nodes_without_taints_are_covered() {
         let plain = coverage(json!({"containers": []}));
         assert!(plain.covers(&SlimNode::new("a", &[])));
         assert!(!plain.covers(&with_taints(json!([{"key": "k", "value": "v", "effect": "NoSchedule"}]))));
@@ -157,12 +150,12 @@ mod tests {
     }
 
     #[test]
-    fn what_the_daemon_set_controller_tolerates_by_itself_keeps_no_node_out() {
+    fn tolerations_of_the_daemon_set_controller_are_added() {
         let plain = coverage(json!({"containers": []}));
-        for (key, effect) in ADDED {
+        for (key, effect) in ADDED_TOLERATIONS {
             assert!(plain.covers(&with_taints(json!([{"key": key, "effect": effect}]))), "{key}");
         }
-        let no_network = with_taints(json!([{"key": ADDED_IN_HOST_NETWORK.0, "effect": "NoSchedule"}]));
+        let no_network = with_taints(json!([{"key": HOST_NETWORK.0, "effect": "NoSchedule"}]));
         assert!(!plain.covers(&no_network));
         assert!(coverage(json!({"containers": [], "hostNetwork": true})).covers(&no_network));
         // The same taint with another effect is not one of Kubernetes' own.
@@ -171,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn tolerations_are_matched_as_kubernetes_matches_them() {
+    fn tolerations_match_as_in_kubernetes() {
         let taint = json!([{"key": "k", "value": "5", "effect": "NoSchedule"}]);
         for (toleration, tolerated) in [
             (json!({"operator": "Exists"}), true),
@@ -194,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_selector_and_the_name_must_hold() {
+    fn node_selector_and_node_name_must_match() {
         let of = |pod: Value| coverage(pod);
         let selector = of(json!({"containers": [], "nodeSelector": {"a": "1", "b": "2"}}));
         assert!(selector.covers(&SlimNode::new("n", &[("a", "1"), ("b", "2"), ("c", "3")])));
@@ -204,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn required_affinity_is_any_term_with_all_of_its_requirements() {
+    fn required_affinity_matches_if_any_term_does() {
         let covers = |terms: Value, node: &SlimNode| {
             let required =
                 json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});

@@ -9,25 +9,29 @@ use http::{Request, Response};
 use kube::client::Body;
 use serde_json::Value;
 
-use super::notices::Notices;
+use super::events::EventRecorder;
+use super::garbage_collection::Rules;
+use super::health::Health;
+use super::metrics::Metrics;
+use super::nudge::NudgePlan;
 use super::settings::Settings;
-use super::work::Work;
+use super::workers::Workers;
 use crate::cluster::Cluster;
-use crate::config::Config;
-use crate::telemetry::controller::{Bounds, Health, Metrics};
+use crate::nrt::Form;
+use crate::telemetry::registry::Registry;
 
-/// Returns a cluster served by `answer`, which gets the method and the path with query, and returns status
-/// code and body.
-pub(super) fn cluster<A, F>(answer: A) -> Cluster
+/// Returns a cluster whose API server is `respond`: it gets the method and the path with query, and returns
+/// status code and body.
+pub(super) fn cluster<R, F>(respond: R) -> Cluster
 where
-    A: Fn(String) -> F + Send + Sync + 'static,
+    R: Fn(String) -> F + Send + Sync + 'static,
     F: Future<Output = (u16, Value)> + Send + 'static,
 {
-    let answer = Arc::new(answer);
+    let respond = Arc::new(respond);
     let service = tower::service_fn(move |request: Request<Body>| {
-        let answer = Arc::clone(&answer);
+        let respond = Arc::clone(&respond);
         async move {
-            let (code, body) = answer(format!("{} {}", request.method(), request.uri())).await;
+            let (code, body) = respond(format!("{} {}", request.method(), request.uri())).await;
             let response = Response::builder().status(code).body(Body::from(body.to_string().into_bytes()));
             Ok::<_, Infallible>(response.unwrap())
         }
@@ -37,29 +41,44 @@ where
 }
 
 pub(super) fn metrics() -> Arc<Metrics> {
-    let bounds = Bounds { lease: true, garbage: Duration::from_secs(600), fleet: Duration::from_secs(60) };
-    Arc::new(Metrics::new(Arc::new(Health::new(bounds))))
+    let health = Health::new(true, Duration::from_secs(600), Duration::from_secs(60));
+    Arc::new(Metrics::register(&mut Registry::default(), Arc::new(health)))
 }
 
 /// The parts of a controller without a DaemonSet.
 pub(super) struct Parts {
     settings: Settings,
-    pub(super) cluster: Cluster,
-    pub(super) metrics: Arc<Metrics>,
-    notices: Notices,
+    cluster: Cluster,
+    metrics: Arc<Metrics>,
+    events: EventRecorder,
 }
 
 impl Parts {
     pub(super) fn new(cluster: Cluster) -> Self {
-        let mut config = Config::default();
-        (config.controller.daemon_set, config.controller.lease) = (String::new(), String::new());
-        let settings = Settings::from_config(&config, None).unwrap();
+        let settings = Settings {
+            identity: "numacast_0".to_owned(),
+            namespace: String::new(),
+            daemon_set: None,
+            lease: None,
+            dry_run: false,
+            garbage: Rules {
+                interval: Duration::from_secs(600),
+                grace: Duration::from_secs(60),
+                max_percent: 20,
+            },
+            silent_after: Duration::from_secs(300),
+            fleet_interval: Duration::from_secs(60),
+            nudge: Some(NudgePlan::default()),
+            scheduler: None,
+            form: Form::default(),
+            events: true,
+        };
         let metrics = metrics();
-        let notices = Notices::new(cluster.clone(), "test".to_owned(), true, Arc::clone(&metrics));
-        Self { settings, cluster, metrics, notices }
+        let events = EventRecorder::new(cluster.clone(), "test".to_owned(), true, Arc::clone(&metrics));
+        Self { settings, cluster, metrics, events }
     }
 
-    pub(super) fn work(&self) -> Work<'_> {
-        Work::new(&self.settings, &self.cluster, &self.metrics, &self.notices)
+    pub(super) fn workers(&self) -> Workers<'_> {
+        Workers::new(&self.settings, &self.cluster, &self.metrics, &self.events)
     }
 }

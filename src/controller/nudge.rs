@@ -1,20 +1,20 @@
-//! Decides when the controller writes to an object although nothing changed.
+//! Decides when the controller nudges: when it updates an object although nothing changed.
 //!
-//! The scheduler plugin refreshes its cache of a node at its own ticks (`cacheResyncPeriodSeconds`). A pod it
+//! The scheduler plugin refreshes its cache of a node at each resync (`cacheResyncPeriodSeconds`). A pod it
 //! rejected is retried when any `NodeResourceTopology` is created or updated: the plugin registers these
 //! events without a queueing hint, so an update of one object requeues every pod that the plugin rejected. An
-//! update before the tick makes the scheduler retry the pod with the old data; the tick itself requeues
-//! nothing. So a nudge, a small update of any object, has to follow the tick.
+//! update before the resync makes the scheduler retry the pod with the old data; the resync itself requeues
+//! nothing. So a nudge, a small update of any object, has to follow the resync.
 //!
-//! The ticks cannot be observed, but the usual periods are 1 to 10 s. With doubling waits there is a nudge
-//! soon after the next tick, whatever the period, and few nudges in total. An object that changes by itself
+//! Resyncs cannot be observed, but the usual periods are 1 to 10 s. With doubling delays there is a nudge
+//! soon after the next resync, whatever the period, and few nudges in total. Any other change of an object
 //! has the effect of a nudge, and is a reason for the next ones.
 //!
 //! Pure: no I/O and no clock. Times are durations since a fixed moment, the same for all calls.
 
 use std::time::Duration;
 
-/// Factor by which a wait exceeds the plugin's period, since neither periods nor patches are exact.
+/// Factor by which a delay exceeds the plugin's period, since neither periods nor patches are exact.
 const MARGIN: f64 = 1.04;
 
 /// Interval of nudges while pods stay pending and nothing changes.
@@ -22,7 +22,7 @@ const IDLE: Duration = Duration::from_secs(60);
 
 /// When to nudge while pods are pending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan {
+pub struct NudgePlan {
     /// Delay of the first nudge after a change, or after a pod became pending.
     pub first: Duration,
     /// Delay of the last nudge. Earlier ones follow at half of this, a quarter and so on, down to twice
@@ -34,7 +34,7 @@ pub struct Plan {
     pub gap: Duration,
 }
 
-impl Default for Plan {
+impl Default for NudgePlan {
     /// For plugins that resync every 1, 2, 5 or 10 s: 1.04, 2.6, 5.2 and 10.4 s after a change, then once a
     /// minute.
     fn default() -> Self {
@@ -42,10 +42,9 @@ impl Default for Plan {
     }
 }
 
-impl Plan {
-    /// Returns the plan for a plugin with this resync period: the last nudge follows soon after a tick that
+impl NudgePlan {
+    /// Returns the plan for a plugin with this resync period: the last nudge follows soon after a resync that
     /// sees the change.
-    #[must_use]
     pub fn of_period(period: Duration) -> Self {
         let gap = Duration::from_secs(1);
         let first = gap.mul_f64(MARGIN);
@@ -54,22 +53,22 @@ impl Plan {
     }
 
     /// Returns how long after a change the first nudge later than `elapsed` is due; `None` after the last.
-    fn wait_after(&self, elapsed: Duration) -> Option<Duration> {
+    fn delay_after(&self, elapsed: Duration) -> Option<Duration> {
         if elapsed < self.first {
             return Some(self.first);
         }
-        let mut wait = self.last;
-        while wait / 2 > elapsed && wait / 2 >= self.first * 2 {
-            wait /= 2;
+        let mut delay = self.last;
+        while delay / 2 > elapsed && delay / 2 >= self.first * 2 {
+            delay /= 2;
         }
-        Some(wait).filter(|wait| *wait > elapsed)
+        Some(delay).filter(|delay| *delay > elapsed)
     }
 }
 
 /// Decides when to nudge.
 #[derive(Clone, Debug)]
 pub struct Nudger {
-    plan: Plan,
+    plan: NudgePlan,
     /// Number of pods pending because of the plugin.
     pods: usize,
     /// When the nudges' last reason occurred: an object changed, or a pod became pending.
@@ -81,13 +80,12 @@ pub struct Nudger {
 
 impl Nudger {
     /// Creates a nudger with this plan and no pending pods.
-    #[must_use]
-    pub fn new(plan: Plan) -> Self {
+    pub fn new(plan: NudgePlan) -> Self {
         Self { plan, pods: 0, since: Duration::ZERO, requeued: None, due: None }
     }
 
-    /// Records that an object changed by itself, which has the effect of a nudge. The plugin sees the change
-    /// only at its next tick.
+    /// Records that an object changed, other than by a nudge. This has the effect of a nudge, but the plugin
+    /// sees the change only at its next resync.
     pub fn changed(&mut self, now: Duration) {
         (self.since, self.requeued) = (now, Some(now));
         // Changes in quick succession need no nudges between them.
@@ -96,11 +94,11 @@ impl Nudger {
 
     /// Sets the number of pods pending because of the plugin. Must be called for each pod that becomes
     /// pending or no longer is.
-    pub fn waiting(&mut self, pods: usize, now: Duration) {
-        let more = pods > self.pods;
+    pub fn set_pending(&mut self, pods: usize, now: Duration) {
+        let has_more = pods > self.pods;
         let due = self.due.filter(|_| self.pods > 0);
         self.pods = pods;
-        if !more {
+        if !has_more {
             return;
         }
         self.since = now;
@@ -110,7 +108,6 @@ impl Nudger {
     }
 
     /// Returns when to nudge if nothing happens before; `None` if no pods are pending.
-    #[must_use]
     pub fn due(&self) -> Option<Duration> {
         self.due.filter(|_| self.pods > 0)
     }
@@ -118,8 +115,8 @@ impl Nudger {
     /// Records a nudge.
     pub fn nudged(&mut self, now: Duration) {
         self.requeued = Some(now);
-        let wait = self.plan.wait_after(now.saturating_sub(self.since));
-        let due = wait.map_or(now + self.plan.idle, |wait| self.since + wait);
+        let delay = self.plan.delay_after(now.saturating_sub(self.since));
+        let due = delay.map_or(now + self.plan.idle, |delay| self.since + delay);
         self.due = Some(self.spaced(due));
     }
 
@@ -143,8 +140,8 @@ mod tests {
 
     /// Returns a nudger with one pod, pending since this time.
     fn with_a_pod(at: Duration) -> Nudger {
-        let mut nudger = Nudger::new(Plan::default());
-        nudger.waiting(1, at);
+        let mut nudger = Nudger::new(NudgePlan::default());
+        nudger.set_pending(1, at);
         nudger
     }
 
@@ -159,15 +156,15 @@ mod tests {
     }
 
     #[test]
-    fn there_are_none_while_no_pod_waits() {
-        let mut nudger = Nudger::new(Plan::default());
+    fn without_pending_pods_there_are_no_nudges() {
+        let mut nudger = Nudger::new(NudgePlan::default());
         assert_eq!(nudger.due(), None);
         nudger.changed(ms(100));
-        nudger.waiting(0, ms(200));
+        nudger.set_pending(0, ms(200));
         assert_eq!(nudger.due(), None);
-        nudger.waiting(1, ms(300));
+        nudger.set_pending(1, ms(300));
         assert!(nudger.due().is_some());
-        nudger.waiting(0, ms(400));
+        nudger.set_pending(0, ms(400));
         assert_eq!(nudger.due(), None, "it was scheduled");
         nudger.changed(ms(500));
         nudger.nudged(ms(600));
@@ -175,14 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_begins_to_wait_is_followed_by_waits_that_double_and_then_by_rare_ones() {
+    fn delays_double_and_then_nudges_are_rare() {
         let mut nudger = with_a_pod(secs(100));
         let all = all_until(&mut nudger, secs(300));
         assert_eq!(all, [101_040, 102_600, 105_200, 110_400, 170_400, 230_400, 290_400]);
     }
 
     #[test]
-    fn a_change_is_as_good_as_a_nudge_and_a_reason_for_the_next() {
+    fn a_change_replaces_a_nudge_and_starts_the_delays_anew() {
         let mut nudger = with_a_pod(secs(0));
         assert_eq!(all_until(&mut nudger, secs(30)).len(), 4);
         nudger.changed(secs(31));
@@ -194,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn frequent_changes_need_no_nudges_and_rarer_ones_do_not_put_them_off() {
+    fn frequent_changes_need_no_nudges_and_rare_ones_do_not_postpone_them() {
         let mut nudger = with_a_pod(secs(0));
         for at in 1..100 {
             nudger.changed(ms(at * 900));
@@ -210,57 +207,57 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_begin_to_wait_one_after_the_other_neither_put_nudges_off_nor_make_them_dense() {
-        let mut nudger = Nudger::new(Plan::default());
+    fn a_series_of_new_pending_pods_neither_postpones_nor_adds_nudges() {
+        let mut nudger = Nudger::new(NudgePlan::default());
         let mut all = Vec::new();
         for pod in 0..1000 {
             let now = ms(pod * 100);
             all.extend(all_until(&mut nudger, now));
-            nudger.waiting(usize::try_from(pod).unwrap() + 1, now);
+            nudger.set_pending(usize::try_from(pod).unwrap() + 1, now);
         }
         assert!((90..=100).contains(&all.len()), "{} in 100 s", all.len());
         assert!(all.windows(2).all(|pair| pair[1] - pair[0] >= 1000), "{all:?}");
     }
 
     #[test]
-    fn a_pod_that_ceases_to_wait_changes_nothing_for_the_others() {
-        let mut nudger = Nudger::new(Plan::default());
-        nudger.waiting(2, secs(0));
+    fn a_pod_that_is_no_longer_pending_changes_nothing_for_the_others() {
+        let mut nudger = Nudger::new(NudgePlan::default());
+        nudger.set_pending(2, secs(0));
         assert_eq!(all_until(&mut nudger, secs(3)), [1040, 2600]);
-        nudger.waiting(1, secs(4));
+        nudger.set_pending(1, secs(4));
         assert_eq!(nudger.due(), Some(ms(5200)));
         // Another pod became pending in its place.
-        nudger.waiting(2, secs(5));
+        nudger.set_pending(2, secs(5));
         assert_eq!(all_until(&mut nudger, secs(20)), [5200, 6200, 7600, 10_200, 15_400]);
     }
 
     #[test]
-    fn a_pod_that_comes_soon_after_a_nudge_waits_for_the_gap() {
+    fn the_gap_after_a_nudge_applies_to_new_pods() {
         let mut nudger = with_a_pod(secs(0));
         nudger.nudged(ms(1040));
-        nudger.waiting(0, ms(1050));
-        nudger.waiting(1, ms(1060));
-        assert_eq!(nudger.due(), Some(ms(2100)), "since it began to wait");
-        let plan = Plan { first: ms(100), ..Plan::default() };
+        nudger.set_pending(0, ms(1050));
+        nudger.set_pending(1, ms(1060));
+        assert_eq!(nudger.due(), Some(ms(2100)), "since it is pending");
+        let plan = NudgePlan { first: ms(100), ..NudgePlan::default() };
         let mut nudger = Nudger::new(plan);
         nudger.nudged(ms(1000));
-        nudger.waiting(1, ms(1060));
+        nudger.set_pending(1, ms(1060));
         assert_eq!(nudger.due(), Some(ms(2000)));
     }
 
     #[test]
-    fn a_nudge_that_could_not_be_made_is_due_still() {
+    fn a_nudge_stays_due_until_it_is_made() {
         let mut nudger = with_a_pod(secs(0));
         assert_eq!(nudger.due(), Some(ms(1040)));
         nudger.nudged(secs(50));
-        assert_eq!(nudger.due(), Some(secs(110)), "whatever was left out meanwhile");
+        assert_eq!(nudger.due(), Some(secs(110)), "missed ones are skipped");
     }
 
     #[test]
-    fn whoever_knows_the_plugins_period_has_no_more_than_needed() {
+    fn a_known_period_needs_fewer_nudges() {
         let of = |period| {
-            let mut nudger = Nudger::new(Plan::of_period(secs(period)));
-            nudger.waiting(1, secs(0));
+            let mut nudger = Nudger::new(NudgePlan::of_period(secs(period)));
+            nudger.set_pending(1, secs(0));
             all_until(&mut nudger, secs(110))
         };
         assert_eq!(of(1), [1040, 61_040]);

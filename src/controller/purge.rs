@@ -8,56 +8,37 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
-use super::said::first_of;
+use super::names::first_names;
 use super::settings::Settings;
-use crate::cluster::{AgentPod, Cluster, ClusterError, pod_labels, runs_agents};
+use crate::cluster::{Cluster, ClusterError, Pages, SlimPod, pod_labels, runs_agents};
 use crate::nrt::{Form, Version};
 
 /// How long the agents may take to terminate.
-const AGENTS: Duration = Duration::from_secs(120);
+const AGENTS_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long the whole purge may take. Helm waits for five minutes.
-const EVERYTHING: Duration = Duration::from_secs(240);
-/// Polling interval.
-const LOOK: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(240);
+const POLL: Duration = Duration::from_secs(1);
 /// A pod that still exists after this time may be on a Node that is down, where it stays forever.
 const NODE_DOWN: Duration = Duration::from_secs(15);
 
 /// Why something is left.
+#[allow(missing_docs, reason = "each variant's message describes it")]
 #[derive(Debug, thiserror::Error)]
 pub enum PurgeError {
-    /// A request to the API server failed.
     #[error("{0}; nothing is lost, run it again")]
     Cluster(ClusterError),
-    /// The DaemonSet is another project's.
     #[error(
         "the DaemonSet {namespace}/{name} runs no agents of numacast, so nothing was deleted: name theirs by --daemon-set, \
          or, if there is none, --set controller.daemonSet="
     )]
-    NotOurs {
-        /// Its namespace.
-        namespace: String,
-        /// Its name.
-        name: String,
-    },
-    /// Agents are still running.
+    NotOurs { namespace: String, name: String },
     #[error(
-        "{removed} objects were removed, but after {AGENTS:?} agents still run on {nodes}: they make their objects again; \
+        "{removed} objects were removed, but after {AGENTS_TIMEOUT:?} agents still run on {nodes}: they make their objects again; \
          delete their pods and run it again"
     )]
-    Agents {
-        /// Number of objects removed.
-        removed: usize,
-        /// The Nodes they run on.
-        nodes: String,
-    },
-    /// Time ran out.
-    #[error("{removed} objects were removed in {EVERYTHING:?}, and some are left{}; run it again", because(.left))]
-    Time {
-        /// Number of objects removed.
-        removed: usize,
-        /// What is left.
-        left: Left,
-    },
+    Agents { removed: usize, nodes: String },
+    #[error("{removed} objects were removed in {TIMEOUT:?}, and some are left{}; run it again", reason(.left))]
+    Time { removed: usize, left: Remaining },
 }
 
 /// Not `#[from]`, which would print the message twice.
@@ -67,23 +48,21 @@ impl From<ClusterError> for PurgeError {
     }
 }
 
-fn because(Left { held, trouble, .. }: &Left) -> String {
-    let held = match held.is_empty() {
+fn reason(Remaining { finalizing, error, .. }: &Remaining) -> String {
+    let finalizing = match finalizing.is_empty() {
         true => String::new(),
-        false => format!(": finalizers hold {}", first_of(held)),
+        false => format!(": finalizers keep {}", first_names(finalizing)),
     };
-    trouble.as_ref().map_or_else(|| held.clone(), |error| format!("{held}: {error}"))
+    error.as_ref().map_or_else(|| finalizing.clone(), |error| format!("{finalizing}: {error}"))
 }
 
 /// What is left after a pass over all objects.
 #[derive(Debug, Default)]
-pub struct Left {
-    /// Whether there were objects of ours.
+pub struct Remaining {
     found: bool,
     /// Objects that were deleted but have finalizers.
-    held: BTreeSet<String>,
-    /// The last error, if any.
-    trouble: Option<ClusterError>,
+    finalizing: BTreeSet<String>,
+    error: Option<ClusterError>,
 }
 
 /// What was removed.
@@ -91,15 +70,14 @@ pub struct Left {
 pub struct Purged {
     daemon_set: bool,
     objects: usize,
-    /// Whether the CRD is missing.
     no_crd: bool,
-    dry: bool,
+    is_dry_run: bool,
 }
 
 impl fmt::Display for Purged {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { daemon_set, objects, no_crd, dry } = self;
-        let done = if *dry { "would be removed" } else { "removed" };
+        let Self { daemon_set, objects, no_crd, is_dry_run } = self;
+        let done = if *is_dry_run { "would be removed" } else { "removed" };
         let daemon_set = if *daemon_set { "the agents' DaemonSet and " } else { "" };
         match no_crd {
             true => {
@@ -117,26 +95,36 @@ impl fmt::Display for Purged {
 /// If something is left; it can be run again.
 pub async fn purge(settings: &Settings, cluster: &Cluster) -> Result<Purged, PurgeError> {
     let cluster = &cluster.clone().in_form(settings.form);
-    let end = Instant::now() + EVERYTHING;
+    let end = Instant::now() + TIMEOUT;
     let (daemon_set, left) = match &settings.daemon_set {
-        Some(name) => end_agents(settings, cluster, name).await?,
+        Some(name) => delete_agents(settings, cluster, name).await?,
         None => (false, BTreeSet::new()),
     };
-    let mut purged = Purged { daemon_set, dry: settings.dry_run, ..Purged::default() };
-    match remove_objects_of_any_version(settings, cluster, end).await {
+    let mut purged = Purged { daemon_set, is_dry_run: settings.dry_run, ..Purged::default() };
+    // In the API version that agents write, or in the other one if that is not served.
+    let mut removed = remove_objects(settings, cluster, end).await;
+    if let Err(PurgeError::Cluster(ClusterError::NoCrd(_))) = removed {
+        let version = match settings.form.version {
+            Version::V1alpha1 => Version::V1alpha2,
+            Version::V1alpha2 => Version::V1alpha1,
+        };
+        let other = cluster.clone().in_form(Form { version, ..settings.form });
+        removed = remove_objects(settings, &other, end).await;
+    }
+    match removed {
         Ok(objects) => purged.objects = objects,
         Err(PurgeError::Cluster(ClusterError::NoCrd(_))) => purged.no_crd = true,
         Err(error) => return Err(error),
     }
     match left.is_empty() {
         true => Ok(purged),
-        false => Err(PurgeError::Agents { removed: purged.objects, nodes: first_of(&left) }),
+        false => Err(PurgeError::Agents { removed: purged.objects, nodes: first_names(&left) }),
     }
 }
 
 /// Deletes the DaemonSet and waits for its pods. Returns whether there was one, and the Nodes where agents
 /// are still running.
-async fn end_agents(
+async fn delete_agents(
     settings: &Settings,
     cluster: &Cluster,
     name: &str,
@@ -159,86 +147,47 @@ async fn end_agents(
     if deleted {
         info!("deleted the DaemonSet {namespace}/{name}; waiting for its pods to end");
     }
+    let is_ours = |pod: &SlimPod| !labels.is_empty() || pod.daemon_set.as_deref() == Some(name);
     let started = Instant::now();
-    let mut look_at_nodes = started + NODE_DOWN;
+    let mut check_nodes_at = started + NODE_DOWN;
     loop {
-        let late = Instant::now() >= look_at_nodes;
-        match nodes_of_pods(cluster, namespace, &labels, name, late).await {
-            Ok(nodes) if nodes.is_empty() => return Ok((deleted, nodes)),
-            Ok(nodes) if started.elapsed() >= AGENTS => return Ok((deleted, nodes)),
+        let only_ready = Instant::now() >= check_nodes_at;
+        match nodes_of_pods(cluster, cluster.labelled_pods(namespace, &labels), &is_ours, only_ready).await {
+            Ok(nodes) if nodes.is_empty() || started.elapsed() >= AGENTS_TIMEOUT => {
+                return Ok((deleted, nodes));
+            }
             Ok(_) => {}
-            Err(error) if error.needs_a_person() || started.elapsed() >= AGENTS => return Err(error.into()),
-            Err(error) => debug!("{error}; looking again"),
+            Err(error) if error.is_permanent() || started.elapsed() >= AGENTS_TIMEOUT => {
+                return Err(error.into());
+            }
+            Err(error) => debug!("{error}; retrying"),
         }
-        if late {
-            look_at_nodes = Instant::now() + NODE_DOWN;
+        if only_ready {
+            check_nodes_at = Instant::now() + NODE_DOWN;
         }
-        sleep(LOOK).await;
+        sleep(POLL).await;
     }
 }
 
-/// Returns the Nodes where agents run; if `late`, only those that are Ready.
+/// Returns the Nodes where agents run, or only those that are Ready. A pod without a Node writes nothing.
 async fn nodes_of_pods(
     cluster: &Cluster,
-    namespace: &str,
-    labels: &str,
-    daemon_set: &str,
-    late: bool,
+    pages: Pages<SlimPod>,
+    is_ours: impl Fn(&SlimPod) -> bool,
+    only_ready: bool,
 ) -> Result<BTreeSet<String>, ClusterError> {
-    let pods = pods_of(cluster, namespace, labels, daemon_set).await?;
-    let mut nodes: BTreeSet<String> = pods.into_iter().map(|pod| pod.node).collect();
-    if late && !nodes.is_empty() {
-        let ready = ready_nodes(cluster).await?;
+    let mut nodes: BTreeSet<String> = BTreeSet::new();
+    let add = |pod: SlimPod| nodes.extend((is_ours(&pod) && !pod.node.is_empty()).then_some(pod.node));
+    pages.for_each(add).await?;
+    if only_ready && !nodes.is_empty() {
+        let mut ready = BTreeSet::new();
+        cluster.node_pages().for_each(|node| ready.extend(node.ready.then_some(node.name))).await?;
         nodes.retain(|node| ready.contains(node));
         if nodes.is_empty() {
-            warn!("some agents are on Nodes that are not Ready: they are not waited for");
+            warn!("not waiting for agents on Nodes that are not Ready");
         }
     }
     Ok(nodes)
-}
-
-/// Returns the agents' pods that are bound to a Node; others write nothing.
-async fn pods_of(
-    cluster: &Cluster,
-    namespace: &str,
-    labels: &str,
-    daemon_set: &str,
-) -> Result<Vec<AgentPod>, ClusterError> {
-    let mut found = Vec::new();
-    let mut pages = cluster.agent_pages(namespace, labels);
-    while let Some(pods) = pages.next().await? {
-        let ours = |pod: &AgentPod| !labels.is_empty() || pod.daemon_set.as_deref() == Some(daemon_set);
-        found.extend(pods.into_iter().filter(|pod| ours(pod) && !pod.node.is_empty()));
-    }
-    Ok(found)
-}
-
-async fn ready_nodes(cluster: &Cluster) -> Result<BTreeSet<String>, ClusterError> {
-    let mut ready = BTreeSet::new();
-    let mut pages = cluster.node_pages();
-    while let Some(nodes) = pages.next().await? {
-        ready.extend(nodes.into_iter().filter(|node| node.ready).map(|node| node.name));
-    }
-    Ok(ready)
-}
-
-/// Removes the objects in the API version that agents write, or in the other one if that is not served.
-async fn remove_objects_of_any_version(
-    settings: &Settings,
-    cluster: &Cluster,
-    end: Instant,
-) -> Result<usize, PurgeError> {
-    let version = match settings.form.version {
-        Version::V1alpha1 => Version::V1alpha2,
-        Version::V1alpha2 => Version::V1alpha1,
-    };
-    match remove_objects(settings, cluster, end).await {
-        Err(PurgeError::Cluster(ClusterError::NoCrd(_))) => {
-            let other = cluster.clone().in_form(Form { version, ..settings.form });
-            remove_objects(settings, &other, end).await
-        }
-        outcome => outcome,
-    }
 }
 
 /// Repeats until a pass finds no object of ours.
@@ -247,65 +196,59 @@ async fn remove_objects(settings: &Settings, cluster: &Cluster, end: Instant) ->
     loop {
         let before = removed;
         let left = remove_once(settings, cluster, end, &mut removed).await;
-        let hopeless = |error: &ClusterError| error.needs_a_person() && !is_expired(error);
-        match &left.trouble {
-            // Single objects may be refused for their own reasons; if all are, a retry is pointless.
-            Some(error) if removed == before && hopeless(error) => return Err(error.clone().into()),
+        // A list expires if it takes too long to read.
+        let is_expired = |error: &ClusterError| matches!(error, ClusterError::Rejected { code: 410, .. });
+        let is_permanent = |error: &ClusterError| error.is_permanent() && !is_expired(error);
+        match &left.error {
+            // Single objects may be rejected for their own reasons; if all are, a retry is pointless.
+            Some(error) if removed == before && is_permanent(error) => return Err(error.clone().into()),
             None if settings.dry_run || !left.found => return Ok(removed),
             _ => {}
         }
         if Instant::now() >= end {
             return Err(PurgeError::Time { removed, left });
         }
-        let asked = left.trouble.as_ref().and_then(ClusterError::retry_after);
-        if let Some(error) = &left.trouble {
-            debug!("{error}; looking again");
-        }
+        let retry_after = left.error.as_ref().and_then(ClusterError::retry_after);
+        left.error.iter().for_each(|error| debug!("{error}; retrying"));
         // Objects that have finalizers or are recreated are not polled in a tight loop.
-        sleep(asked.unwrap_or(LOOK)).await;
+        sleep(retry_after.unwrap_or(POLL)).await;
     }
 }
 
-/// Returns true if a list expired because it took too long to read.
-fn is_expired(error: &ClusterError) -> bool {
-    matches!(error, ClusterError::Refused { code: 410, .. })
-}
-
-/// Makes one pass over all objects and deletes ours.
-async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, removed: &mut usize) -> Left {
-    let mut left = Left::default();
-    let mut pages = cluster.marks();
+async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, removed: &mut usize) -> Remaining {
+    let mut left = Remaining::default();
+    let mut pages = cluster.topology_metas();
     loop {
-        let marks = match pages.next().await {
-            Ok(Some(marks)) => marks,
+        let metas = match pages.next().await {
+            Ok(Some(metas)) => metas,
             Ok(None) => return left,
             Err(error) => {
-                left.trouble = Some(error);
+                left.error = Some(error);
                 return left;
             }
         };
-        for mark in marks.into_iter().filter(|mark| mark.writers.ours) {
+        for meta in metas.into_iter().filter(|meta| meta.writers.ours) {
             left.found = true;
             if settings.dry_run {
-                info!("dry run: the object {} would be removed", mark.name);
+                info!("dry run: the object {} would be removed", meta.name);
                 *removed += 1;
                 continue;
             }
-            if mark.going {
-                left.held.insert(mark.name);
+            if meta.is_deleted {
+                left.finalizing.insert(meta.name);
                 continue;
             }
             if Instant::now() >= end {
                 return left;
             }
-            match cluster.delete_object_of_any_version(&mark).await {
+            match cluster.delete_topology_by_uid(&meta).await {
                 Ok(deleted) => *removed += usize::from(deleted),
                 // Another object has this name now; the next pass checks whose it is.
-                Err(error) if error.is_conflict() => {}
+                Err(error) if error.is_other_object_or_version() => {}
                 Err(error) => {
-                    let all = error.concerns_all();
-                    left.trouble = Some(error);
-                    if all {
+                    let ends_pass = error.affects_every_call();
+                    left.error = Some(error);
+                    if ends_pass {
                         return left;
                     }
                 }
@@ -319,15 +262,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sentence_says_what_was_done() {
-        let of = |daemon_set, no_crd, dry| Purged { daemon_set, objects: 3, no_crd, dry }.to_string();
-        assert_eq!(of(true, false, false), "the agents' DaemonSet and 3 objects removed");
-        assert_eq!(of(false, false, true), "3 objects would be removed");
+    fn the_result_says_what_was_removed() {
+        let text = |daemon_set, no_crd, is_dry_run| {
+            Purged { daemon_set, objects: 3, no_crd, is_dry_run }.to_string()
+        };
+        assert_eq!(text(true, false, false), "the agents' DaemonSet and 3 objects removed");
+        assert_eq!(text(false, false, true), "3 objects would be removed");
         assert_eq!(
-            of(false, true, false),
+            text(false, true, false),
             "no object removed: the CRD of NodeResourceTopology is not installed"
         );
-        let nodes: BTreeSet<String> = (0..7).map(|n| n.to_string()).collect();
-        assert_eq!(first_of(&nodes), "0, 1, 2, 3, 4 and 2 more");
     }
 }

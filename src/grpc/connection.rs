@@ -1,5 +1,6 @@
 //! One connection, from its first byte to its last.
 
+use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,142 +14,134 @@ use tokio::net::UnixStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-use super::answers::Slice;
-use super::clients::{Connection, Order, Seat};
-use super::incoming::{Incoming, Pace};
-use super::{Inner, Offence, call};
+use super::clients::{Admitted, Connection, Shutdown};
+use super::input_filter::{InputFilter, InputLimits};
+use super::limits::SEND_BUFFER;
+use super::responses::Slice;
+use super::shared::Shared;
+use super::{Violation, call};
 
 /// How long a new connection may send nothing. After that it may be idle forever: some clients keep one
 /// connection.
-const PREFACE: Duration = Duration::from_secs(10);
-/// How long sending GOAWAY may take.
-const GOODBYE: Duration = Duration::from_millis(200);
+const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
+const GOAWAY_TIMEOUT: Duration = Duration::from_millis(200);
 /// Maximum size of a header list, as HTTP/2 counts it: some dozen fields of less than 1 KiB are usual.
 /// grpc-java's limit.
-const FIELDS: u32 = 8 << 10;
+const HEADER_LIST_LIMIT: u32 = 8 << 10;
 /// Initial stream window: what a client may send of a message before we grant more. The connection as a whole
 /// has 64 KiB, the minimum (RFC 9113, 6.9.2). Messages are a few hundred bytes.
-const WINDOW: u32 = 16 << 10;
-/// How much of each response h2 buffers beyond what its connection takes. It is a slice of a shared buffer
-/// and costs nothing itself.
-pub(super) const SEND_BUFFER: usize = 64 << 10;
+const STREAM_WINDOW: u32 = 16 << 10;
 /// Calls that a client may cancel before they are begun: h2's own limit.
-const CANCELLED: usize = 20;
+const CANCELED_LIMIT: usize = 20;
 /// Malformed HTTP/2 requests per connection: a correct client makes none, and h2 allows 1,024.
-const MALFORMED: usize = 100;
-/// Buffers that each connection's HPACK table may always keep (`incoming`).
+const MALFORMED_LIMIT: usize = 100;
+/// Buffers that each connection's HPACK table may always keep (`input_filter`).
 const OWN_BUFFERS: u32 = 6;
-/// Buffers that the tables of all connections together may keep in addition. A client that calls three
-/// methods with deadlines keeps about eight.
-pub(super) const MORE_BUFFERS: usize = 1024;
 
 /// A client that has to be delayed by this much counts as flooding.
-const FLOOD: Duration = Duration::from_millis(500);
+const FLOOD_DELAY: Duration = Duration::from_millis(500);
 
 /// Serves a connection until either end closes it.
-pub(super) async fn serve(stream: UnixStream, seat: Seat, inner: Arc<Inner>) {
-    let connection = &seat.connection;
+pub(super) async fn serve(stream: UnixStream, admitted: Admitted, shared: Arc<Shared>) {
+    let connection = &admitted.connection;
     let mut builder = Builder::new();
     builder
-        .max_concurrent_streams(inner.limits.streams)
-        .max_header_list_size(FIELDS)
-        .initial_window_size(WINDOW)
+        .max_concurrent_streams(shared.limits.concurrent_streams)
+        .max_header_list_size(HEADER_LIST_LIMIT)
+        .initial_window_size(STREAM_WINDOW)
         .max_send_buffer_size(SEND_BUFFER)
-        .max_pending_accept_reset_streams(CANCELLED)
-        .max_local_error_reset_streams(Some(MALFORMED));
-    let handshake = builder.handshake::<_, Slice>(Incoming::new(
+        .max_pending_accept_reset_streams(CANCELED_LIMIT)
+        .max_local_error_reset_streams(Some(MALFORMED_LIMIT));
+    let handshake = builder.handshake::<_, Slice>(InputFilter::new(
         stream,
-        Reader { connection: connection.clone(), inner: inner.clone(), kept: None },
+        Reader { connection: connection.clone(), shared: shared.clone(), reserved: None },
     ));
-    let greeted = tokio::select! {
-        greeted = timeout(PREFACE, handshake) => greeted,
-        // Any order means close here: no call was begun.
-        _ = connection.ordered() => return,
+    let connected = tokio::select! {
+        connected = timeout(PREFACE_TIMEOUT, handshake) => connected,
+        // Close at once: no call was begun.
+        _ = connection.wait_for_shutdown() => return,
     };
-    match greeted {
-        Ok(Ok(h2)) => converse(h2, connection, &inner).await,
-        Ok(Err(error)) => accuse(&error, connection, &inner),
-        Err(_) => {
-            let seconds = PREFACE.as_secs();
-            inner.blame(Offence::Silent, connection, || {
-                format!("said nothing for {seconds} s after it connected")
-            });
-        }
+    match connected {
+        Ok(Ok(h2)) => serve_calls(h2, connection, &shared).await,
+        Ok(Err(error)) => report(&error, connection, &shared),
+        Err(_) => shared.report(Violation::Silent, &connection.peer, || {
+            format!("sent nothing for {} s after it connected", PREFACE_TIMEOUT.as_secs())
+        }),
     }
 }
 
-/// The rate limit and memory budget of a connection's reads.
+/// The limits on what is read of a connection.
 struct Reader {
     connection: Arc<Connection>,
-    inner: Arc<Inner>,
-    /// Its share of [`MORE_BUFFERS`].
-    kept: Option<OwnedSemaphorePermit>,
+    shared: Arc<Shared>,
+    /// Of `Shared::buffers`.
+    reserved: Option<OwnedSemaphorePermit>,
 }
 
-impl Pace for Reader {
-    fn pace(&self, cost: usize) -> Duration {
-        let pause = self.inner.clients.pace(&self.connection, cost);
-        if pause.own >= FLOOD {
-            let what = || "sends more frames than are read of one client: they are read later".into();
-            self.inner.blame(Offence::Flood, &self.connection, what);
+impl InputLimits for Reader {
+    fn charge(&self, cost: usize) -> Duration {
+        let delay = self.shared.clients.charge(&self.connection, cost);
+        if delay.own >= FLOOD_DELAY {
+            let text = || "sends more frames than are read of one client: they are read later".into();
+            self.shared.report(Violation::Flood, &self.connection.peer, text);
         }
-        pause.own.max(pause.shared)
+        delay.own.max(delay.shared)
     }
 
-    fn keep(&mut self, buffers: u32) -> bool {
+    fn reserve_buffers(&mut self, buffers: u32) -> bool {
         let more = buffers.saturating_sub(OWN_BUFFERS);
-        if self.kept.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) == more as usize {
+        if self.reserved.as_ref().map_or(0, OwnedSemaphorePermit::num_permits) == more as usize {
             return true;
         }
         // Releases the previous reservation first, so that the new one can use it.
-        self.kept = None;
-        self.kept = Arc::clone(&self.inner.buffers).try_acquire_many_owned(more).ok();
-        self.kept.is_some()
+        self.reserved = None;
+        self.reserved = Arc::clone(&self.shared.buffers).try_acquire_many_owned(more).ok();
+        self.reserved.is_some()
     }
 
-    fn blocked(&self, blocked: bool) {
-        self.connection.block(blocked);
+    fn set_write_blocked(&self, is_blocked: bool) {
+        self.connection.set_write_blocked(is_blocked);
     }
 }
 
-async fn converse(
-    mut h2: server::Connection<Incoming<UnixStream, Reader>, Slice>,
+async fn serve_calls(
+    mut h2: server::Connection<InputFilter<UnixStream, Reader>, Slice>,
     connection: &Arc<Connection>,
-    inner: &Arc<Inner>,
+    shared: &Arc<Shared>,
 ) {
     let mut calls = FuturesUnordered::new();
     // Canceled calls are still here for a moment, but h2 no longer counts them.
-    let most = 2 * inner.limits.streams as usize;
+    let limit = 2 * shared.limits.concurrent_streams as usize;
     loop {
         tokio::select! {
-            accepted = h2.accept(), if calls.len() < most => match accepted {
+            accepted = h2.accept(), if calls.len() < limit => match accepted {
                 Some(Ok((request, respond))) => {
                     connection.calls.fetch_add(1, Ordering::Relaxed);
-                    calls.push(call::serve(request, respond, Arc::clone(connection), Arc::clone(inner)));
+                    calls.push(call::serve(request, respond, Arc::clone(connection), Arc::clone(shared)));
                 }
-                Some(Err(error)) => return accuse(&error, connection, inner),
+                Some(Err(error)) => return report(&error, connection, shared),
                 None => return,
             },
             Some(()) = calls.next() => drop(connection.calls.fetch_sub(1, Ordering::Relaxed)),
-            order = connection.ordered() => match order {
-                Order::Finish => h2.graceful_shutdown(),
-                Order::Leave => {
+            how = connection.wait_for_shutdown() => match how {
+                Shutdown::Graceful => h2.graceful_shutdown(),
+                Shutdown::Idle => {
                     // A request that crosses the GOAWAY is not answered, and its client knows that it was not
                     // begun.
                     h2.abrupt_shutdown(Reason::NO_ERROR);
-                    let _ = timeout(GOODBYE, std::future::poll_fn(|cx| h2.poll_closed(cx))).await;
+                    let _ = timeout(GOAWAY_TIMEOUT, poll_fn(|cx| h2.poll_closed(cx))).await;
                     return;
                 }
-                Order::Drop => return,
+                Shutdown::Abort => return,
             },
         }
     }
 }
 
-/// Reports protocol violations; a client that just vanished is not an offence.
-fn accuse(error: &Error, connection: &Connection, inner: &Inner) {
-    let ours = error.get_io().is_some_and(|error| error.kind() == io::ErrorKind::InvalidData);
-    if ours || !error.is_io() && !error.is_remote() {
-        inner.blame(Offence::Garbage, connection, || format!("was cut off: {error}"));
+/// Reports protocol violations. A connection that the client just closed is not one.
+fn report(error: &Error, connection: &Connection, shared: &Shared) {
+    let is_ours = error.get_io().is_some_and(|error| error.kind() == io::ErrorKind::InvalidData);
+    if is_ours || !error.is_io() && !error.is_remote() {
+        shared.report(Violation::Protocol, &connection.peer, || format!("was disconnected: {error}"));
     }
 }

@@ -11,97 +11,106 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use tokio::net::UnixListener;
 use tracing::{info, warn};
 
-use super::{ServeError, Socket};
+use crate::util::log_throttle::LastLogged;
 
 /// Maximum path length in `sockaddr_un`, without the trailing zero byte (unix(7)).
-const LONGEST: usize = 107;
-/// Mode of the socket's directory, if we create it: the kubelet socket's stand-in is for root and the
-/// socket's group only.
-const OWN: u32 = 0o750;
-/// Mode of created parent directories.
-const ABOVE: u32 = 0o755;
+const PATH_LIMIT: usize = 107;
+/// Mode of the socket's directory, if it is created here: only root and the socket's group may enter it.
+const DIRECTORY_MODE: u32 = 0o750;
+const PARENT_MODE: u32 = 0o755;
 /// Prefix of a temporary socket name, followed by six hexadecimal digits. As long as `kubelet.sock`, so that
 /// a path that is short enough stays so.
 const TEMPORARY: &str = ".numa-";
 const DIGITS: usize = 6;
 /// Interval between probes of a socket that is not ours, in checks.
-const SELDOM: u32 = 10;
+const PROBE_INTERVAL: u32 = 10;
+
+/// Where to listen.
+#[derive(Clone, Debug)]
+pub struct Socket {
+    /// The socket file. Its directory is created if missing (mode 0750; missing parents 0755).
+    pub path: PathBuf,
+    /// The file's mode.
+    pub mode: u32,
+    /// The file's group, if other than the process's own.
+    pub group: Option<u32>,
+}
+
+/// An error that prevents the socket from being served.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot serve {}: {reason}", path.display())]
+pub struct ServeError {
+    path: PathBuf,
+    reason: String,
+}
 
 /// A file's identity: device and inode.
 type Inode = (u64, u64);
 
-/// A listening socket and its file.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct SocketFile {
     socket: Socket,
     pub(super) listener: UnixListener,
     inode: Inode,
     /// For how many checks another file has been at the path.
-    taken: u32,
-    /// Whether the failure to restore it has been logged.
-    told: bool,
+    foreign_checks: u32,
+    /// The failure to restore it.
+    failure: LastLogged,
     /// Whether the path led to this socket at the last check.
-    held: bool,
+    is_ours: bool,
 }
 
-impl Place {
+impl SocketFile {
     /// Binds the socket and puts its file in place.
-    pub(super) fn take(socket: Socket) -> Result<Self, ServeError> {
+    pub(super) fn bind(socket: Socket) -> Result<Self, ServeError> {
         let (listener, inode) = bind(&socket)?;
-        Ok(Self { socket, listener, inode, taken: 0, told: false, held: true })
+        Ok(Self { socket, listener, inode, foreign_checks: 0, failure: LastLogged::default(), is_ours: true })
     }
 
     /// Checks whether the file is still ours; to be called every second. A missing path, or one that leads to
-    /// a socket nobody listens on, is taken over; another process that serves there is left alone. Returns
-    /// true if the path leads here now.
-    pub(super) fn look(&mut self) -> bool {
+    /// a socket on which no process listens, is taken over; another process that serves there is left alone.
+    /// Returns true if the path leads here now.
+    pub(super) fn check(&mut self) -> bool {
         let path = &self.socket.path;
         match fs::symlink_metadata(path) {
             Ok(found) if inode(&found) == self.inode => {
-                (self.taken, self.told, self.held) = (0, false, true);
+                (self.foreign_checks, self.is_ours) = (0, true);
+                self.failure.reset();
             }
             Ok(found) => {
-                self.held = false;
-                let (first, look) = (self.taken == 0, self.taken.is_multiple_of(SELDOM));
-                self.taken = self.taken.wrapping_add(1);
-                if look && is_socket(&found) && !is_alive(path) {
-                    self.retake("a socket that nobody listens on took the place of");
-                } else if first {
+                self.is_ours = false;
+                let number = self.foreign_checks;
+                self.foreign_checks = number.wrapping_add(1);
+                if number.is_multiple_of(PROBE_INTERVAL) && is_socket(&found) && !is_alive(path) {
+                    self.restore("a socket on which no process listens took the place of");
+                } else if number == 0 {
+                    let kind = if is_socket(&found) { "socket" } else { "file" };
+                    let path = path.display();
                     warn!(
-                        "{}: somebody else's {} is in this place now; who connects from now on is not ours",
-                        path.display(),
-                        if is_socket(&found) { "socket" } else { "file" }
+                        "{path}: another process's {kind} is in its place now; new clients connect to that"
                     );
                 }
             }
-            Err(error) if is_gone(&error) => {
-                self.held = false;
-                self.retake("somebody removed");
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                self.is_ours = false;
+                self.restore("another process removed");
             }
             // The file may still exist, so do nothing.
             Err(_) => {}
         }
-        self.held
+        self.is_ours
     }
 
-    fn retake(&mut self, why: &str) {
-        match bind(&self.socket) {
-            Ok((listener, inode)) => {
-                info!("{why} {}; it is back", self.socket.path.display());
-                let socket = self.socket.clone();
-                *self = Self { socket, listener, inode, taken: 0, told: false, held: true };
+    fn restore(&mut self, why: &str) {
+        match Self::bind(self.socket.clone()) {
+            Ok(restored) => {
+                info!("{why} {}; it is restored", self.socket.path.display());
+                *self = restored;
             }
-            Err(error) if !self.told => {
-                warn!("{why} the socket: {error}");
-                self.told = true;
-            }
+            Err(error) if self.failure.is_new(()) => warn!("{why} the socket: {error}"),
             Err(_) => {}
         }
     }
-}
-
-fn is_gone(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 fn is_socket(found: &Metadata) -> bool {
@@ -123,36 +132,32 @@ fn is_alive(path: &Path) -> bool {
 /// ever visible, and an old socket stays until the new one replaces it.
 fn bind(socket: &Socket) -> Result<(UnixListener, Inode), ServeError> {
     let path = &socket.path;
-    let explain = |what: &str, source: io::Error| ServeError::new(path, format!("{what}: {source}"));
+    let error = |reason: String| ServeError { path: path.clone(), reason };
     let Some((directory, name)) = path.parent().zip(path.file_name()) else {
-        return Err(ServeError::new(path, "this is no name of a file".into()));
+        return Err(error("it has no file name".into()));
     };
     let length = path.as_os_str().len().max(path.as_os_str().len() - name.len() + TEMPORARY.len() + DIGITS);
-    if length > LONGEST {
-        let what = format!("a socket's path has at most {LONGEST} bytes, this needs {length}");
-        return Err(ServeError::new(path, format!("{what}; give it a shorter directory")));
+    if length > PATH_LIMIT {
+        let reason = format!("it needs {length} bytes, and a socket's path has at most {PATH_LIMIT}");
+        return Err(error(format!("{reason}; choose a shorter directory")));
     }
-    match fs::symlink_metadata(path) {
-        Ok(found) if !is_socket(&found) => {
-            let what = "something that is no socket lies there; remove it, or give another directory";
-            return Err(ServeError::new(path, what.into()));
-        }
-        _ => {}
+    if fs::symlink_metadata(path).is_ok_and(|found| !is_socket(&found)) {
+        return Err(error("it is not a socket; remove it, or choose another directory".into()));
     }
-    make(directory, socket.group).map_err(|error| explain("cannot make its directory", error))?;
-    sweep(directory);
-    let temporary = directory.join(temporary());
-    let bound = listen(socket, &temporary).map_err(|error| explain("cannot listen there", error));
-    if bound.is_err() {
+    create(directory, socket.group).map_err(|e| error(format!("cannot create its directory: {e}")))?;
+    remove_leftovers(directory);
+    let number = fastrand::u32(..1 << (4 * DIGITS));
+    let temporary = directory.join(format!("{TEMPORARY}{number:0width$x}", width = DIGITS));
+    listen(socket, &temporary).map_err(|e| {
         let _ = fs::remove_file(&temporary);
-    }
-    bound
+        error(format!("cannot listen: {e}"))
+    })
 }
 
 fn listen(socket: &Socket, temporary: &Path) -> io::Result<(UnixListener, Inode)> {
     let listener = StdListener::bind(temporary)?;
     listener.set_nonblocking(true)?;
-    give(temporary, socket.group)?;
+    set_group(temporary, socket.group)?;
     fs::set_permissions(temporary, Permissions::from_mode(socket.mode))?;
     let inode = inode(&fs::symlink_metadata(temporary)?);
     let listener = UnixListener::from_std(listener)?;
@@ -161,47 +166,42 @@ fn listen(socket: &Socket, temporary: &Path) -> io::Result<(UnixListener, Inode)
 }
 
 /// Changes the group of the socket or its directory, if one is configured.
-fn give(path: &Path, group: Option<u32>) -> io::Result<()> {
+fn set_group(path: &Path, group: Option<u32>) -> io::Result<()> {
     let Some(group) = group else { return Ok(()) };
-    std::os::unix::fs::chown(path, None, Some(group)).map_err(|error| explain_group(group, error))
-}
-
-fn explain_group(group: u32, error: io::Error) -> io::Error {
-    if error.kind() != io::ErrorKind::PermissionDenied {
-        return error;
-    }
-    let what = "cannot be given to group";
-    let help = "make us a member of it (in a pod: supplementalGroups), or allow CAP_CHOWN";
-    io::Error::new(error.kind(), format!("the socket {what} {group}: {error}; {help}"))
+    let explain = |error: io::Error| match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            let help = "run in that group (in a pod: supplementalGroups), or allow CAP_CHOWN";
+            let text = format!("the socket cannot be given to group {group}: {error}; {help}");
+            io::Error::new(error.kind(), text)
+        }
+        _ => error,
+    };
+    std::os::unix::fs::chown(path, None, Some(group)).map_err(explain)
 }
 
 /// Creates a directory and its missing parents, regardless of the umask. The group may enter the directory;
 /// if its group cannot be set, it is removed again.
-fn make(directory: &Path, group: Option<u32>) -> io::Result<()> {
+fn create(directory: &Path, group: Option<u32>) -> io::Result<()> {
     let missing = directory.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
     let missing: Vec<_> = missing.map(Path::to_owned).collect();
     for path in missing.iter().rev() {
         match fs::create_dir(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
-            made => made?,
+            created => created?,
         }
         let is_own = path == directory;
-        if is_own && let Err(error) = give(path, group) {
+        if is_own && let Err(error) = set_group(path, group) {
             let _ = fs::remove_dir(path);
             return Err(error);
         }
-        fs::set_permissions(path, Permissions::from_mode(if is_own { OWN } else { ABOVE }))?;
+        fs::set_permissions(path, Permissions::from_mode(if is_own { DIRECTORY_MODE } else { PARENT_MODE }))?;
     }
     Ok(())
 }
 
-fn temporary() -> PathBuf {
-    format!("{TEMPORARY}{:0width$x}", fastrand::u32(..1 << (4 * DIGITS)), width = DIGITS).into()
-}
-
 /// Removes sockets left by one of our processes that died before its socket was in place. A socket that is
 /// just being put in place is already listening.
-fn sweep(directory: &Path) {
+fn remove_leftovers(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
@@ -223,7 +223,7 @@ mod tests {
 
     use super::*;
 
-    fn place(dir: &TempDir) -> Socket {
+    fn socket_in(dir: &TempDir) -> Socket {
         Socket { path: dir.path().join("a/b/kubelet.sock"), mode: 0o755, group: None }
     }
 
@@ -240,17 +240,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_is_put_in_place_with_its_mode_and_stays() {
+    async fn the_file_has_its_mode_and_is_not_removed() {
         let dir = TempDir::new().unwrap();
         for wanted in [0o755, 0o660] {
             let socket =
-                Socket { mode: wanted, group: Some(rustix::process::getgid().as_raw()), ..place(&dir) };
-            let place = Place::take(socket.clone()).unwrap();
+                Socket { mode: wanted, group: Some(rustix::process::getgid().as_raw()), ..socket_in(&dir) };
+            let file = SocketFile::bind(socket.clone()).unwrap();
             assert_eq!(mode(&socket.path), wanted);
             assert_eq!((mode(&dir.path().join("a")), mode(&dir.path().join("a/b"))), (0o755, 0o750));
             UnixStream::connect(&socket.path).unwrap();
             assert_eq!(names(&socket), ["kubelet.sock"]);
-            drop(place);
+            drop(file);
             // Nothing listens, but the file is still there.
             let refused = UnixStream::connect(&socket.path).unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
@@ -258,101 +258,101 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_group_gets_to_the_socket() {
+    async fn the_group_can_reach_the_socket() {
         let dir = TempDir::new().unwrap();
         let own = rustix::process::getgid().as_raw();
         // Only root may set any group.
         let group = if rustix::process::geteuid().is_root() { own + 2000 } else { own };
-        let socket = Socket { mode: 0o660, group: Some(group), ..place(&dir) };
-        let _place = Place::take(socket.clone()).unwrap();
+        let socket = Socket { mode: 0o660, group: Some(group), ..socket_in(&dir) };
+        let _file = SocketFile::bind(socket.clone()).unwrap();
         let owners = [&*dir.path().join("a"), socket.path.parent().unwrap(), &socket.path];
         let groups = owners.map(|path| fs::metadata(path).unwrap().gid());
         assert_eq!(groups, [own, group, group]);
         assert_eq!(mode(&dir.path().join("a/b")), 0o750);
         // An existing directory keeps its owners.
         let socket = Socket { path: dir.path().join("a/kubelet.sock"), ..socket };
-        let _other = Place::take(socket).unwrap();
+        let _other = SocketFile::bind(socket).unwrap();
         assert_eq!(fs::metadata(dir.path().join("a")).unwrap().gid(), own);
     }
 
     #[tokio::test]
-    async fn what_a_crash_left_behind_is_removed_and_nothing_else() {
+    async fn only_leftovers_of_a_crash_are_removed() {
         let dir = TempDir::new().unwrap();
-        let socket = place(&dir);
+        let socket = socket_in(&dir);
         fs::create_dir_all(socket.path.parent().unwrap()).unwrap();
         let beside = |name: &str| socket.path.with_file_name(name);
         drop(StdListener::bind(beside(".numa-0123af")).unwrap());
         drop(StdListener::bind(beside(".numa-0123ag")).unwrap());
         fs::write(beside(".numa-000000"), "a file").unwrap();
         let alive = StdListener::bind(beside(".numa-aaaaaa")).unwrap();
-        let _place = Place::take(socket.clone()).unwrap();
+        let _file = SocketFile::bind(socket.clone()).unwrap();
         assert_eq!(names(&socket), [".numa-000000", ".numa-0123ag", ".numa-aaaaaa", "kubelet.sock"]);
         drop(alive);
     }
 
     #[tokio::test]
-    async fn a_path_that_is_gone_is_taken_again() {
+    async fn a_removed_file_is_restored() {
         let dir = TempDir::new().unwrap();
-        let socket = place(&dir);
-        let mut place = Place::take(socket.clone()).unwrap();
-        assert!(place.look());
-        let inode = place.inode;
+        let socket = socket_in(&dir);
+        let mut file = SocketFile::bind(socket.clone()).unwrap();
+        assert!(file.check());
+        let inode = file.inode;
         fs::remove_file(&socket.path).unwrap();
-        assert!(place.look());
+        assert!(file.check());
         UnixStream::connect(&socket.path).unwrap();
-        assert_ne!(place.inode, inode);
+        assert_ne!(file.inode, inode);
         fs::remove_dir_all(dir.path().join("a")).unwrap();
-        place.look();
+        file.check();
         UnixStream::connect(&socket.path).unwrap();
-        let inode = place.inode;
-        place.look();
-        assert_eq!(place.inode, inode, "all is well");
+        let inode = file.inode;
+        file.check();
+        assert_eq!(file.inode, inode, "nothing changed");
     }
 
     #[tokio::test]
-    async fn another_process_is_left_alone_while_it_lives() {
+    async fn a_file_of_another_process_is_replaced_when_it_is_dead() {
         let dir = TempDir::new().unwrap();
-        let socket = place(&dir);
-        let mut old = Place::take(socket.clone()).unwrap();
-        let new = Place::take(socket.clone()).unwrap();
-        assert!((0..2 * SELDOM).all(|_| !old.look()), "it does not lead here");
+        let socket = socket_in(&dir);
+        let mut old = SocketFile::bind(socket.clone()).unwrap();
+        let new = SocketFile::bind(socket.clone()).unwrap();
+        assert!((0..2 * PROBE_INTERVAL).all(|_| !old.check()), "the path does not lead here");
         assert_eq!(inode(&fs::symlink_metadata(&socket.path).unwrap()), new.inode);
         drop(new);
-        assert!((0..SELDOM).any(|_| old.look()));
-        assert_eq!(inode(&fs::symlink_metadata(&socket.path).unwrap()), old.inode, "it died");
+        assert!((0..PROBE_INTERVAL).any(|_| old.check()));
+        assert_eq!(inode(&fs::symlink_metadata(&socket.path).unwrap()), old.inode, "the other process ended");
         // A regular file is not ours to remove.
         fs::remove_file(&socket.path).unwrap();
         fs::write(&socket.path, "mine").unwrap();
-        assert!((0..2 * SELDOM).all(|_| !old.look()));
+        assert!((0..2 * PROBE_INTERVAL).all(|_| !old.check()));
         assert_eq!(fs::read(&socket.path).unwrap(), b"mine");
     }
 
     #[tokio::test]
-    async fn what_cannot_be_is_one_sentence() {
+    async fn every_error_is_one_sentence() {
         let dir = TempDir::new().unwrap();
-        let refused = |path: PathBuf, group| {
-            let error = Place::take(Socket { path, mode: 0o755, group }).unwrap_err().to_string();
+        let error_of = |path: PathBuf, group| {
+            let error = SocketFile::bind(Socket { path, mode: 0o755, group }).unwrap_err().to_string();
             error.replace(dir.path().to_str().unwrap(), "/run")
         };
         let long = dir.path().join("x".repeat(100)).join("kubelet.sock");
         let length = long.as_os_str().len();
-        assert!(refused(long, None).ends_with(&format!(
-            "a socket's path has at most 107 bytes, this needs {length}; give it a shorter directory"
+        assert!(error_of(long, None).ends_with(&format!(
+            "it needs {length} bytes, and a socket's path has at most 107; choose a shorter directory"
         )));
         fs::write(dir.path().join("file"), "").unwrap();
         assert_eq!(
-            refused(dir.path().join("file"), None),
-            "cannot serve /run/file: something that is no socket lies there; remove it, or give another directory"
+            error_of(dir.path().join("file"), None),
+            "cannot serve /run/file: it is not a socket; remove it, or choose another directory"
         );
         assert_eq!(
-            refused(dir.path().join("file/kubelet.sock"), None),
-            "cannot serve /run/file/kubelet.sock: cannot listen there: Not a directory (os error 20)"
+            error_of(dir.path().join("file/kubelet.sock"), None),
+            "cannot serve /run/file/kubelet.sock: cannot listen: Not a directory (os error 20)"
         );
         assert_eq!(
-            refused("/proc/numacast/kubelet.sock".into(), None),
-            "cannot serve /proc/numacast/kubelet.sock: cannot make its directory: No such file or directory (os error 2)"
+            error_of("/proc/numacast/kubelet.sock".into(), None),
+            "cannot serve /proc/numacast/kubelet.sock: cannot create its directory: No such file or directory (os error 2)"
         );
-        assert!(refused("/proc/kubelet.sock".into(), None).contains("cannot listen there"));
-        assert_eq!(refused("/".into(), None), "cannot serve /: this is no name of a file");
+        assert!(error_of("/proc/kubelet.sock".into(), None).contains("cannot listen: "));
+        assert_eq!(error_of("/".into(), None), "cannot serve /: it has no file name");
     }
 }

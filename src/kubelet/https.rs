@@ -4,7 +4,6 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,20 +12,20 @@ use hyper::{Request, StatusCode, Uri};
 use kube::client::Body;
 use rustls::CertificateError;
 
-use crate::causes::chain;
+use super::address::Address;
+use crate::util::error_chain::chain;
 
 /// The kubelet's default port.
-pub const PORT: u16 = 10250;
+pub const HTTPS_PORT: u16 = 10250;
 
-/// Maximum number of bytes read of an error's body.
-const REFUSAL: usize = 4096;
+const ERROR_LIMIT: usize = 4096;
 
 /// The kubelet's address and how to verify it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct HttpsTarget {
     /// An IP address or a host name, without brackets.
     pub host: String,
-    /// Usually [`PORT`].
+    /// Usually [`HTTPS_PORT`].
     pub port: u16,
     /// The CA of the kubelet's serving certificate (PEM); the cluster's CA if not set.
     pub ca_file: Option<PathBuf>,
@@ -38,154 +37,29 @@ pub struct Target {
 
 /// A client of one kubelet's HTTPS port.
 #[derive(Clone)]
-pub struct Https {
+pub struct HttpsClient {
     client: kube::Client,
     /// `https://10.0.0.7:10250`
     url: String,
     timeout: Duration,
 }
 
-/// Why a request to the kubelet's HTTPS port failed. Every variant is one sentence.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum HttpsError {
-    /// The client cannot be built or used.
-    #[error("cannot ask the kubelet at {url}: {reason}")]
-    Unusable {
-        /// The kubelet's URL.
-        url: String,
-        /// The reason.
-        reason: String,
-    },
-    /// The CA file is missing or contains no certificate.
-    #[error("cannot ask the kubelet at {url}: {}: {reason}; check `kubelet.caFile`", file.display())]
-    NoCa {
-        /// The kubelet's URL.
-        url: String,
-        /// `kubelet.caFile`
-        file: PathBuf,
-        /// The reason.
-        reason: String,
-    },
-    /// The connection failed.
-    #[error("the kubelet at {url} cannot be reached: {reason}")]
-    Unreachable {
-        /// The kubelet's URL.
-        url: String,
-        /// The connection's error.
-        reason: String,
-    },
-    /// No complete response within the deadline.
-    #[error("the kubelet at {url} did not answer GET {path} within {after:?}")]
-    Deadline {
-        /// The kubelet's URL.
-        url: String,
-        /// The requested path.
-        path: String,
-        /// The deadline.
-        after: Duration,
-    },
-    /// The certificate is signed by an unknown CA.
-    #[error(
-        "the certificate of the kubelet at {url} is signed by nobody we trust: set `kubelet.caFile` to the CA of the \
-         nodes' serving certificates (for one that the kubelet made itself, its own `pki/kubelet.crt`)"
-    )]
-    UnknownCa {
-        /// The kubelet's URL.
-        url: String,
-    },
-    /// The certificate is for another name.
-    #[error(
-        "the certificate of the kubelet at {url} has another name ({reason}): set `kubelet.serverName` to the one that \
-         it has, usually the node's"
-    )]
-    OtherName {
-        /// The kubelet's URL.
-        url: String,
-        /// The verification error.
-        reason: String,
-    },
-    /// The certificate is invalid for another reason.
-    #[error("the certificate of the kubelet at {url} cannot be accepted: {reason}")]
-    BadCertificate {
-        /// The kubelet's URL.
-        url: String,
-        /// The verification error.
-        reason: String,
-    },
-    /// The kubelet did not authenticate the agent (401).
-    #[error(
-        "the kubelet at {url} does not accept our credentials (401): it must authenticate tokens with the API server \
-         (authentication.webhook.enabled)"
-    )]
-    Unauthorized {
-        /// The kubelet's URL.
-        url: String,
-    },
-    /// The agent is authenticated but not authorized (403).
-    #[error(
-        "the kubelet at {url} refuses GET {path} ({message}): RBAC must allow `get` on {right}; kubelets before 1.33 \
-         want nodes/proxy for it, which numacast is never to have"
-    )]
-    Forbidden {
-        /// The kubelet's URL.
-        url: String,
-        /// The requested path.
-        path: String,
-        /// The subresource that RBAC has to allow.
-        right: String,
-        /// The kubelet's message.
-        message: String,
-    },
-    /// Any other HTTP status.
-    #[error("the kubelet at {url} answers GET {path} with {code}: {message}")]
-    Refused {
-        /// The kubelet's URL.
-        url: String,
-        /// The requested path.
-        path: String,
-        /// The HTTP status code.
-        code: u16,
-        /// The kubelet's message.
-        message: String,
-    },
-    /// The response exceeds the size limit.
-    #[error("the kubelet at {url} answers GET {path} with more than {limit} bytes")]
-    TooLarge {
-        /// The kubelet's URL.
-        url: String,
-        /// The requested path.
-        path: String,
-        /// The limit in bytes.
-        limit: usize,
-    },
-    /// The response was truncated.
-    #[error("the answer of the kubelet at {url} to GET {path} broke off: {reason}")]
-    BrokenOff {
-        /// The kubelet's URL.
-        url: String,
-        /// The requested path.
-        path: String,
-        /// The connection's error.
-        reason: String,
-    },
-}
-
-impl fmt::Debug for Https {
+impl fmt::Debug for HttpsClient {
     /// Leaves out the client, which contains a token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Https").field("url", &self.url).finish_non_exhaustive()
+        f.debug_struct("HttpsClient").field("url", &self.url).finish_non_exhaustive()
     }
 }
 
-impl Https {
+impl HttpsClient {
     /// Returns a client for `target` with the credentials of `cluster`, the configuration used for the API
     /// server. Its CA is used if the target has none. Does not connect yet; needs a tokio runtime.
     ///
     /// # Errors
-    /// [`HttpsError::Unusable`] and [`HttpsError::NoCa`].
-    pub fn new(cluster: &kube::Config, target: &Target) -> Result<Self, HttpsError> {
-        let url = url(&target.host, target.port);
-        let unusable = |reason: String| HttpsError::Unusable { url: url.clone(), reason };
+    /// One sentence, if the address is invalid or the CA file has no certificate.
+    pub fn new(cluster: &kube::Config, target: &HttpsTarget) -> Result<Self, String> {
+        let url = format!("https://{}", Address { host: target.host.clone(), port: Some(target.port) });
+        let unusable = |reason: String| format!("cannot send a request to the kubelet at {url}: {reason}");
         let address: Uri = url.parse().map_err(|_| unusable("this is no address".into()))?;
         let mut config = kube::Config::new(address);
         config.auth_info = cluster.auth_info.clone();
@@ -193,21 +67,15 @@ impl Https {
         // The caller decides about retries.
         config.default_retry = false;
         config.connect_timeout = Some(target.timeout);
-        match &target.ca_file {
-            Some(file) => {
-                check_ca(file).map_err(|reason| HttpsError::NoCa {
-                    url: url.clone(),
-                    file: file.clone(),
-                    reason,
-                })?;
-                // Only the file is trusted; it is read again when it changes.
-                config.root_cert = Some(Vec::new());
-                config.root_cert_file = Some(file.clone());
-            }
-            None => {
-                config.root_cert.clone_from(&cluster.root_cert);
-                config.root_cert_file.clone_from(&cluster.root_cert_file);
-            }
+        if let Some(file) = &target.ca_file {
+            let no_ca = |reason| unusable(format!("{}: {reason}; check `kubelet.caFile`", file.display()));
+            check_ca(file).map_err(no_ca)?;
+            // Only the file is trusted; it is read again when it changes.
+            config.root_cert = Some(Vec::new());
+            config.root_cert_file = Some(file.clone());
+        } else {
+            config.root_cert.clone_from(&cluster.root_cert);
+            config.root_cert_file.clone_from(&cluster.root_cert_file);
         }
         let client = kube::Client::try_from(config).map_err(|error| unusable(chain(&error)))?;
         Ok(Self { client, url, timeout: target.timeout })
@@ -216,88 +84,85 @@ impl Https {
     /// Returns the body of the response to `GET path`, of at most `limit` bytes, within the deadline.
     ///
     /// # Errors
-    /// Any [`HttpsError`] but those of [`Https::new`].
-    pub async fn get(&self, path: &str, limit: usize) -> Result<Vec<u8>, HttpsError> {
+    /// One sentence about what failed and, if the operator can mend it, how.
+    pub async fn get(&self, path: &str, limit: usize) -> Result<Vec<u8>, String> {
         let mut body = Vec::new();
-        self.feed(path, limit, |piece| body.extend_from_slice(piece)).await?;
+        self.stream(path, limit, |chunk| body.extend_from_slice(chunk)).await?;
         Ok(body)
     }
 
-    /// Like [`Https::get`], for bodies too large to buffer: `sink` is called with one piece after the other.
+    /// Like [`HttpsClient::get`], for bodies too large to buffer: `sink` is called with one chunk after the
+    /// other.
     ///
     /// # Errors
-    /// As for [`Https::get`]. The pieces passed before must be discarded then.
-    pub async fn feed(
+    /// As for [`HttpsClient::get`]. The chunks passed before must be discarded then.
+    pub async fn stream(
         &self,
         path: &str,
         limit: usize,
         sink: impl FnMut(&[u8]) + Send,
-    ) -> Result<(), HttpsError> {
-        match tokio::time::timeout(self.timeout, self.read(path, limit, sink)).await {
-            Ok(answer) => answer,
-            Err(_) => {
-                let (url, path) = (self.url.clone(), path.to_owned());
-                Err(HttpsError::Deadline { url, path, after: self.timeout })
-            }
-        }
+    ) -> Result<(), String> {
+        let (url, after) = (&self.url, self.timeout);
+        let late = |_| Err(format!("the kubelet at {url} did not respond to GET {path} within {after:?}"));
+        tokio::time::timeout(after, self.read(path, limit, sink)).await.unwrap_or_else(late)
     }
 
-    async fn read(
-        &self,
-        path: &str,
-        limit: usize,
-        mut sink: impl FnMut(&[u8]) + Send,
-    ) -> Result<(), HttpsError> {
-        let (url, path) = (self.url.clone(), path.to_owned());
-        let unusable = |reason: String| HttpsError::Unusable { url: url.clone(), reason };
-        let request = Request::get(&path).body(Body::empty()).map_err(|error| unusable(error.to_string()))?;
-        let answer = self.client.send(request).await.map_err(|error| self.explain(&error))?;
-        let (status, body) = (answer.status(), answer.into_body());
+    async fn read(&self, path: &str, limit: usize, mut sink: impl FnMut(&[u8]) + Send) -> Result<(), String> {
+        let url = &self.url;
+        let request = Request::get(path).body(Body::empty());
+        let request =
+            request.map_err(|error| format!("cannot send a request to the kubelet at {url}: {error}"))?;
+        let response = self.client.send(request).await.map_err(|error| self.explain(&error))?;
+        let (status, body) = (response.status(), response.into_body());
         if status != StatusCode::OK {
             // The error's text is optional: failing to read it is no failure.
-            let text = Limited::new(body, REFUSAL).collect().await.map(|text| text.to_bytes());
+            let text = Limited::new(body, ERROR_LIMIT).collect().await.map(|text| text.to_bytes());
             let text = String::from_utf8_lossy(&text.unwrap_or_default()).trim().to_owned();
-            return Err(refusal(url, path, status, text));
+            return Err(status_error(url, path, status, &text));
         }
         let mut body = Limited::new(body, limit);
         while let Some(frame) = body.frame().await {
-            match frame {
-                Ok(frame) => frame.data_ref().map_or((), |piece| sink(piece)),
-                Err(error) if error.is::<LengthLimitError>() => {
-                    return Err(HttpsError::TooLarge { url, path, limit });
+            let frame = frame.map_err(|error| match error.is::<LengthLimitError>() {
+                true => format!("the kubelet at {url} responds to GET {path} with more than {limit} bytes"),
+                false => {
+                    format!(
+                        "the response of the kubelet at {url} to GET {path} broke off: {}",
+                        chain(&*error)
+                    )
                 }
-                Err(error) => return Err(HttpsError::BrokenOff { url, path, reason: chain(&*error) }),
+            })?;
+            if let Some(chunk) = frame.data_ref() {
+                sink(chunk);
             }
         }
         Ok(())
     }
 
-    /// Returns the error for a request without a response.
-    fn explain(&self, error: &kube::Error) -> HttpsError {
-        let url = self.url.clone();
+    fn explain(&self, error: &kube::Error) -> String {
+        use rustls::Error::InvalidCertificate;
+        let url = &self.url;
         if let kube::Error::Auth(_) = error {
-            return HttpsError::Unusable { url, reason: chain(error) };
+            return format!("cannot send a request to the kubelet at {url}: {}", chain(error));
         }
-        match tls_problem(error) {
-            None => HttpsError::Unreachable { url, reason: chain(error) },
+        let certificate = format!("the certificate of the kubelet at {url}");
+        match tls_error(error) {
+            None => format!("the kubelet at {url} cannot be reached: {}", chain(error)),
             // A bad signature: the trusted CA has the same name but another key.
-            Some(rustls::Error::InvalidCertificate(
-                CertificateError::UnknownIssuer | CertificateError::BadSignature,
-            )) => HttpsError::UnknownCa { url },
-            Some(rustls::Error::InvalidCertificate(
+            Some(InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => {
+                format!(
+                    "{certificate} is signed by an unknown CA: set `kubelet.caFile` to the CA of the nodes' serving \
+                 certificates (for one that the kubelet made itself, its own `pki/kubelet.crt`)"
+                )
+            }
+            Some(InvalidCertificate(
                 reason
                 @ (CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }),
-            )) => HttpsError::OtherName { url, reason: reason.to_string() },
-            Some(problem) => HttpsError::BadCertificate { url, reason: problem.to_string() },
+            )) => format!(
+                "{certificate} has another name ({reason}): set `kubelet.serverName` to the one that it has, usually \
+                 the node's"
+            ),
+            Some(error) => format!("{certificate} cannot be accepted: {error}"),
         }
-    }
-}
-
-/// `https://10.0.0.7:10250`, `https://[fd00::7]:10250`
-fn url(host: &str, port: u16) -> String {
-    match host.parse() {
-        Ok(IpAddr::V6(address)) => format!("https://[{address}]:{port}"),
-        _ => format!("https://{host}:{port}"),
     }
 }
 
@@ -307,32 +172,38 @@ fn check_ca(file: &Path) -> Result<(), String> {
     let text = std::fs::read(file).map_err(|error| error.to_string())?;
     match CertificateDer::pem_slice_iter(&text).next() {
         Some(Ok(_)) => Ok(()),
-        _ => Err("it holds no certificate in PEM".to_owned()),
+        _ => Err("it contains no certificate in PEM".to_owned()),
     }
 }
 
-fn refusal(url: String, path: String, status: StatusCode, message: String) -> HttpsError {
+fn status_error(url: &str, path: &str, status: StatusCode, message: &str) -> String {
     match status {
-        StatusCode::UNAUTHORIZED => HttpsError::Unauthorized { url },
+        StatusCode::UNAUTHORIZED => format!(
+            "the kubelet at {url} does not accept our credentials (401): it must authenticate tokens with the API \
+             server (authentication.webhook.enabled)"
+        ),
         StatusCode::FORBIDDEN => {
-            // kubelet.md 6: the first path segment is the subresource.
-            let first = path.trim_start_matches('/').split(['/', '?']).next().unwrap_or_default();
-            let right = format!("nodes/{first}");
-            HttpsError::Forbidden { url, path, right, message }
+            // The kubelet authorizes by subresource, the first segment of the path (upstream:
+            // `server/auth.go`).
+            let subresource = path.trim_start_matches('/').split(['/', '?']).next().unwrap_or_default();
+            format!(
+                "the kubelet at {url} rejects GET {path} ({message}): RBAC must allow `get` on nodes/{subresource}; \
+                 kubelets before 1.33 require nodes/proxy for it, which numacast must not have"
+            )
         }
-        status => HttpsError::Refused { url, path, code: status.as_u16(), message },
+        status => format!("the kubelet at {url} responds to GET {path} with {}: {message}", status.as_u16()),
     }
 }
 
 /// Returns the TLS error in an error chain. `source` does not reach it through `io::Error`.
-fn tls_problem<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
-    if let Some(problem) = error.downcast_ref() {
-        return Some(problem);
+fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
+    if let Some(error) = error.downcast_ref() {
+        return Some(error);
     }
     let hidden = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
     match hidden {
-        Some(hidden) => tls_problem(hidden),
-        None => error.source().and_then(tls_problem),
+        Some(hidden) => tls_error(hidden),
+        None => error.source().and_then(tls_error),
     }
 }
 

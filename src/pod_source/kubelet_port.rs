@@ -6,8 +6,7 @@ use std::time::Duration;
 use tracing::debug;
 
 use crate::cluster::{Cluster, KubeletEndpoint};
-use crate::config::{self, Address, Config};
-use crate::kubelet::{Https, PORT, Target};
+use crate::kubelet::{Address, HTTPS_PORT, HttpsClient, HttpsTarget};
 
 /// How to reach the kubelet's HTTPS port.
 #[derive(Clone, Debug, Default)]
@@ -25,47 +24,37 @@ pub struct KubeletPort {
 }
 
 impl KubeletPort {
-    /// Returns the port of a resolved configuration.
-    #[must_use]
-    pub fn from_config(config: &Config) -> Self {
-        let config::Kubelet { address, ca_file, server_name, timeout, .. } = config.kubelet.clone();
-        Self { node: config.node_name.clone(), address, ca_file, server_name, timeout: timeout.get() }
-    }
-
     /// Returns a client with the credentials of `cluster`. The address is read from the Node if none is
     /// configured.
-    ///
-    /// # Errors
-    /// One sentence.
-    pub async fn connect(&self, cluster: &Cluster) -> Result<Https, String> {
-        let config = cluster.config().ok_or("there are no credentials with which to ask the kubelet")?;
+    pub async fn connect(&self, cluster: &Cluster) -> Result<HttpsClient, String> {
+        let config = cluster.config().ok_or("there are no credentials for requests to the kubelet")?;
         let (host, port) = match &self.address {
             Some(Address { host, port: Some(port) }) => (host.clone(), *port),
-            Some(Address { host, port: None }) => (host.clone(), self.ask_for_port(cluster).await),
-            None => self.ask_for_address(cluster).await?,
+            Some(Address { host, port: None }) => (host.clone(), self.port(cluster).await),
+            None => self.endpoint(cluster).await?,
         };
         let (ca_file, server_name, timeout) = (self.ca_file.clone(), self.server_name.clone(), self.timeout);
-        let target = Target { host, port, ca_file, server_name, timeout };
-        Https::new(config, &target).map_err(|error| error.to_string())
+        let target = HttpsTarget { host, port, ca_file, server_name, timeout };
+        HttpsClient::new(config, &target)
     }
 
-    async fn ask_for_address(&self, cluster: &Cluster) -> Result<(String, u16), String> {
-        let told = cluster.kubelet_endpoint(&self.node).await;
+    async fn endpoint(&self, cluster: &Cluster) -> Result<(String, u16), String> {
         let explain = |reason: String| {
-            format!("nobody knows where the kubelet answers ({reason}): set `kubelet.address` (NODE_ADDRESS)")
+            format!("the kubelet's address is unknown ({reason}): set `kubelet.address` (NODE_ADDRESS)")
         };
-        let KubeletEndpoint { host, port } = told.map_err(|error| explain(error.to_string()))?;
+        let endpoint = cluster.kubelet_endpoint(&self.node).await;
+        let KubeletEndpoint { host, port } = endpoint.map_err(|error| explain(error.to_string()))?;
         let host = host.ok_or_else(|| explain("the Node has no InternalIP yet".to_owned()))?;
-        Ok((host, port.unwrap_or(PORT)))
+        Ok((host, port.unwrap_or(HTTPS_PORT)))
     }
 
     /// Returns the port that the Node reports, or the kubelet's default port.
-    async fn ask_for_port(&self, cluster: &Cluster) -> u16 {
+    async fn port(&self, cluster: &Cluster) -> u16 {
         match cluster.kubelet_endpoint(&self.node).await {
-            Ok(KubeletEndpoint { port, .. }) => port.unwrap_or(PORT),
+            Ok(KubeletEndpoint { port, .. }) => port.unwrap_or(HTTPS_PORT),
             Err(error) => {
-                debug!("the kubelet's port is taken to be {PORT}: {error}");
-                PORT
+                debug!("using the kubelet's default port {HTTPS_PORT}: {error}");
+                HTTPS_PORT
             }
         }
     }

@@ -1,8 +1,9 @@
-//! The wire types of PodInfo, generated from `proto/podinfo`, for clients. The server does not use them: it
-//! encodes the messages field by field (`info`).
+//! The wire types of PodInfo, generated from `proto/podinfo`, for clients. The server has types of its own
+//! (`pod_info`), which keep unknown fields of conditions.
 
-/// A `google.protobuf.Timestamp`; `metav1.Time` has the same wire format.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+/// A `google.protobuf.Timestamp`; `metav1.Time` has the same wire format. Read from text as in JSON.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message, serde::Deserialize)]
+#[serde(from = "jiff::Timestamp")]
 pub struct Timestamp {
     /// Seconds since 1970.
     #[prost(int64, tag = "1")]
@@ -10,6 +11,12 @@ pub struct Timestamp {
     /// Nanoseconds within the second.
     #[prost(int32, tag = "2")]
     pub nanos: i32,
+}
+
+impl From<jiff::Timestamp> for Timestamp {
+    fn from(time: jiff::Timestamp) -> Self {
+        Self { seconds: time.as_second(), nanos: time.subsec_nanosecond() }
+    }
 }
 
 /// The service and its messages.

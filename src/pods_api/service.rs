@@ -3,48 +3,44 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use prost::Message;
 use tokio::time::Instant;
-use tonic::Status;
+use tonic::{Code, Status};
 
-use super::board::{Missing, Shared, Watch, lock};
-use crate::bucket::Bucket;
+use super::metrics::Metrics;
+use super::watch_cache::{GetError, SharedCache, Watch, lock};
+use super::{INFO, PODS};
 use crate::grpc::{self, Call, Peer, Reply};
 use crate::kubelet::proto::pods::GetPodRequest;
-use crate::telemetry::pods_api::Metrics;
-use crate::wire;
-
-/// The kubelet's service.
-pub(super) const PODS: &str = "v1alpha1.Pods";
-/// numacast's own service.
-pub(super) const INFO: &str = "podinfo.v1alpha1.PodInfo";
+use crate::util::text::truncate;
+use crate::util::token_bucket::TokenBucket;
+use crate::util::wire;
 
 /// `List` and `Get` calls per second, and in a burst (`pkg/kubelet/apis/pods/constants.go`). The kubelet has
 /// one limit for all clients; here each client has its own.
 const QPS: f64 = 100.0;
 const BURST: f64 = 10.0;
 /// Maximum bytes of a UID in an error message. UIDs have 36 characters, those of static pods 32.
-const LONGEST: usize = 256;
+const MAX_UID_BYTES: usize = 256;
 
 /// Number of clients' buckets above which full ones are dropped.
-const BUCKETS: usize = 256;
+const MAX_BUCKETS: usize = 256;
 
-/// The call handlers.
 pub(super) struct Service {
-    pub(super) pods: Shared,
-    pub(super) infos: Shared,
+    pub(super) pods: SharedCache,
+    pub(super) infos: SharedCache,
     /// Whether the kubelet's `/pods` is the only source that works, and no other is expected to.
-    pub(super) page_alone: Arc<AtomicBool>,
+    pub(super) has_only_kubelet_pods: Arc<AtomicBool>,
     pub(super) limiter: Limiter,
     pub(super) metrics: Metrics,
 }
 
-/// A decoded request.
-enum Question {
+enum Request {
     List,
     Get(String),
     Watch,
@@ -52,93 +48,83 @@ enum Question {
 
 impl grpc::Service for Arc<Service> {
     fn call(&self, call: Call) -> BoxFuture<'static, Result<Reply, Status>> {
-        ready(self.answer(&call)).boxed()
+        ready(self.respond(&call)).boxed()
+    }
+
+    fn finished(&self, path: &str, _: &Peer, code: Code, _: Duration) {
+        self.metrics.finished(path, code);
     }
 }
 
-impl Question {
-    fn read(call: &Call) -> Result<(Self, bool), Status> {
-        let (service, method) = call.names();
-        let infos = match service {
-            PODS => false,
-            INFO => true,
-            _ => return Err(call.unknown_service()),
-        };
-        let question = match method {
-            "ListPods" if !infos => Self::list(call),
-            "ListPodConditions" if infos => Self::list(call),
-            "GetPod" if !infos => Self::get(call),
-            "GetPodConditions" if infos => Self::get(call),
-            "WatchPods" if !infos => Self::watch(call),
-            "WatchPodConditions" if infos => Self::watch(call),
-            _ => Err(call.unknown_method()),
-        };
-        Ok((question?, infos))
-    }
-
-    fn list(call: &Call) -> Result<Self, Status> {
-        readable(call).map_err(unary)?;
-        Ok(Self::List)
-    }
-
-    fn get(call: &Call) -> Result<Self, Status> {
-        // The requests of both services have one field, the UID.
-        let request = GetPodRequest::decode(call.message.clone());
-        Ok(Self::Get(request.map_err(unary)?.pod_uid))
-    }
-
-    fn watch(call: &Call) -> Result<Self, Status> {
-        let explain =
-            |error| Status::internal(format!("grpc: failed to unmarshal the received message: {error}"));
-        readable(call).map_err(explain)?;
-        Ok(Self::Watch)
-    }
+/// Decodes a request. Returns whether it is one of `PodInfo`.
+fn decode(call: &Call) -> Result<(Request, bool), Status> {
+    let (service, method) = call.names();
+    let is_info = match service {
+        PODS => false,
+        INFO => true,
+        _ => return Err(call.unknown_service()),
+    };
+    // A request without known fields must be a valid message.
+    let check = || wire::fields(&call.message).try_for_each(|field| field.map(drop));
+    let request = match (method, is_info) {
+        ("ListPods", false) | ("ListPodConditions", true) => {
+            check().map_err(invalid)?;
+            Request::List
+        }
+        ("GetPod", false) | ("GetPodConditions", true) => {
+            // The requests of both services have one field, the UID.
+            let request = GetPodRequest::decode(call.message.clone()).map_err(invalid)?;
+            Request::Get(request.pod_uid)
+        }
+        ("WatchPods", false) | ("WatchPodConditions", true) => {
+            check().map_err(|error| {
+                Status::internal(format!("grpc: failed to unmarshal the received message: {error}"))
+            })?;
+            Request::Watch
+        }
+        _ => return Err(call.unknown_method()),
+    };
+    Ok((request, is_info))
 }
 
-/// Truncates a UID for an error message: a status is encoded several times over.
-fn shown(uid: &str) -> &str {
-    let end = (0..=LONGEST.min(uid.len())).rev().find(|at| uid.is_char_boundary(*at));
-    &uid[..end.unwrap_or(0)]
-}
-
-/// Checks that a request without known fields is a valid message.
-fn readable(call: &Call) -> Result<(), wire::WireError> {
-    wire::fields(&call.message).try_for_each(|field| field.map(drop))
-}
-
-fn unary(error: impl std::fmt::Display) -> Status {
+fn invalid(error: impl std::fmt::Display) -> Status {
     Status::internal(format!("grpc: error unmarshalling request: {error}"))
 }
 
 impl Service {
-    fn answer(&self, call: &Call) -> Result<Reply, Status> {
-        let (question, infos) = Question::read(call)?;
-        if !matches!(question, Question::Watch) && !self.limiter.admit(&call.peer, Instant::now()) {
-            self.metrics.rejected();
+    pub(super) fn caches(&self) -> [&SharedCache; 2] {
+        [&self.pods, &self.infos]
+    }
+
+    fn respond(&self, call: &Call) -> Result<Reply, Status> {
+        let (request, is_info) = decode(call)?;
+        if !matches!(request, Request::Watch) && !self.limiter.admit(&call.peer, Instant::now()) {
+            self.metrics.server.limit_exceeded("rate_limit");
             return Err(Status::resource_exhausted("rejected by rate limit"));
         }
-        let board = if infos { &self.infos } else { &self.pods };
-        if !lock(board).has_told() {
-            return Err(self.untold(infos));
+        let cache = if is_info { &self.infos } else { &self.pods };
+        if !lock(cache).is_synced {
+            return Err(self.unsynced(is_info));
         }
-        match question {
-            Question::List => Ok(Reply::One(lock(board).list().into())),
-            Question::Get(uid) => match lock(board).get(&uid) {
+        match request {
+            Request::List => Ok(Reply::One(lock(cache).list().into())),
+            Request::Get(uid) => match lock(cache).get(&uid) {
                 Ok(pod) => Ok(Reply::One(pod)),
-                Err(Missing::TooLarge(pod)) => Err(Status::resource_exhausted(format!("numacast: {pod}"))),
-                Err(Missing::Unknown) => {
-                    Err(Status::not_found(format!("pod with UID {} not found", shown(&uid))))
-                }
+                Err(GetError::TooLarge(pod)) => Err(Status::resource_exhausted(format!("numacast: {pod}"))),
+                Err(GetError::NotFound) => Err(Status::not_found(format!(
+                    "pod with UID {} not found",
+                    truncate(&uid, MAX_UID_BYTES)
+                ))),
             },
-            Question::Watch => Ok(Reply::Many(Box::pin(Watch::new(Arc::clone(board))))),
+            Request::Watch => Ok(Reply::Many(Box::pin(Watch::new(Arc::clone(cache))))),
         }
     }
 
     /// Returns the status while no list was completed. If `/pods` is the only source, `Pods` never has one.
-    fn untold(&self, infos: bool) -> Status {
-        match self.page_alone.load(Ordering::Relaxed) && !infos {
+    fn unsynced(&self, is_info: bool) -> Status {
+        match self.has_only_kubelet_pods.load(Ordering::Relaxed) && !is_info {
             true => Status::unimplemented(
-                "numacast: only the kubelet's /pods tells of this node's pods, of which whole pods cannot be served: ask \
+                "numacast: pods are read only from the kubelet's /pods, which has no full pods to serve: use \
                  podinfo.v1alpha1.PodInfo, or see podsApi.source",
             ),
             false => Status::failed_precondition("Kubelet is initializing"),
@@ -146,19 +132,17 @@ impl Service {
     }
 }
 
-/// Limits `List` and `Get` calls per client.
 #[derive(Default)]
-pub(super) struct Limiter(Mutex<HashMap<u64, Bucket>>);
+pub(super) struct Limiter(Mutex<HashMap<u64, TokenBucket>>);
 
 impl Limiter {
-    /// Returns true if the client may make a call now.
     fn admit(&self, peer: &Peer, now: Instant) -> bool {
-        let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if buckets.len() >= BUCKETS {
+        let mut buckets = lock(&self.0);
+        if buckets.len() >= MAX_BUCKETS {
             // A full bucket is the same as a new one.
             buckets.retain(|_, bucket| !bucket.is_full(now));
         }
-        buckets.entry(peer.client).or_insert_with(|| Bucket::new(QPS, BURST, now)).take_now(now)
+        buckets.entry(peer.client).or_insert_with(|| TokenBucket::new(QPS, BURST, now)).take_now(now)
     }
 }
 
@@ -167,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_that_connects_again_has_the_same_budget() {
+    fn a_client_that_reconnects_has_the_same_budget() {
         let (limiter, now) = (Limiter::default(), Instant::now());
         // The kernel shows no process of another PID namespace.
         let peer = |client| Peer { pid: None, uid: 0, name: "test".into(), client };

@@ -1,4 +1,4 @@
-//! The watchers of one list and their unread events. A watcher is a position in a shared ring buffer; one
+//! The watchers of one cache and their unread events. A watcher is a position in a shared ring buffer; one
 //! that falls behind by more than the buffer is cut off, as in the kubelet.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -11,49 +11,54 @@ use prost::bytes::Bytes;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::board::{ADDED, event};
 use crate::grpc::Message;
+use crate::util::wire::{put_head, put_number};
+
+/// The event types.
+pub(super) const ADDED: u64 = 1;
+pub(super) const MODIFIED: u64 = 2;
+pub(super) const DELETED: u64 = 3;
+
+/// Field numbers of an event.
+const TYPE: u32 = 1;
+const POD: u32 = 2;
 
 /// Maximum number of unread events: the kubelet's buffer per watcher (`WatchPods`: `make(chan PodWatchEvent,
 /// 100)`).
-pub(super) const BEHIND: usize = 100;
+pub(super) const MAX_UNREAD: usize = 100;
 
 /// Age of the oldest unread event from which the limit applies. A burst, such as changes of all pods after a
 /// new kubelet or pod source, then does not cut off a watcher that reads.
-const CHANCE: Duration = Duration::from_secs(1);
+const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// `type: INITIAL_SYNC_COMPLETE`, without a pod.
-const COMPLETE: &[u8] = &[8, 4];
+const SYNC_COMPLETE: &[u8] = &[8, 4];
 
-/// Metrics of the watchers.
-pub(super) trait Tally: fmt::Debug + Send + Sync + 'static {
-    /// Changes the number of watchers.
+pub(super) trait WatcherObserver: fmt::Debug + Send + Sync + 'static {
     fn watchers(&self, more: i64);
 
-    /// Counts watchers that were cut off because they were too slow.
-    fn cut(&self, watchers: usize);
+    fn cut_off(&self, watchers: usize);
 
     /// Records the time from an event's arrival until the last watcher got it.
-    fn heard(&self, after: Duration);
+    fn delivered(&self, after: Duration);
 }
 
-/// The watchers of one list.
 #[derive(Debug)]
 pub(super) struct Watchers {
     /// Maximum bytes of unread events: half the budget of all pods, or three times as much in a burst.
     /// Clients that do not read occupy this memory, and users who change pods decide how many events there
     /// are.
-    most: usize,
+    max_bytes: usize,
     /// Bytes of the events in the ring.
     bytes: usize,
     /// Events that a watcher has not read; the first has the position `first`.
     ring: VecDeque<Event>,
     first: u64,
-    next: u64,
+    next_id: u64,
     all: BTreeMap<u64, Watcher>,
     /// Whether the server is stopping.
-    closed: bool,
-    tally: Arc<dyn Tally>,
+    is_closed: bool,
+    observer: Arc<dyn WatcherObserver>,
 }
 
 #[derive(Debug)]
@@ -62,7 +67,7 @@ struct Event {
     /// When it arrived.
     at: Instant,
     /// How many watchers have not read it.
-    left: usize,
+    unread_by: usize,
 }
 
 #[derive(Debug)]
@@ -70,173 +75,172 @@ struct Watcher {
     /// The pods it gets first, and how many of them it has got.
     initial: Option<(Arc<[Bytes]>, usize)>,
     /// Its position in the ring.
-    at: u64,
+    position: u64,
     waker: Option<Waker>,
     /// Whether to wake it for a new event. If not, it still has an unsent message and is only woken when it
     /// is ended.
-    listens: bool,
+    awaits_event: bool,
     /// Why its watch ends, if it does.
-    over: Option<Over>,
+    end: Option<End>,
 }
 
-/// Why a watch ends.
 #[derive(Clone, Copy, Debug)]
-enum Over {
-    Behind,
+enum End {
+    TooSlow,
     Closed,
-    Told,
+    /// The status was sent.
+    Sent,
+}
+
+pub(super) fn event(kind: u64, content: Bytes) -> Message {
+    let mut head = Vec::new();
+    put_number(&mut head, TYPE, kind);
+    put_head(&mut head, POD, content.len());
+    Message::new(&head, content)
 }
 
 impl Watchers {
-    pub(super) fn new(most: usize, tally: Arc<dyn Tally>) -> Self {
+    pub(super) fn new(max_bytes: usize, observer: Arc<dyn WatcherObserver>) -> Self {
         let (ring, all) = (VecDeque::new(), BTreeMap::new());
-        Self { most, bytes: 0, ring, first: 0, next: 0, all, closed: false, tally }
+        Self { max_bytes, bytes: 0, ring, first: 0, next_id: 0, all, is_closed: false, observer }
     }
 
     /// Adds a watcher. It gets `initial` first, then the marker, then the events pushed from now on.
-    pub(super) fn join(&mut self, initial: Arc<[Bytes]>) -> u64 {
-        let id = self.next;
-        self.next += 1;
-        let (at, over) = (self.end(), self.closed.then_some(Over::Closed));
-        self.all.insert(id, Watcher { initial: Some((initial, 0)), at, waker: None, listens: false, over });
-        self.tally.watchers(1);
+    pub(super) fn add(&mut self, initial: Arc<[Bytes]>) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        let watcher = Watcher {
+            initial: Some((initial, 0)),
+            position: self.end(),
+            waker: None,
+            awaits_event: false,
+            end: self.is_closed.then_some(End::Closed),
+        };
+        self.all.insert(id, watcher);
+        self.observer.watchers(1);
         id
     }
 
-    /// Removes a watcher.
-    pub(super) fn leave(&mut self, id: u64) {
+    pub(super) fn remove(&mut self, id: u64) {
         let Some(watcher) = self.all.remove(&id) else { return };
-        self.tally.watchers(-1);
-        if watcher.over.is_none() {
-            self.release(watcher.at);
+        self.observer.watchers(-1);
+        if watcher.end.is_none() {
+            self.release(watcher.position);
         }
     }
 
-    /// Sends an event to all watchers; `pods` is the length of the list.
     pub(super) fn push(&mut self, message: Message, at: Instant, pods: usize) {
-        let listen = |watcher: &&mut Watcher| watcher.over.is_none();
         while self.is_full(at, pods) {
-            self.cut_last();
+            self.cut_off_slowest();
         }
-        let mut left = 0;
-        for watcher in self.all.values_mut().filter(listen) {
-            left += 1;
-            if watcher.listens {
+        let mut unread_by = 0;
+        for watcher in self.all.values_mut().filter(|watcher| watcher.end.is_none()) {
+            unread_by += 1;
+            if watcher.awaits_event {
                 watcher.wake();
             }
         }
-        if left > 0 {
+        if unread_by > 0 {
             self.bytes += message.len();
-            self.ring.push_back(Event { message, at, left });
+            self.ring.push_back(Event { message, at, unread_by });
         }
     }
 
-    /// Returns true if too much is buffered for a new event.
     fn is_full(&self, at: Instant, pods: usize) -> bool {
-        let waited = self.ring.front().map_or(Duration::ZERO, |event| at.saturating_duration_since(event.at));
-        let (events, bytes) = match waited >= CHANCE {
-            true => (BEHIND, self.most),
+        let age = self.ring.front().map_or(Duration::ZERO, |event| at.saturating_duration_since(event.at));
+        let (events, bytes) = match age >= GRACE_PERIOD {
+            true => (MAX_UNREAD, self.max_bytes),
             // All pods may be deleted and as many added at once.
-            false => (BEHIND + 2 * pods, 3 * self.most),
+            false => (MAX_UNREAD + 2 * pods, 3 * self.max_bytes),
         };
         self.ring.len() >= events || self.bytes >= bytes
     }
 
-    /// Cuts off the watchers that are furthest behind.
-    fn cut_last(&mut self) {
-        let (first, mut gone) = (self.first, 0);
-        let last = |watcher: &&mut Watcher| watcher.over.is_none() && watcher.at == first;
-        for watcher in self.all.values_mut().filter(last) {
-            watcher.end(Over::Behind);
-            gone += 1;
+    fn cut_off_slowest(&mut self) {
+        let (first, mut count) = (self.first, 0);
+        let is_slowest = |watcher: &&mut Watcher| watcher.end.is_none() && watcher.position == first;
+        for watcher in self.all.values_mut().filter(is_slowest) {
+            watcher.finish(End::TooSlow);
+            count += 1;
         }
-        self.tally.cut(gone);
-        self.ring.iter_mut().for_each(|event| event.left -= gone);
+        self.observer.cut_off(count);
+        self.ring.iter_mut().for_each(|event| event.unread_by -= count);
         self.trim();
     }
 
-    /// Ends all watches.
     pub(super) fn close(&mut self) {
-        self.closed = true;
-        for watcher in self.all.values_mut().filter(|watcher| watcher.over.is_none()) {
-            watcher.end(Over::Closed);
+        self.is_closed = true;
+        for watcher in self.all.values_mut().filter(|watcher| watcher.end.is_none()) {
+            watcher.finish(End::Closed);
         }
         self.first = self.end();
         self.ring.clear();
         self.bytes = 0;
     }
 
-    /// Polls a watcher's next event.
     pub(super) fn poll(&mut self, id: u64, context: &Context<'_>) -> Poll<Option<Result<Message, Status>>> {
         let end = self.end();
         let Some(watcher) = self.all.get_mut(&id) else { return Poll::Ready(None) };
-        if let Some(over) = &mut watcher.over {
-            return Poll::Ready(std::mem::replace(over, Over::Told).status().map(Err));
+        if let Some(end) = &mut watcher.end {
+            return Poll::Ready(std::mem::replace(end, End::Sent).status().map(Err));
         }
-        if let Some((initial, heard)) = &mut watcher.initial {
-            let next = initial.get(*heard).map(|content| event(ADDED, content.clone()));
-            *heard += 1;
+        if let Some((initial, sent)) = &mut watcher.initial {
+            let next = initial.get(*sent).map(|content| event(ADDED, content.clone()));
+            *sent += 1;
             if next.is_none() {
                 watcher.initial = None;
             }
-            return Poll::Ready(Some(Ok(next.unwrap_or_else(|| Message::new(COMPLETE, Bytes::new())))));
+            let complete = || Message::new(SYNC_COMPLETE, Bytes::new());
+            return Poll::Ready(Some(Ok(next.unwrap_or_else(complete))));
         }
-        if watcher.at == end {
+        if watcher.position == end {
             watcher.wait(context, true);
             return Poll::Pending;
         }
-        let index = usize::try_from(watcher.at - self.first).unwrap_or(usize::MAX);
-        watcher.at += 1;
+        let index = usize::try_from(watcher.position - self.first).unwrap_or(usize::MAX);
+        watcher.position += 1;
         let Some(event) = self.ring.get_mut(index) else { return Poll::Ready(None) };
-        event.left -= 1;
+        event.unread_by -= 1;
         let message = event.message.clone();
-        if event.left == 0 {
-            self.tally.heard(event.at.elapsed());
+        if event.unread_by == 0 {
+            self.observer.delivered(event.at.elapsed());
             self.trim();
         }
         Poll::Ready(Some(Ok(message)))
     }
 
     /// Ready when a watcher that has not taken its current message is cut off because it is too slow.
-    pub(super) fn poll_over(&mut self, id: u64, context: &Context<'_>) -> Poll<()> {
+    pub(super) fn poll_abort(&mut self, id: u64, context: &Context<'_>) -> Poll<()> {
         match self.all.get_mut(&id) {
-            Some(watcher) if watcher.over.is_none() => {
+            Some(watcher) if watcher.end.is_none() => {
                 watcher.wait(context, false);
                 Poll::Pending
             }
             // It was not too slow: the server gives it time to read the status.
-            Some(Watcher { over: Some(Over::Closed), .. }) => Poll::Pending,
+            Some(Watcher { end: Some(End::Closed), .. }) => Poll::Pending,
             _ => Poll::Ready(()),
         }
     }
 
     #[cfg(test)]
-    pub(super) fn waiting(&self) -> usize {
-        self.ring.len()
-    }
-
-    #[cfg(test)]
-    pub(super) fn waiting_bytes(&self) -> usize {
+    pub(super) fn buffered(&self) -> (usize, usize) {
         let bytes = self.ring.iter().map(|event| event.message.len()).sum();
         assert_eq!(self.bytes, bytes);
-        bytes
+        (self.ring.len(), bytes)
     }
 
-    /// Returns the position of the next event.
     fn end(&self) -> u64 {
         self.first + self.ring.len() as u64
     }
 
-    /// Marks the events from this position on as read by one more watcher.
-    fn release(&mut self, at: u64) {
-        let unheard = usize::try_from(at - self.first).unwrap_or(usize::MAX);
-        self.ring.iter_mut().skip(unheard).for_each(|event| event.left -= 1);
+    fn release(&mut self, position: u64) {
+        let read = usize::try_from(position - self.first).unwrap_or(usize::MAX);
+        self.ring.iter_mut().skip(read).for_each(|event| event.unread_by -= 1);
         self.trim();
     }
 
-    /// Drops the events that all watchers have read.
     fn trim(&mut self) {
-        while let Some(event) = self.ring.front().filter(|event| event.left == 0) {
+        while let Some(event) = self.ring.front().filter(|event| event.unread_by == 0) {
             self.bytes -= event.message.len();
             self.ring.pop_front();
             self.first += 1;
@@ -245,13 +249,13 @@ impl Watchers {
 }
 
 impl Watcher {
-    fn end(&mut self, over: Over) {
-        (self.over, self.initial) = (Some(over), None);
+    fn finish(&mut self, end: End) {
+        (self.end, self.initial) = (Some(end), None);
         self.wake();
     }
 
-    fn wait(&mut self, context: &Context<'_>, listens: bool) {
-        self.listens = listens;
+    fn wait(&mut self, context: &Context<'_>, awaits_event: bool) {
+        self.awaits_event = awaits_event;
         // It is usually the same waker: `clone_from` then avoids a clone.
         match &mut self.waker {
             Some(waker) => waker.clone_from(context.waker()),
@@ -266,12 +270,12 @@ impl Watcher {
     }
 }
 
-impl Over {
+impl End {
     fn status(self) -> Option<Status> {
         match self {
-            Self::Behind => Some(Status::resource_exhausted("watch client channel closed")),
+            Self::TooSlow => Some(Status::resource_exhausted("watch client channel closed")),
             Self::Closed => Some(Status::unavailable("numacast stops serving pods: connect again")),
-            Self::Told => None,
+            Self::Sent => None,
         }
     }
 }

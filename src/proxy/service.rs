@@ -1,6 +1,7 @@
 //! The proxied podresources API: the kubelet's responses with the devices from annotations.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -8,44 +9,40 @@ use prost::Message;
 use prost::bytes::Bytes;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
-use tonic::Status;
+use tonic::{Code, Status};
+use tracing::{info, warn};
 
-use super::knowledge::{Knowledge, Standing};
-use super::merge::{Merged, Version, WireError};
-use super::notices::Notices;
-use crate::grpc::{self, Call, Reply};
+use super::allocations::Allocations;
+use super::annotation_state::{AnnotationState, SourceFreshness};
+use super::merge::{Merged, Omitted, Version, WireError};
+use super::metrics::Metrics;
+use super::{V1, V1ALPHA1};
+use crate::grpc::{self, Call, Peer, Reply};
 use crate::kubelet::proto::v1::GetPodResourcesRequest;
-use crate::kubelet::{Ask, Asker, Flight, Upstream};
-use crate::telemetry::proxy::{Listed, Metrics};
+use crate::kubelet::{Caller, Request, SharedClient};
+use crate::util::log_throttle::LastLogged;
 
-/// The name of the v1 service.
-pub(super) const V1: &str = "v1.PodResourcesLister";
-/// The name of the v1alpha1 service.
-pub(super) const V1ALPHA1: &str = "v1alpha1.PodResourcesLister";
-
-/// The gRPC service.
 pub(super) struct Service {
-    pub(super) upstream: Upstream,
+    pub(super) kubelet: SharedClient,
     /// `None` if nothing is merged.
-    pub(super) knowledge: Option<Arc<Knowledge>>,
+    pub(super) annotations: Option<Arc<AnnotationState>>,
     pub(super) fail_closed: bool,
+    /// Merge the node's devices into `GetAllocatableResources`.
     pub(super) allocatable: bool,
     pub(super) metrics: Metrics,
-    pub(super) notices: Notices,
+    pub(super) log: ServiceLog,
 }
 
-/// A decoded request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Question {
-    List(Version),
-    Get { namespace: String, name: String },
-    Allocatable,
-}
+/// Clients with gRPC's default limit accept no more bytes.
+const CLIENT_LIMIT: usize = 4 << 20;
+/// A response above this size is logged as large, which leaves an eighth for more pods.
+const LARGE: usize = CLIENT_LIMIT / 8 * 7;
+/// Below this size it no longer counts as large; the gap keeps a fluctuating size from flooding the log.
+const NOT_LARGE: usize = CLIENT_LIMIT / 8 * 6;
 
-/// What all callers that share a kubelet response also share.
 #[derive(Default)]
 struct Shared {
-    answer: OnceCell<Result<Bytes, Status>>,
+    merged: OnceCell<Result<Bytes, Status>>,
     /// Until when the response may wait for pods, whichever caller makes it.
     deadline: OnceLock<Instant>,
 }
@@ -53,185 +50,199 @@ struct Shared {
 impl grpc::Service for Arc<Service> {
     fn call(&self, call: Call) -> BoxFuture<'static, Result<Reply, Status>> {
         let service = Self::clone(self);
-        async move {
-            let question = Question::read(&call)?;
-            Ok(Reply::One(service.answer(question).await?.into()))
-        }
-        .boxed()
+        async move { Ok(Reply::One(service.respond(decode(&call)?).await?.into())) }.boxed()
+    }
+
+    fn finished(&self, path: &str, peer: &Peer, code: Code, took: Duration) {
+        self.metrics.finished(path, peer, code, took);
     }
 }
 
-impl Question {
-    fn read(call: &Call) -> Result<Self, Status> {
-        match call.names() {
-            (V1, "List") => Ok(Self::List(Version::V1)),
-            (V1ALPHA1, "List") => Ok(Self::List(Version::V1alpha1)),
-            (V1, "GetAllocatableResources") => Ok(Self::Allocatable),
-            (V1, "Get") => {
-                let request = GetPodResourcesRequest::decode(call.message.clone()).map_err(|error| {
-                    Status::internal(format!("grpc: error unmarshalling request: {error}"))
-                })?;
-                Ok(Self::Get { namespace: request.pod_namespace, name: request.pod_name })
-            }
-            (V1 | V1ALPHA1, _) => Err(call.unknown_method()),
-            _ => Err(call.unknown_service()),
+fn decode(call: &Call) -> Result<Request, Status> {
+    match call.names() {
+        (V1, "List") => Ok(Request::List),
+        (V1ALPHA1, "List") => Ok(Request::ListV1alpha1),
+        (V1, "GetAllocatableResources") => Ok(Request::Allocatable),
+        (V1, "Get") => {
+            let request = GetPodResourcesRequest::decode(call.message.clone())
+                .map_err(|error| Status::internal(format!("grpc: error unmarshalling request: {error}")))?;
+            Ok(Request::Get { namespace: request.pod_namespace, name: request.pod_name })
         }
-    }
-
-    fn ask(&self) -> Ask {
-        match self {
-            Self::List(Version::V1) => Ask::List,
-            Self::List(Version::V1alpha1) => Ask::ListV1alpha1,
-            Self::Allocatable => Ask::Allocatable,
-            Self::Get { namespace, name } => Ask::Get { namespace: namespace.clone(), name: name.clone() },
-        }
+        (V1 | V1ALPHA1, _) => Err(call.unknown_method()),
+        _ => Err(call.unknown_service()),
     }
 }
 
 impl Service {
     /// Returns the response of a kubelet call that started after this one, merged with what is known by then.
-    async fn answer(&self, question: Question) -> Result<Bytes, Status> {
-        let flight =
-            self.upstream.ask(question.ask(), Asker::Proxy).await.map_err(|refusal| refusal.status)?;
-        let answer = match &self.knowledge {
-            Some(knowledge) => self.merged_once(&question, &flight, knowledge).await?,
-            None => {
-                self.note_plain(&question, &flight.bytes);
-                flight.bytes.clone()
-            }
+    async fn respond(&self, request: Request) -> Result<Bytes, Status> {
+        let response = self.kubelet.request(request.clone(), Caller::Proxy).await;
+        let response = response.map_err(|error| error.status)?;
+        let Some(annotations) = &self.annotations else {
+            return Ok(self.pass_through(&request, &response.bytes));
         };
-        self.metrics.served(flight.started.elapsed());
-        Ok(answer)
-    }
-
-    /// Merges once for all callers that share the kubelet's response.
-    async fn merged_once(
-        &self,
-        question: &Question,
-        flight: &Flight,
-        knowledge: &Knowledge,
-    ) -> Result<Bytes, Status> {
-        let shared = flight.slot::<Shared>();
+        let shared = response.slot::<Shared>();
         // The caller that merges may be cancelled: then the next one does it.
-        let deadline = *shared.deadline.get_or_init(|| knowledge.deadline());
-        let merge = || self.merge(question, &flight.bytes, knowledge, deadline);
-        shared.answer.get_or_init(merge).await.clone()
+        let deadline = *shared.deadline.get_or_init(|| annotations.deadline());
+        let merge = || self.merge(&request, &response.bytes, annotations, deadline);
+        shared.merged.get_or_init(merge).await.clone()
     }
 
     async fn merge(
         &self,
-        question: &Question,
+        request: &Request,
         bytes: &Bytes,
-        knowledge: &Knowledge,
+        annotations: &AnnotationState,
         deadline: Instant,
     ) -> Result<Bytes, Status> {
-        if *question == Question::Allocatable && !self.allocatable {
+        if *request == Request::Allocatable && !self.allocatable {
             return Ok(bytes.clone());
         }
-        if !self.may_merge(knowledge, deadline).await? {
-            self.note_plain(question, bytes);
-            return Ok(bytes.clone());
+        if !self.can_merge(annotations, deadline).await? {
+            return Ok(self.pass_through(request, bytes));
         }
-        let merged = match question {
-            Question::List(version) => knowledge.merge_list(bytes, *version, deadline).await,
-            Question::Get { .. } => knowledge.merge_get(bytes, deadline).await,
-            Question::Allocatable => knowledge.plan().allocatable(bytes).map(|merged| (merged, 0)),
+        let merged = match request {
+            Request::Allocatable => {
+                annotations.allocations().merge_allocatable(bytes).map(|merged| (merged, 0))
+            }
+            _ => {
+                let merge = |allocations: &Allocations| match request {
+                    Request::Get { .. } => allocations.merge_get(bytes),
+                    Request::ListV1alpha1 => allocations.merge_list(bytes, Version::V1alpha1),
+                    _ => allocations.merge_list(bytes, Version::V1),
+                };
+                annotations.merge(deadline, merge).await
+            }
         };
-        self.digest(question, bytes, merged)
+        self.finish(request, bytes, merged)
     }
 
     /// Returns whether merging is possible. If it is not, the request is rejected if `fail_closed` is set.
-    async fn may_merge(&self, knowledge: &Knowledge, deadline: Instant) -> Result<bool, Status> {
-        knowledge.first_words(deadline).await;
-        let standing = knowledge.standing();
-        self.metrics.passing_through(standing != Standing::Good);
-        self.notices.standing(standing, self.fail_closed);
-        match standing {
-            Standing::Good => Ok(true),
+    async fn can_merge(&self, annotations: &AnnotationState, deadline: Instant) -> Result<bool, Status> {
+        annotations.wait_until_synced(deadline).await;
+        let freshness = annotations.freshness();
+        self.metrics.passing_through(freshness != SourceFreshness::Fresh);
+        self.log.freshness(freshness, self.fail_closed);
+        match freshness {
+            SourceFreshness::Fresh => Ok(true),
             _ if !self.fail_closed => Ok(false),
-            Standing::Untold => Err(self.refusal("nobody has told about the node's pods and devices yet")),
-            Standing::Stale => Err(self.refusal("nobody has told about the node's pods for too long")),
+            SourceFreshness::Unsynced => Err(rejection("the node's pods and devices are not known yet")),
+            SourceFreshness::Stale => Err(rejection("no pod source has been synced for too long")),
         }
     }
 
-    fn refusal(&self, why: &str) -> Status {
-        Status::unavailable(format!("numacast: {why}, and the answer may lack devices (proxy.failClosed)"))
-    }
-
-    /// Returns the response to send.
-    fn digest(
+    fn finish(
         &self,
-        question: &Question,
+        request: &Request,
         bytes: &Bytes,
         merged: Result<(Merged, usize), WireError>,
     ) -> Result<Bytes, Status> {
         let (merged, unknown) = match merged {
             Ok(merged) => merged,
             Err(error) => {
-                self.notices.malformed(question.ask().method(), &error);
+                self.log.malformed(request.method(), &error);
                 if self.fail_closed {
-                    return Err(self.refusal("the kubelet's answer is not understood"));
+                    return Err(rejection("the kubelet's response cannot be decoded"));
                 }
-                // Pass the kubelet's response on: the client may understand it.
+                // The client may understand it.
                 return Ok(bytes.clone());
             }
         };
-        if *question == Question::List(Version::V1) {
-            self.note(&merged, unknown);
+        if *request == Request::List {
+            self.record_list(merged.bytes.len(), merged.devices, merged.omitted, unknown);
         }
         if unknown > 0 && self.fail_closed {
-            let why = format!("the kubelet names {unknown} pods that nobody has told about yet");
-            return Err(self.refusal(&why));
+            return Err(rejection(&format!("the kubelet lists {unknown} unknown pods")));
         }
         Ok(merged.bytes)
     }
 
-    fn note(&self, merged: &Merged, unknown: usize) {
-        let left_out = merged.left_out.reasons().into_iter().filter(|(_, count)| *count > 0);
-        self.metrics.listed(&Listed {
-            bytes: merged.bytes.len(),
-            pods: merged.pods,
-            devices: merged.devices,
-            left_out: left_out.collect(),
-            unknown,
-        });
-        self.notices.size(merged.bytes.len());
+    fn pass_through(&self, request: &Request, bytes: &Bytes) -> Bytes {
+        if *request == Request::List {
+            self.record_list(bytes.len(), 0, Omitted::default(), 0);
+        }
+        bytes.clone()
     }
 
-    fn note_plain(&self, question: &Question, bytes: &Bytes) {
-        if *question == Question::List(Version::V1) {
-            self.metrics.listed(&Listed { bytes: bytes.len(), ..Listed::default() });
-            self.notices.size(bytes.len());
+    fn record_list(&self, bytes: usize, merged: usize, omitted: Omitted, unknown: usize) {
+        self.metrics.listed(bytes, merged, omitted, unknown);
+        self.log.size(bytes);
+    }
+}
+
+fn rejection(why: &str) -> Status {
+    Status::unavailable(format!("numacast: {why}, and the response may lack devices (proxy.failClosed)"))
+}
+
+/// What was logged and still applies: each message is logged until what it is about changes.
+#[derive(Debug, Default)]
+pub(super) struct ServiceLog {
+    large: LastLogged,
+    freshness: LastLogged<SourceFreshness>,
+    malformed: LastLogged,
+}
+
+impl ServiceLog {
+    pub(super) fn size(&self, bytes: usize) {
+        if self.is_newly_large(bytes) {
+            warn!(
+                "the List has {bytes} bytes; clients that accept at most {CLIENT_LIMIT} (gRPC's default, as in \
+                 dcgm-exporter) fail when it grows above that"
+            );
+        }
+    }
+
+    fn is_newly_large(&self, bytes: usize) -> bool {
+        if bytes < NOT_LARGE {
+            self.large.reset();
+        }
+        bytes > LARGE && self.large.is_new(())
+    }
+
+    pub(super) fn freshness(&self, freshness: SourceFreshness, fail_closed: bool) {
+        if !self.freshness.is_new(freshness) {
+            return;
+        }
+        let consequence = match fail_closed {
+            true => "requests are rejected meanwhile (proxy.failClosed)",
+            false => "responses lack the devices from annotations meanwhile",
+        };
+        match freshness {
+            SourceFreshness::Fresh => info!("devices from annotations are merged into responses"),
+            SourceFreshness::Unsynced => warn!("pods and devices are not known yet: {consequence}"),
+            SourceFreshness::Stale => warn!("no pod source has been synced for too long: {consequence}"),
+        }
+    }
+
+    pub(super) fn malformed(&self, method: &str, error: &WireError) {
+        if self.malformed.is_new(()) {
+            warn!("cannot decode the kubelet's response to {method}, which is passed on as it is: {error}");
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tonic::Code;
-
     use super::*;
-    use crate::grpc::Peer;
 
     fn call(path: &str, message: Bytes) -> Call {
         let peer = Arc::new(Peer { pid: None, uid: 0, name: "test".into(), client: 0 });
-        Call { path: path.to_owned(), message, peer, deadline: None }
+        Call { path: path.to_owned(), message, peer }
     }
 
     #[test]
-    fn every_method_is_read_and_others_are_refused_as_the_kubelet_refuses_them() {
-        let read = |path: &str| {
-            let question = Question::read(&call(path, Bytes::new()));
-            question.map_err(|status| (status.code(), status.message().to_owned()))
+    fn every_method_is_decoded_and_others_are_rejected_as_by_the_kubelet() {
+        let decoded = |path: &str| {
+            decode(&call(path, Bytes::new())).map_err(|status| (status.code(), status.message().to_owned()))
         };
-        let nobody = Question::Get { namespace: String::new(), name: String::new() };
-        for (path, question) in [
-            ("/v1.PodResourcesLister/List", Question::List(Version::V1)),
-            ("/v1alpha1.PodResourcesLister/List", Question::List(Version::V1alpha1)),
-            ("/v1.PodResourcesLister/GetAllocatableResources", Question::Allocatable),
-            ("/v1.PodResourcesLister/Get", nobody),
+        let unnamed = Request::Get { namespace: String::new(), name: String::new() };
+        for (path, request) in [
+            ("/v1.PodResourcesLister/List", Request::List),
+            ("/v1alpha1.PodResourcesLister/List", Request::ListV1alpha1),
+            ("/v1.PodResourcesLister/GetAllocatableResources", Request::Allocatable),
+            ("/v1.PodResourcesLister/Get", unnamed),
         ] {
-            assert_eq!(read(path), Ok(question), "{path}");
+            assert_eq!(decoded(path), Ok(request), "{path}");
         }
         for (path, text) in [
             ("/v1.PodResourcesLister/Watch", "unknown method Watch for service v1.PodResourcesLister"),
@@ -241,14 +252,22 @@ mod tests {
             ),
             ("/v1.Pods/List", "unknown service v1.Pods"),
         ] {
-            assert_eq!(read(path), Err((Code::Unimplemented, text.to_owned())), "{path}");
+            assert_eq!(decoded(path), Err((Code::Unimplemented, text.to_owned())), "{path}");
         }
         let request = GetPodResourcesRequest { pod_name: "a".into(), pod_namespace: "ns".into() };
-        let get = Question::read(&call("/v1.PodResourcesLister/Get", request.encode_to_vec().into()));
-        assert_eq!(get.unwrap(), Question::Get { namespace: "ns".into(), name: "a".into() });
-        let garbage =
-            Question::read(&call("/v1.PodResourcesLister/Get", Bytes::from_static(b"\xff\xff"))).unwrap_err();
+        let get = decode(&call("/v1.PodResourcesLister/Get", request.encode_to_vec().into()));
+        assert_eq!(get.unwrap(), Request::Get { namespace: "ns".into(), name: "a".into() });
+        let garbage = decode(&call("/v1.PodResourcesLister/Get", Bytes::from_static(b"\xff\xff")));
+        let garbage = garbage.unwrap_err();
         assert_eq!(garbage.code(), Code::Internal);
         assert!(garbage.message().starts_with("grpc: error unmarshalling request: "), "{garbage}");
+    }
+
+    #[test]
+    fn a_large_response_is_logged_once_until_it_has_shrunk() {
+        let log = ServiceLog::default();
+        let sizes = [LARGE, LARGE + 1, LARGE + 1, NOT_LARGE, LARGE + 1, NOT_LARGE - 1, LARGE + 1];
+        let logged = sizes.map(|bytes| log.is_newly_large(bytes));
+        assert_eq!(logged, [false, true, false, false, false, false, true]);
     }
 }

@@ -7,12 +7,11 @@
 mod rates;
 
 use std::collections::HashMap;
-use std::fmt::Debug;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -24,20 +23,23 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::task::{AbortHandle, JoinHandle, JoinSet, yield_now};
+use tokio::task::{AbortHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::rustls::server::Acceptor;
 
+use super::endpoint::Endpoint;
+use super::health::Probes;
+use super::registry::Registry;
 use super::tls::Tls;
-use crate::config::Endpoint;
+use crate::util::sync::lock;
+use crate::util::task::Task;
 use rates::Rates;
 
 /// Maximum number of open connections. An idle one takes 1.2 KiB, one that has sent something 14 KiB.
 const CONNECTIONS: usize = 512;
 /// Maximum number of open connections per address. A kubelet or a scraper has one or two. If another client
-/// has the same address, this many of its connections must arrive between a probe's connection and the probe's
-/// request to close that.
+/// shares the address, a probe's connection is closed only if this many others arrive before its request.
 const CONNECTIONS_PER_ADDRESS: usize = 256;
 /// The listen backlog, unless `net.core.somaxconn` is lower. If it is full, a probe retries after one second,
 /// which is too late.
@@ -45,7 +47,7 @@ const BACKLOG: u32 = 4096;
 /// Timeout for the TLS handshake and the request header together.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout for the client to read the response.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(8);
 /// Maximum size of the request header in bytes; the minimum that hyper accepts.
 const HEADER_BYTES: usize = 8192;
 /// Delay after a failed accept, for example if descriptors have run out.
@@ -53,78 +55,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How long encoded metrics are reused.
 const REUSE: Duration = Duration::from_millis(100);
 
-/// A source of metrics.
-pub trait Exposition: Debug + Send + Sync {
-    /// Returns all metrics in the OpenMetrics text format.
-    fn encode(&self) -> String;
-}
-
-/// The kubelet's three probes. An error contains one sentence per reason.
-pub trait Probes: Debug + Send + Sync {
-    /// Liveness: fails if a restart may help.
-    ///
-    /// # Errors
-    /// The reasons why the probe fails.
-    fn live(&self) -> Result<(), Vec<String>>;
-
-    /// Readiness: fails if the work is not being done.
-    ///
-    /// # Errors
-    /// As [`Probes::live`].
-    fn ready(&self) -> Result<(), Vec<String>>;
-
-    /// Startup: succeeds once the start is complete.
-    ///
-    /// # Errors
-    /// As [`Probes::live`].
-    fn started(&self) -> Result<(), Vec<String>>;
-}
-
-/// Concatenates several sources of metrics.
-#[derive(Debug)]
-pub struct Together(pub Vec<Arc<dyn Exposition>>);
-
-/// The last line of the format.
-const END: &str = "# EOF\n";
-
-impl Exposition for Together {
-    fn encode(&self) -> String {
-        let mut text = String::new();
-        for part in &self.0 {
-            let part = part.encode();
-            text += part.strip_suffix(END).unwrap_or(&part);
-        }
-        text + END
-    }
-}
-
-/// Combines several probes: all of them must succeed.
-#[derive(Debug)]
-pub struct All(pub Vec<Arc<dyn Probes>>);
-
-impl All {
-    fn of(&self, ask: impl Fn(&dyn Probes) -> Result<(), Vec<String>>) -> Result<(), Vec<String>> {
-        let reasons: Vec<String> =
-            self.0.iter().filter_map(|probes| ask(&**probes).err()).flatten().collect();
-        if reasons.is_empty() { Ok(()) } else { Err(reasons) }
-    }
-}
-
-impl Probes for All {
-    fn live(&self) -> Result<(), Vec<String>> {
-        self.of(|probes| probes.live())
-    }
-
-    fn ready(&self) -> Result<(), Vec<String>> {
-        self.of(|probes| probes.ready())
-    }
-
-    fn started(&self) -> Result<(), Vec<String>> {
-        self.of(|probes| probes.started())
-    }
-}
-
-/// The content type of [`Exposition::encode`].
+/// The content type of [`Registry::encode`].
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
@@ -132,29 +63,26 @@ const PLAIN: &str = "text/plain; charset=utf-8";
 #[derive(Clone, Debug, Default)]
 pub struct Endpoints {
     /// Served at `/metrics`.
-    pub metrics: Option<Arc<dyn Exposition>>,
+    pub metrics: Option<Arc<Registry>>,
     /// Served at `/livez`, `/readyz` and `/startupz`.
     pub health: Option<Arc<dyn Probes>>,
 }
 
 impl Endpoints {
-    /// Returns what is served, for error messages, and the configuration key of the address.
-    const fn name(&self) -> (&'static str, &'static str) {
+    const fn names(&self) -> (&'static str, &'static str, &'static str) {
         match (&self.metrics, &self.health) {
-            (Some(_), Some(_)) => ("metrics and health are", "metrics.address"),
-            (None, Some(_)) => ("health is", "health.address"),
-            _ => ("metrics are", "metrics.address"),
+            (Some(_), Some(_)) => {
+                ("metrics and health are", "metrics.address", "/metrics, /livez, /readyz and /startupz")
+            }
+            (None, Some(_)) => ("health is", "health.address", "/livez, /readyz and /startupz"),
+            _ => ("metrics are", "metrics.address", "/metrics"),
         }
     }
 
     /// Returns the served paths as text.
     #[must_use]
     pub const fn paths(&self) -> &'static str {
-        match (&self.metrics, &self.health) {
-            (Some(_), Some(_)) => "/metrics, /livez, /readyz and /startupz",
-            (None, Some(_)) => "/livez, /readyz and /startupz",
-            _ => "/metrics",
-        }
+        self.names().2
     }
 }
 
@@ -162,7 +90,7 @@ impl Endpoints {
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
-    task: JoinHandle<()>,
+    _task: Task,
 }
 
 /// The server could not listen on its address.
@@ -188,7 +116,7 @@ impl Server {
         endpoints: Endpoints,
         tls: Option<Tls>,
     ) -> Result<Option<Self>, ServerError> {
-        let (what, key) = endpoints.name();
+        let (what, key, _) = endpoints.names();
         let explain = |source| ServerError { what, key, address, source };
         let listener = match address {
             Endpoint::Nowhere => return Ok(None),
@@ -198,20 +126,13 @@ impl Server {
         // The actual port if the configured one is 0.
         let address = listener.local_addr().map_err(explain)?;
         let shared = Shared { endpoints, tls, rates: Rates::new(), encoded: Mutex::default() };
-        let task = tokio::spawn(accept(listener, Arc::new(shared)));
-        Ok(Some(Self { address, task }))
+        Ok(Some(Self { address, _task: Task::spawn(accept(listener, Arc::new(shared))) }))
     }
 
     /// Returns the address it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
@@ -241,7 +162,6 @@ fn listen_on(socket: TcpSocket, address: SocketAddr) -> io::Result<TcpListener> 
     socket.listen(BACKLOG)
 }
 
-/// What all connections share.
 struct Shared {
     endpoints: Endpoints,
     tls: Option<Tls>,
@@ -251,9 +171,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Returns the encoded metrics, not older than [`REUSE`].
-    fn encode(&self, metrics: &dyn Exposition) -> Bytes {
-        let mut encoded = self.encoded.lock().unwrap_or_else(PoisonError::into_inner);
+    fn encode(&self, metrics: &Registry) -> Bytes {
+        let mut encoded = lock(&self.encoded);
         if let Some((at, text)) = &*encoded
             && at.elapsed() < REUSE
         {
@@ -289,7 +208,6 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-/// An open connection.
 struct Connection {
     address: IpAddr,
     /// Whether its request has been received.
@@ -297,7 +215,6 @@ struct Connection {
     task: AbortHandle,
 }
 
-/// The open connections, oldest first.
 #[derive(Default)]
 struct Connections(Vec<Connection>);
 
@@ -327,13 +244,11 @@ impl Connections {
 
     /// Closes the address's oldest connection without a request, or if all have sent one, its oldest.
     fn close_one(&mut self, address: IpAddr) {
-        let silent = |open: &Connection| open.address == address && !open.requested.load(Ordering::Relaxed);
-        let position = self.0.iter().position(silent);
-        let Some(position) = position.or_else(|| self.0.iter().position(|open| open.address == address))
-        else {
-            return;
-        };
-        self.0.remove(position).task.abort();
+        let of_address = self.0.iter().enumerate().filter(|(_, open)| open.address == address);
+        let first = of_address.min_by_key(|(_, open)| open.requested.load(Ordering::Relaxed));
+        if let Some((position, _)) = first {
+            self.0.remove(position).task.abort();
+        }
     }
 }
 
@@ -341,7 +256,7 @@ impl Connections {
 async fn serve(stream: TcpStream, address: IpAddr, shared: Arc<Shared>, requested: Arc<AtomicBool>) {
     let mut connection = pin!(connection(stream, address, &shared, &requested));
     if timeout(HEADER_TIMEOUT, &mut connection).await.is_err() && requested.load(Ordering::Relaxed) {
-        let _ = timeout(ANSWER_TIMEOUT, connection).await;
+        let _ = timeout(RESPONSE_TIMEOUT, connection).await;
     }
 }
 
@@ -356,18 +271,17 @@ async fn connection(stream: TcpStream, address: IpAddr, shared: &Shared, request
 /// Serves one request, which is counted once it is there, but before the TLS handshake if there is one.
 async fn exchange(stream: TcpStream, address: IpAddr, shared: &Shared, requested: &AtomicBool) {
     let take = || shared.rates.take(address);
-    let Some(tls) = &shared.tls else { return converse(stream, shared, requested, take).await };
+    let Some(tls) = &shared.tls else { return serve_http(stream, shared, requested, take).await };
     let Some(acceptor) = tls.acceptor() else { return };
     let Ok(hello) = LazyConfigAcceptor::new(Acceptor::default(), stream).await else { return };
     if take()
         && let Ok(stream) = hello.into_stream(Arc::clone(acceptor.config())).await
     {
-        converse(stream, shared, requested, || true).await;
+        serve_http(stream, shared, requested, || true).await;
     }
 }
 
-/// Serves one request if it is allowed, otherwise closes the connection.
-async fn converse(
+async fn serve_http(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     shared: &Shared,
     requested: &AtomicBool,
@@ -375,8 +289,8 @@ async fn converse(
 ) {
     let service = service_fn(|request: Request<Incoming>| {
         requested.store(true, Ordering::Relaxed);
-        let answer = allowed().then(|| answer(shared, request.method(), request.uri().path()));
-        async move { answer.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted)) }
+        let response = allowed().then(|| response(shared, request.method(), request.uri().path()));
+        async move { response.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted)) }
     });
     let mut http = http1::Builder::new();
     http.keep_alive(false).max_buf_size(HEADER_BYTES);
@@ -384,20 +298,20 @@ async fn converse(
 }
 
 /// Returns the response for a method and path. hyper omits the body of responses to HEAD.
-fn answer(shared: &Shared, method: &Method, path: &str) -> Response<Full<Bytes>> {
+fn response(shared: &Shared, method: &Method, path: &str) -> Response<Full<Bytes>> {
     if !matches!(*method, Method::GET | Method::HEAD) {
-        let mut refusal = respond(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "only GET and HEAD\n".into());
-        refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
-        return refusal;
+        let mut rejected = respond(StatusCode::METHOD_NOT_ALLOWED, PLAIN, "only GET and HEAD\n".into());
+        rejected.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return rejected;
     }
     let Endpoints { metrics, health } = &shared.endpoints;
     let found = match path {
         "/metrics" => {
-            metrics.as_ref().map(|metrics| respond(StatusCode::OK, OPEN_METRICS, shared.encode(&**metrics)))
+            metrics.as_ref().map(|metrics| respond(StatusCode::OK, OPEN_METRICS, shared.encode(metrics)))
         }
-        "/livez" => health.as_ref().map(|health| verdict(health.live())),
-        "/readyz" => health.as_ref().map(|health| verdict(health.ready())),
-        "/startupz" => health.as_ref().map(|health| verdict(health.started())),
+        "/livez" => health.as_ref().map(|health| probe(health.live())),
+        "/readyz" => health.as_ref().map(|health| probe(health.ready())),
+        "/startupz" => health.as_ref().map(|health| probe(health.started())),
         _ => None,
     };
     found.unwrap_or_else(|| {
@@ -406,11 +320,10 @@ fn answer(shared: &Shared, method: &Method, path: &str) -> Response<Full<Bytes>>
     })
 }
 
-/// Returns `ok`, or the reasons, one per line.
-fn verdict(verdict: Result<(), Vec<String>>) -> Response<Full<Bytes>> {
-    match verdict {
-        Ok(()) => respond(StatusCode::OK, PLAIN, "ok\n".into()),
-        Err(reasons) => respond(StatusCode::SERVICE_UNAVAILABLE, PLAIN, (reasons.join("\n") + "\n").into()),
+fn probe(reasons: Vec<String>) -> Response<Full<Bytes>> {
+    match reasons.is_empty() {
+        true => respond(StatusCode::OK, PLAIN, "ok\n".into()),
+        false => respond(StatusCode::SERVICE_UNAVAILABLE, PLAIN, (reasons.join("\n") + "\n").into()),
     }
 }
 

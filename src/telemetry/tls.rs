@@ -1,10 +1,9 @@
 //! The serving certificate for metrics, reloaded when its files change.
 
+use std::fmt::Display;
 use std::fs;
-use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustls::crypto::ring;
@@ -12,111 +11,97 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tracing::{info, warn};
 
+use crate::util::file::{FileVersion, version};
+use crate::util::sync::lock;
+
 /// Minimum interval between checks of the files, which happen when a client connects.
-const LOOK: Duration = Duration::from_secs(1);
+const CHECK: Duration = Duration::from_secs(1);
 
-/// Why the files cannot be used.
-#[derive(Debug, thiserror::Error)]
-enum TlsError {
-    #[error("cannot read {}: {source}", path.display())]
-    Unreadable { path: PathBuf, source: io::Error },
-    #[error("{} holds no {what} in PEM", path.display())]
-    NoPem { path: PathBuf, what: &'static str },
-    #[error("the key in {} is not that of the certificate in {}", key.display(), cert.display())]
-    Mismatch { cert: PathBuf, key: PathBuf },
-    #[error("{} cannot be used: {reason}", path.display())]
-    Unusable { path: PathBuf, reason: String },
-}
-
-/// Paths of the certificates.
-#[derive(Clone, Debug)]
-pub struct Files {
-    /// The certificate chain.
-    pub cert: PathBuf,
+/// The files for TLS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TlsFiles {
+    /// The certificate and its chain.
+    pub cert_file: PathBuf,
     /// Its private key.
-    pub key: PathBuf,
-    /// The CA of the client certificates, if clients need one.
-    pub client_ca: Option<PathBuf>,
-}
-
-/// Identifies a version of a file: device, inode, size, mtime and ctime.
-type Stamp = Option<(u64, u64, u64, i64, i64, i64, i64)>;
-
-fn stamp(path: &Path) -> Stamp {
-    let m = fs::metadata(path).ok()?;
-    Some((m.dev(), m.ino(), m.size(), m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()))
+    pub key_file: PathBuf,
+    /// The CA of clients' certificates; if not set, clients need none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_ca_file: Option<PathBuf>,
 }
 
 struct State {
     /// The files' versions when they were last read.
-    stamps: Vec<Stamp>,
-    looked: Instant,
+    versions: Vec<Option<FileVersion>>,
+    checked: Instant,
     /// Made from the last valid files.
     acceptor: Option<TlsAcceptor>,
 }
 
 /// The TLS acceptor for connections.
 pub struct Tls {
-    files: Files,
+    files: TlsFiles,
     state: Mutex<State>,
 }
 
 impl Tls {
     /// Reads the files. If they are invalid, logs a warning and closes connections until they are valid.
     #[must_use]
-    pub fn new(files: Files) -> Self {
-        let mut state = State { stamps: Vec::new(), looked: Instant::now(), acceptor: None };
-        look(&files, &mut state);
+    pub fn new(files: TlsFiles) -> Self {
+        let mut state = State { versions: Vec::new(), checked: Instant::now(), acceptor: None };
+        reload(&files, &mut state);
         Self { files, state: Mutex::new(state) }
     }
 
     /// Returns the acceptor for the next connection. Reads the files inline: they are small and connections
     /// are rare.
     pub(super) fn acceptor(&self) -> Option<TlsAcceptor> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.looked.elapsed() >= LOOK {
-            look(&self.files, &mut state);
+        let mut state = lock(&self.state);
+        if state.checked.elapsed() >= CHECK {
+            reload(&self.files, &mut state);
         }
         state.acceptor.clone()
     }
 }
 
 /// Reloads changed files. If they are invalid, logs that once and keeps the previous acceptor.
-fn look(files: &Files, state: &mut State) {
-    state.looked = Instant::now();
+fn reload(files: &TlsFiles, state: &mut State) {
+    state.checked = Instant::now();
     // Taken before reading, so that a change in between is noticed by the next check.
-    let paths = [Some(&files.cert), Some(&files.key), files.client_ca.as_ref()];
-    let stamps: Vec<Stamp> = paths.into_iter().flatten().map(|path| stamp(path)).collect();
-    if stamps == state.stamps {
+    let paths = [Some(&files.cert_file), Some(&files.key_file), files.client_ca_file.as_ref()];
+    let versions: Vec<_> = paths.into_iter().flatten().map(|path| version(path)).collect();
+    if versions == state.versions {
         return;
     }
-    let first = state.stamps.is_empty();
-    state.stamps = stamps;
+    let first = state.versions.is_empty();
+    state.versions = versions;
     match read(files) {
         Ok(config) => {
             state.acceptor = Some(TlsAcceptor::from(Arc::new(config)));
             if !first {
-                info!("the certificate for metrics was read again from {}", files.cert.display());
+                info!("the certificate for metrics was read again from {}", files.cert_file.display());
             }
         }
         Err(error) if state.acceptor.is_some() => warn!("{error}; metrics keep the certificate they had"),
-        Err(error) => warn!("{error}; metrics are served to nobody until that works"),
+        Err(error) => warn!("{error}; metrics are not served until this is fixed"),
     }
 }
 
-fn read(files: &Files) -> Result<ServerConfig, TlsError> {
+fn read(files: &TlsFiles) -> Result<ServerConfig, String> {
     let provider = Arc::new(ring::default_provider());
-    let chain = certificates(&files.cert)?;
-    let key = PrivateKeyDer::from_pem_slice(&contents(&files.key)?)
-        .map_err(|_| TlsError::NoPem { path: files.key.clone(), what: "private key" })?;
+    let chain = certificates(&files.cert_file)?;
+    let key = PrivateKeyDer::from_pem_slice(&contents(&files.key_file)?)
+        .map_err(|_| format!("{} contains no private key in PEM", files.key_file.display()))?;
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
-        .map_err(|error| unusable(&files.cert, &error))?;
-    let builder = match &files.client_ca {
+        .map_err(|error| unusable(&files.cert_file, &error))?;
+    let builder = match &files.client_ca_file {
         None => builder.with_no_client_auth(),
         Some(path) => {
             let mut roots = RootCertStore::empty();
@@ -129,9 +114,10 @@ fn read(files: &Files) -> Result<ServerConfig, TlsError> {
     };
     let mut config = builder.with_single_cert(chain, key).map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => {
-            TlsError::Mismatch { cert: files.cert.clone(), key: files.key.clone() }
+            let (cert, key) = (files.cert_file.display(), files.key_file.display());
+            format!("the key in {key} is not that of the certificate in {cert}")
         }
-        error => unusable(&files.cert, &error),
+        error => unusable(&files.cert_file, &error),
     })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     // Scrapers connect every few seconds at most, so sessions are not kept between connections.
@@ -140,90 +126,93 @@ fn read(files: &Files) -> Result<ServerConfig, TlsError> {
     Ok(config)
 }
 
-fn contents(path: &Path) -> Result<Vec<u8>, TlsError> {
-    fs::read(path).map_err(|source| TlsError::Unreadable { path: path.to_owned(), source })
+fn contents(path: &Path) -> Result<Vec<u8>, String> {
+    fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let none = || TlsError::NoPem { path: path.to_owned(), what: "certificate" };
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let none = || format!("{} contains no certificate in PEM", path.display());
     let text = contents(path)?;
     let found: Vec<_> =
         CertificateDer::pem_slice_iter(&text).collect::<Result<_, _>>().map_err(|_| none())?;
     if found.is_empty() { Err(none()) } else { Ok(found) }
 }
 
-fn unusable(path: &Path, error: &impl ToString) -> TlsError {
-    TlsError::Unusable { path: path.to_owned(), reason: error.to_string() }
+fn unusable(path: &Path, error: &impl Display) -> String {
+    format!("{} cannot be used: {error}", path.display())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn paths(dir: &Path) -> TlsFiles {
+        TlsFiles { cert_file: dir.join("tls.crt"), key_file: dir.join("tls.key"), client_ca_file: None }
+    }
+
     /// Writes a self-signed certificate and returns its paths.
-    fn files(dir: &Path) -> Files {
+    fn files(dir: &Path) -> TlsFiles {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-        let files = Files { cert: dir.join("tls.crt"), key: dir.join("tls.key"), client_ca: None };
-        fs::write(&files.cert, made.cert.pem()).unwrap();
-        fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
+        let files = paths(dir);
+        fs::write(&files.cert_file, made.cert.pem()).unwrap();
+        fs::write(&files.key_file, made.signing_key.serialize_pem()).unwrap();
         files
     }
 
     #[test]
-    fn files_that_cannot_be_used_say_why() {
+    fn unusable_files_have_an_error() {
         let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let good = files(dir.path());
-        let stranger = files(other.path());
-        let refused = |files: &Files| {
+        let another = files(other.path());
+        let error = |files: &TlsFiles| {
             let place = |text: String, dir: &Path| text.replace(&format!("{}/", dir.display()), "");
-            place(place(read(files).map(drop).unwrap_err().to_string(), dir.path()), other.path())
+            place(place(read(files).map(drop).unwrap_err(), dir.path()), other.path())
         };
         assert!(read(&good).is_ok());
-        let missing = Files { cert: dir.path().join("nothing"), ..good.clone() };
-        assert_eq!(refused(&missing), "cannot read nothing: No such file or directory (os error 2)");
-        let swapped = Files { cert: good.key.clone(), key: good.cert.clone(), client_ca: None };
-        assert_eq!(refused(&swapped), "tls.key holds no certificate in PEM");
-        let keyless = Files { key: good.cert.clone(), ..good.clone() };
-        assert_eq!(refused(&keyless), "tls.crt holds no private key in PEM");
-        let mixed = Files { key: stranger.key.clone(), ..good.clone() };
-        assert_eq!(refused(&mixed), "the key in tls.key is not that of the certificate in tls.crt");
-        let ca = Files { client_ca: Some(good.key.clone()), ..good.clone() };
-        assert_eq!(refused(&ca), "tls.key holds no certificate in PEM");
+        let missing = TlsFiles { cert_file: dir.path().join("nothing"), ..good.clone() };
+        assert_eq!(error(&missing), "cannot read nothing: No such file or directory (os error 2)");
+        let (cert_file, key_file) = (good.key_file.clone(), good.cert_file.clone());
+        let swapped = TlsFiles { cert_file, key_file, client_ca_file: None };
+        assert_eq!(error(&swapped), "tls.key contains no certificate in PEM");
+        let keyless = TlsFiles { key_file: good.cert_file.clone(), ..good.clone() };
+        assert_eq!(error(&keyless), "tls.crt contains no private key in PEM");
+        let mixed = TlsFiles { key_file: another.key_file.clone(), ..good.clone() };
+        assert_eq!(error(&mixed), "the key in tls.key is not that of the certificate in tls.crt");
+        let ca = TlsFiles { client_ca_file: Some(good.key_file.clone()), ..good.clone() };
+        assert_eq!(error(&ca), "tls.key contains no certificate in PEM");
         let garbage = dir.path().join("garbage");
         fs::write(&garbage, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
-        let ca = Files { client_ca: Some(garbage), ..good };
-        assert!(refused(&ca).starts_with("garbage cannot be used: "), "{}", refused(&ca));
+        let ca = TlsFiles { client_ca_file: Some(garbage), ..good };
+        assert!(error(&ca).starts_with("garbage cannot be used: "), "{}", error(&ca));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_broken_pair_leaves_the_old_one_and_files_are_looked_at_once_a_second() {
+    async fn a_broken_pair_leaves_the_old_one_and_files_are_checked_once_a_second() {
         let dir = tempfile::tempdir().unwrap();
         let files = files(dir.path());
-        let good = fs::read(&files.cert).unwrap();
+        let good = fs::read(&files.cert_file).unwrap();
         let tls = Tls::new(files.clone());
         let config = || tls.acceptor().map(|acceptor| Arc::as_ptr(acceptor.config()));
         let first = config().unwrap();
-        fs::write(&files.cert, "").unwrap();
-        tokio::time::advance(LOOK).await;
+        fs::write(&files.cert_file, "").unwrap();
+        tokio::time::advance(CHECK).await;
         assert_eq!(config(), Some(first), "a broken one changes nothing");
-        fs::write(&files.cert, good).unwrap();
-        assert_eq!(config(), Some(first), "not looked at yet");
-        tokio::time::advance(LOOK).await;
+        fs::write(&files.cert_file, good).unwrap();
+        assert_eq!(config(), Some(first), "not checked yet");
+        tokio::time::advance(CHECK).await;
         let second = config().unwrap();
         assert_ne!(second, first);
-        tokio::time::advance(LOOK).await;
+        tokio::time::advance(CHECK).await;
         assert_eq!(config(), Some(second), "nothing changed");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn files_may_come_later() {
+    async fn files_may_appear_later() {
         let dir = tempfile::tempdir().unwrap();
-        let place =
-            Files { cert: dir.path().join("tls.crt"), key: dir.path().join("tls.key"), client_ca: None };
-        let tls = Tls::new(place);
+        let tls = Tls::new(paths(dir.path()));
         assert!(tls.acceptor().is_none());
         files(dir.path());
-        tokio::time::advance(LOOK).await;
+        tokio::time::advance(CHECK).await;
         assert!(tls.acceptor().is_some());
     }
 }

@@ -43,7 +43,7 @@ const EVERYTHING: [&str; 14] = [
 ];
 
 /// Single settings, or a few related ones.
-const SWITCHES: [&[&str]; 66] = [
+const SWITCHES: [&[&str]; 64] = [
     &[],
     &["nameOverride=zones"],
     &["fullnameOverride=zones"],
@@ -59,13 +59,13 @@ const SWITCHES: [&[&str]; 66] = [
     &["config.pods.source=auto", "config.fingerprint.view=kubelet"],
     &["config.consumer=kai"],
     &["config.consumer=none", "config.pods.source=auto", "networkPolicy.enabled=true"],
-    &["config.cache=direct", "config.publish.reserve=false"],
-    &["config.publish.events=false", "config.publish.watch=false", "config.publish.ownerReference=false"],
+    &["config.consumer=schedulerPluginsDirect", "config.publish.reserve=false"],
+    &["config.publish.events=false", "config.publish.ownerReference=false"],
     &["config.kubelet.config.source=auto"],
     &[
         "config.kubelet.config.source=none",
-        "config.kubelet.config.topologyManagerPolicy=restricted",
-        "config.kubelet.config.topologyManagerScope=pod",
+        "config.kubelet.config.overrides.topologyManagerPolicy=restricted",
+        "config.kubelet.config.overrides.topologyManagerScope=pod",
     ],
     &["config.kubelet.address=worker.example:10251", "networkPolicy.enabled=true"],
     &["config.health.address=none", "controller.config.health.address=none"],
@@ -85,14 +85,9 @@ const SWITCHES: [&[&str]; 66] = [
     &["kubelet.dir=/var/snap/microk8s/common/var/lib/kubelet"],
     &["kubelet.devicePluginsDir="],
     &["config.proxy.enabled=true"],
-    &["config.proxy.enabled=true", "config.proxy.annotations.koordinator=false", "kubelet.mountDir=true"],
-    &[
-        "config.proxy.enabled=true",
-        "config.proxy.dir=/var/run/shared/lister",
-        "config.proxy.group=1500",
-        "config.proxy.mode=0660",
-    ],
-    &["config.proxy.dir=/run/unused", "config.proxy.group=1500", "config.proxy.mode=0660"],
+    &["config.proxy.enabled=true", "config.proxy.annotations.koordinator={cpus}", "kubelet.mountDir=true"],
+    &["config.proxy.enabled=true", "config.proxy.dir=/var/run/shared/lister", "config.proxy.group=1500"],
+    &["config.proxy.dir=/run/unused", "config.proxy.group=1500"],
     &["config.podsApi.enabled=true"],
     &["config.podsApi.enabled=true", "config.podsApi.source=kubelet", "networkPolicy.enabled=true"],
     &["config.podsApi.enabled=true", "config.podsApi.source=podsApi", "kubelet.mountDir=true"],
@@ -101,19 +96,16 @@ const SWITCHES: [&[&str]; 66] = [
         "config.podsApi.source=apiServer",
         "config.podsApi.dir=/var/run/shared/pods",
         "config.podsApi.group=1501",
-        "config.podsApi.mode=0660",
         "config.pods.source=none",
         "config.fingerprint.view=none",
     ],
     &[
         "config.podsApi.enabled=true",
         "config.podsApi.group=1500",
-        "config.podsApi.mode=0660",
         "config.proxy.enabled=true",
         "config.proxy.group=1500",
-        "config.proxy.mode=0660",
     ],
-    &["config.podsApi.dir=/run/unused", "config.podsApi.group=1500", "config.podsApi.mode=0660"],
+    &["config.podsApi.dir=/run/unused", "config.podsApi.group=1500"],
     &["config.publish.apiVersion=v1alpha1"],
     &["agent.priorityClassName=", "agent.tolerations=null", "agent.nodeSelector=null", "agent.affinity=null"],
     &["agent.updateStrategy.type=OnDelete", "controller.updateStrategy.type=Recreate"],
@@ -146,9 +138,9 @@ const SWITCHES: [&[&str]; 66] = [
     &[
         "controller.config.publish.events=false",
         "controller.config.log.level=debug",
-        "controller.config.controller.dryRun=true",
+        "controller.extraArgs[0]=--dry-run",
         "controller.config.controller.scheduler=kube-system/component=kube-scheduler",
-        "controller.config.controller.garbage.most=50",
+        "controller.config.controller.garbage.maxPercent=50",
     ],
     &[
         "controller.config.controller.lease=",
@@ -173,8 +165,6 @@ const SWITCHES: [&[&str]; 66] = [
     &["admissionPolicy.enabled=false"],
     &["admissionPolicy.onMissingClaim=Allow"],
     &["admissionPolicy.maxZones=64"],
-    &["config.publish.placement=false"],
-    &["config.consumer=kai", "config.publish.placement=true"],
     &["config.publish.topologyPolicies=true"],
     &["lookup=false", "purge.enabled=false"],
 ];

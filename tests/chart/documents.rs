@@ -73,7 +73,7 @@ fn keys_of_schema<'a>(schema: &'a Value, all: &'a Value, at: &str, keys: &mut BT
     let schema = referred.unwrap_or(schema);
     for (name, below) in schema["properties"].as_object().into_iter().flatten() {
         let key = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
-        if !is_somebody_elses(&key) {
+        if !is_documented_elsewhere(&key) {
             keys_of_schema(below, all, &key, keys);
         }
         keys.insert(key);
@@ -81,7 +81,7 @@ fn keys_of_schema<'a>(schema: &'a Value, all: &'a Value, at: &str, keys: &mut BT
 }
 
 /// Returns true if a key is documented elsewhere: the configuration, and types defined by Kubernetes.
-fn is_somebody_elses(key: &str) -> bool {
+fn is_documented_elsewhere(key: &str) -> bool {
     let last = key.rsplit('.').next().unwrap_or_default();
     let theirs = [
         "config",
@@ -100,7 +100,7 @@ fn keys_of_values(values: &Value, at: &str, keys: &mut BTreeSet<String>) {
     for (name, below) in values.as_object().into_iter().flatten() {
         let key = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
         let is_map = key.ends_with("nodeSelector") || key.ends_with("abels") || key.ends_with("nnotations");
-        if !is_somebody_elses(&key) && !is_map {
+        if !is_documented_elsewhere(&key) && !is_map {
             keys_of_values(below, &key, keys);
         }
         keys.insert(key);
@@ -199,19 +199,22 @@ fn the_readme_lists_every_value() -> Result<()> {
     let (text, values) = (read("values.yaml")?, yaml("values.yaml")?);
     let described = described(&text)?;
     let mut rows = String::from("| value | default | meaning |\n|---|---|---|\n");
-    let mut told = BTreeSet::new();
+    let mut documented = BTreeSet::new();
     for Described { key, meaning } in &described {
         let value = key.split('.').fold(&values, |value, name| &value[name]);
         let meaning = meaning.replace('|', "\\|");
         rows += &format!("| `{key}` | {} | {meaning} |\n", shown(value));
-        told.insert(key.clone());
+        documented.insert(key.clone());
     }
     let mut all = BTreeSet::new();
     keys_of_values(&values, "", &mut all);
     let silent: Vec<_> = all
         .iter()
-        .filter(|key| !told.contains(*key) && !told.iter().any(|told| told.starts_with(&format!("{key}."))))
-        .filter(|key| !told.iter().any(|told| key.starts_with(&format!("{told}."))))
+        .filter(|key| {
+            !documented.contains(*key)
+                && !documented.iter().any(|other| other.starts_with(&format!("{key}.")))
+        })
+        .filter(|key| !documented.iter().any(|other| key.starts_with(&format!("{other}."))))
         .collect();
     ensure!(silent.is_empty(), "values.yaml says nothing about {silent:?}");
     let readme = read("README.md")?;
@@ -235,14 +238,14 @@ fn each_values_file_says_for_whom_it_is() -> Result<()> {
 }
 
 #[test]
-fn the_notes_tell_what_these_values_mean() -> Result<()> {
+fn the_notes_warn_about_risky_values() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
     let chart = chart();
     let notes = |values: &str| -> Result<String> {
         let words = ["install", "numacast", &chart.to_string_lossy(), "--dry-run=client", "--output=json"];
         let set = if values.is_empty() { vec![] } else { vec!["--set", values] };
-        let answer: Value = serde_json::from_str(&helm.run(&[&words[..], &set].concat())?)?;
-        Ok(answer["info"]["notes"].as_str().context("no notes")?.to_owned())
+        let release: Value = serde_json::from_str(&helm.run(&[&words[..], &set].concat())?)?;
+        Ok(release["info"]["notes"].as_str().context("no notes")?.to_owned())
     };
     let usual = notes("")?;
     ensure!(!usual.contains("WARNING") && !usual.contains("proxy") && !usual.contains("Pods API"), "{usual}");
@@ -252,41 +255,39 @@ fn the_notes_tell_what_these_values_mean() -> Result<()> {
         ensure!(usual.contains(words), "{usual}");
     }
     for (values, words) in [
-        (
-            "admissionPolicy.enabled=false",
-            "WARNING: whoever has one agent's token, or the controller's, may write",
-        ),
-        ("admissionPolicy.onMissingClaim=Allow", "WARNING: whoever has an agent's token that names no node"),
-        ("kubelet.mountDir=true", "WARNING: the agents can read, and write, the volumes of every pod"),
-        ("rbac.create=false,purge.enabled=false", "WARNING: no roles are made"),
-        ("purge.enabled=false", "steer the scheduler"),
+        ("admissionPolicy.enabled=false", "WARNING: any agent's token, and the controller's, can write"),
+        ("admissionPolicy.onMissingClaim=Allow", "WARNING: an agent's token that names no node"),
+        ("kubelet.mountDir=true", "WARNING: the agents can read and write the volumes of every pod"),
+        ("rbac.create=false,purge.enabled=false", "WARNING: no roles are created"),
+        ("purge.enabled=false", "mislead the scheduler"),
         ("config.proxy.enabled=true", "on each node /run/numacast/pod-resources/kubelet.sock."),
         ("config.proxy.enabled=true,config.proxy.dir=/run/a/b", "on each node /run/a/b/kubelet.sock."),
         ("config.podsApi.enabled=true", "on each node /run/numacast/pods-api/pods-api.sock."),
-        ("config.podsApi.enabled=true", "reads every pod of the node whole: its environment variables, too."),
+        ("config.podsApi.enabled=true", "can read all pods of the node, including environment variables."),
         ("config.podsApi.enabled=true,config.podsApi.dir=/run/a/b", "on each node /run/a/b/pods-api.sock."),
     ] {
-        let told = notes(values)?;
-        ensure!(told.contains(words), "{values}: {told}");
+        let notes = notes(values)?;
+        ensure!(notes.contains(words), "{values}: {notes}");
     }
     Ok(())
 }
 
-/// Notes are only rendered by an installation, which asks the cluster for its version; so a copy of the chart
+/// Notes are only rendered by an installation, which reads the cluster's version; so a copy of the chart
 /// renders them instead.
 #[test]
-fn kubelets_that_do_not_tell_are_warned_of() -> Result<()> {
+fn kubelets_that_do_not_report_their_configuration_are_warned_about() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
     let copy = helm.home().join("numacast");
     let made = Command::new("cp").arg("-r").arg(chart()).arg(&copy).status()?;
     ensure!(made.success(), "no copy of the chart");
-    let template = "kind: Told\nwarnings:\n{{- include \"numacast.warnings\" . | nindent 2 }}\n";
-    std::fs::write(copy.join("templates/told.yaml"), template)?;
+    let template = "kind: Warnings\nwarnings:\n{{- include \"numacast.warnings\" . | nindent 2 }}\n";
+    std::fs::write(copy.join("templates/warnings.yaml"), template)?;
     let warned = |version: &str, values: &str| -> Result<bool> {
         let copy = copy.to_string_lossy();
-        let words = ["template", "a", &copy, "--show-only=templates/told.yaml", "--kube-version", version];
-        let told = helm.run(&[&words[..], &["--set", values]].concat())?;
-        Ok(told.contains("kubelets tell how they are configured from Kubernetes 1.33 on"))
+        let words =
+            ["template", "a", &copy, "--show-only=templates/warnings.yaml", "--kube-version", version];
+        let warnings = helm.run(&[&words[..], &["--set", values]].concat())?;
+        Ok(warnings.contains("kubelets report their configuration from Kubernetes 1.33 on"))
     };
     ensure!(warned("1.32.9", "lookup=false")?);
     ensure!(!warned("1.32.9", "kubelet.configFile=/etc/kubelet.yaml")?);

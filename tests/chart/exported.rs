@@ -2,27 +2,33 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use numacast::telemetry::metrics::Doc;
-use numacast::telemetry::{controller, metrics, pods_api, proxy};
+use anyhow::{Context, Result, bail};
+
+use crate::parts::repository;
 
 /// Labels that Prometheus and the chart's monitors add to every series.
 pub(crate) const TARGET: [&str; 7] = ["job", "namespace", "instance", "pod", "node", "container", "endpoint"];
 
-/// Returns every series by name, with its labels. Series not exported by numacast have to be listed here.
-pub(crate) fn exported() -> BTreeMap<String, BTreeSet<&'static str>> {
+/// Returns every series by name, with its labels, from the tables of `docs/metrics.md`, which are generated
+/// from what the commands register. Series not exported by numacast have to be listed here.
+pub(crate) fn exported() -> Result<BTreeMap<String, BTreeSet<String>>> {
     let mut all = BTreeMap::from([("up".to_owned(), BTreeSet::new())]);
-    for Doc { name, kind, labels, .. } in
-        metrics::DOCS.iter().chain(controller::DOCS).chain(proxy::DOCS).chain(pods_api::DOCS)
-    {
-        let labels: BTreeSet<&str> = labels.iter().map(|(label, _)| *label).collect();
-        if *kind == "histogram" {
-            let buckets = labels.iter().copied().chain(["le"]).collect();
+    let document = std::fs::read_to_string(repository().join("docs/metrics.md"))?;
+    let is_row = |line: &&str| line.starts_with("| `numacast_") || line.starts_with("| `process_");
+    for row in document.lines().filter(is_row) {
+        let cells: Vec<&str> = row.split('|').map(|cell| cell.trim().trim_matches('`')).collect();
+        let [_, name, kind, labels, ..] = cells[..] else { bail!("not a row: {row}") };
+        let labels = labels.split("`, `").filter(|label| !label.is_empty());
+        let labels: BTreeSet<String> = labels.map(str::to_owned).collect();
+        if kind == "histogram" {
+            let buckets = labels.iter().cloned().chain(["le".to_owned()]).collect();
             all.insert(format!("{name}_bucket"), buckets);
             all.insert(format!("{name}_sum"), labels.clone());
             all.insert(format!("{name}_count"), labels);
         } else {
-            all.entry((*name).to_owned()).or_insert(labels);
+            all.insert(name.to_owned(), labels);
         }
     }
-    all
+    all.get("numacast_scans_total").context("docs/metrics.md has no metrics")?;
+    Ok(all)
 }

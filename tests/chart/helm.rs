@@ -75,8 +75,8 @@ impl Helm {
     /// Runs Helm and returns its standard output; an error contains its standard error.
     pub(crate) fn run(&self, words: &[&str]) -> Result<String> {
         let output = self.try_to(words)?;
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "helm {}: {complaint}", words.join(" "));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "helm {}: {stderr}", words.join(" "));
         Ok(String::from_utf8(output.stdout)?)
     }
 

@@ -13,6 +13,6 @@ mod monitoring;
 #[allow(dead_code, reason = "the tests on a real API server use the rest")]
 mod parts;
 mod promql;
-mod refused;
+mod rejected;
 mod rendered;
 mod rules;

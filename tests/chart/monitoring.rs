@@ -11,7 +11,7 @@ use crate::alerts::{CASES, Case};
 use crate::exported::{TARGET, exported};
 use crate::helm::{Helm, Objects, chart, items};
 use crate::parts::{fetched, repository};
-use crate::promql::asked;
+use crate::promql::query;
 
 const ALL: [&str; 8] = [
     "--set",
@@ -66,37 +66,37 @@ fn expressions(dashboard: &Value) -> Vec<(String, String)> {
 fn promtool(promtool: &Path, dir: &Path, words: &[&str]) -> Result<()> {
     let output =
         Command::new(promtool).args(words).current_dir(dir).output().context("cannot run promtool")?;
-    let said =
+    let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "promtool {}: {said}", words.join(" "));
+    ensure!(output.status.success(), "promtool {}: {text}", words.join(" "));
     Ok(())
 }
 
 /// Checks that an expression only uses series and labels that an agent or a controller exports.
 fn only_what_is_exported(expression: &str) -> Result<()> {
-    let known = exported();
-    let asked = asked(expression);
-    ensure!(!asked.selectors.is_empty(), "it asks for nothing");
+    let known = exported()?;
+    let query = query(expression);
+    ensure!(!query.selectors.is_empty(), "it queries nothing");
     let mut labels: BTreeSet<&str> = TARGET.into();
-    for selector in &asked.selectors {
+    for selector in &query.selectors {
         let own = known.get(selector.metric.as_str());
         let own = own.with_context(|| format!("nobody exports {}", selector.metric))?;
         for label in &selector.labels {
-            let there = own.contains(label.as_str()) || TARGET.contains(&label.as_str());
+            let there = own.contains(label) || TARGET.contains(&label.as_str());
             ensure!(there, "{} has no label {label}", selector.metric);
         }
         let job = selector.labels.contains("job") && selector.labels.contains("namespace");
         ensure!(job, "{} of every release is taken together", selector.metric);
-        labels.extend(own);
+        labels.extend(own.iter().map(String::as_str));
     }
-    for label in &asked.grouped {
+    for label in &query.grouped {
         ensure!(labels.contains(label.as_str()), "none of them has a label {label}");
     }
     Ok(())
 }
 
 #[test]
-fn alerts_ask_for_what_is_exported() -> Result<()> {
+fn alerts_use_what_is_exported() -> Result<()> {
     let Some((objects, _)) = rendered()? else { return Ok(()) };
     let rules = rules(&objects)?;
     ensure!(alerts(rules).count() >= 20, "only {} alerts", alerts(rules).count());
@@ -107,7 +107,7 @@ fn alerts_ask_for_what_is_exported() -> Result<()> {
 }
 
 #[test]
-fn panels_ask_for_what_is_exported() -> Result<()> {
+fn panels_use_what_is_exported() -> Result<()> {
     let Some((objects, _)) = rendered()? else { return Ok(()) };
     let dashboard = dashboard(&objects)?;
     let all = expressions(&dashboard);
@@ -126,17 +126,20 @@ fn panels_ask_for_what_is_exported() -> Result<()> {
 /// The check detects series and labels that are not exported.
 #[test]
 fn what_is_not_exported_is_noticed() {
-    let refused =
-        |expression: &str| only_what_is_exported(expression).expect_err("it is refused").to_string();
+    let error_of =
+        |expression: &str| only_what_is_exported(expression).expect_err("it is rejected").to_string();
     let of = r#"{job="a", namespace="n"}"#;
-    assert!(only_what_is_exported(&format!("sum by (zone) (numacast_zone_available{of})")).is_ok());
-    assert!(refused(&format!("numacast_scans{of}")).contains("nobody exports numacast_scans"));
-    assert!(refused(&format!("numacast_scan_duration_seconds{of}")).contains("nobody exports"));
-    assert!(refused(r#"numacast_held{job="a", namespace="n", zone="x"}"#).contains("no label zone"));
-    assert!(refused(&format!("sum by (zone) (numacast_held{of})")).contains("label zone"));
-    assert!(refused(&format!("sum by (zones) (numacast_zone_available{of})")).contains("label zones"));
-    assert!(refused("numacast_held").contains("every release"));
-    assert!(refused("1 > 0").contains("nothing"));
+    assert!(only_what_is_exported(&format!("sum by (zone) (numacast_zone_resources{of})")).is_ok());
+    assert!(error_of(&format!("numacast_scans{of}")).contains("nobody exports numacast_scans"));
+    assert!(error_of(&format!("numacast_scan_duration_seconds{of}")).contains("nobody exports"));
+    assert!(
+        error_of(r#"numacast_fingerprint_withheld{job="a", namespace="n", zone="x"}"#)
+            .contains("no label zone")
+    );
+    assert!(error_of(&format!("sum by (zone) (numacast_fingerprint_withheld{of})")).contains("label zone"));
+    assert!(error_of(&format!("sum by (zones) (numacast_zone_resources{of})")).contains("label zones"));
+    assert!(error_of("numacast_fingerprint_withheld").contains("every release"));
+    assert!(error_of("1 > 0").contains("nothing"));
 }
 
 /// Prometheus can parse every expression, with Grafana's variables replaced.
@@ -278,8 +281,8 @@ fn alerts_can_be_changed() -> Result<()> {
     ensure!(one("NumacastFindings").is_none(), "it is switched off");
 
     let unknown = [&on[..], &["--set", "prometheusRule.alerts.NumacastSlow.for=1h"]].concat();
-    let complaint = helm.render(&unknown).expect_err("it is refused").to_string();
-    ensure!(complaint.contains("there is no such alert; there are NumacastAgentDown, "), "{complaint}");
+    let error = helm.render(&unknown).expect_err("it is rejected").to_string();
+    ensure!(error.contains("there is no such alert; there are NumacastAgentDown, "), "{error}");
 
     let alone = helm.render(&[&on[..], &["--set", "controller.enabled=false"]].concat())?;
     let groups = &self::rules(&alone)?["groups"];
@@ -324,16 +327,13 @@ fn monitors_find_the_pods_and_name_them() -> Result<()> {
         assert_eq!(text(&endpoint["relabelings"][1], "targetLabel"), "node");
 
         let verify = [&values[..], &["--set", "metricsTls.verifyClients=true"]].concat();
-        let complaint = helm.render(&verify).expect_err("it is refused").to_string();
-        ensure!(
-            complaint.contains(&format!("{key}.tlsConfig: with metricsTls.verifyClients")),
-            "{complaint}"
-        );
+        let error = helm.render(&verify).expect_err("it is rejected").to_string();
+        ensure!(error.contains(&format!("{key}.tlsConfig: with metricsTls.verifyClients")), "{error}");
         let section = if component == "agent" { "config" } else { "controller.config" };
         let none = format!("{section}.metrics.address=none");
-        let complaint =
-            helm.render(&[&values[..], &["--set", &none]].concat()).expect_err("it is refused").to_string();
-        ensure!(complaint.contains("there is nothing to scrape"), "{complaint}");
+        let error =
+            helm.render(&[&values[..], &["--set", &none]].concat()).expect_err("it is rejected").to_string();
+        ensure!(error.contains("there is nothing to scrape"), "{error}");
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ pub(crate) struct Selector {
 
 /// The metrics and labels of an expression.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct Query {
     pub(crate) selectors: Vec<Selector>,
     /// The labels in `by (...)`, `on (...)` and so on.
     pub(crate) grouped: BTreeSet<String>,
@@ -60,8 +60,8 @@ fn tokens(expression: &str) -> Vec<Token> {
 }
 
 /// Returns the metrics and labels of an expression.
-pub(crate) fn asked(expression: &str) -> Asked {
-    let mut asked = Asked::default();
+pub(crate) fn query(expression: &str) -> Query {
+    let mut query = Query::default();
     let mut tokens = tokens(expression).into_iter().peekable();
     // The words up to a closing character; those before a matcher's operator are labels.
     let labels = |tokens: &mut std::iter::Peekable<std::vec::IntoIter<Token>>, end: char| {
@@ -75,19 +75,19 @@ pub(crate) fn asked(expression: &str) -> Asked {
         if LISTS.contains(&word.as_str()) {
             if opens(&mut tokens, '(') {
                 let names: BTreeSet<String> = labels(&mut tokens, ')');
-                asked.grouped.extend(names);
+                query.grouped.extend(names);
             }
         } else if opens(&mut tokens, '{') {
             let labels = labels(&mut tokens, '}');
-            asked.selectors.push(Selector { metric: word, labels });
+            query.selectors.push(Selector { metric: word, labels });
         } else if tokens.peek() != Some(&Token::Sign('('))
             && !matches!(tokens.peek(), Some(Token::Word(next)) if LISTS.contains(&next.as_str()))
             && !WORDS.contains(&word.as_str())
         {
-            asked.selectors.push(Selector { metric: word, labels: BTreeSet::new() });
+            query.selectors.push(Selector { metric: word, labels: BTreeSet::new() });
         }
     }
-    asked
+    query
 }
 
 #[test]
@@ -97,15 +97,15 @@ fn names_are_found_wherever_they_stand() {
         labels: labels.iter().map(|label| (*label).to_owned()).collect(),
     };
     let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
-    let found = asked(
+    let found = query(
         r#"sum by (a, b) (rate(x_total{job="n{}", k=~"v\"w"}[5m])) / on (c) group_left y > 1e-3 and time() - z > 10"#,
     );
     assert_eq!(found.selectors, [selector("x_total", &["job", "k"]), selector("y", &[]), selector("z", &[])]);
     assert_eq!(found.grouped, names(&["a", "b", "c"]));
-    let found = asked(
+    let found = query(
         "histogram_quantile(0.99, sum without (p) (rate(h_bucket[$__rate_interval]))) > bool 0.5 or vector(0)",
     );
     assert_eq!((found.selectors, found.grouped), (vec![selector("h_bucket", &[])], names(&["p"])));
-    assert_eq!(asked("absent(up)").selectors, [selector("up", &[])]);
-    assert_eq!(asked("sum(x) by (a)").grouped, names(&["a"]));
+    assert_eq!(query("absent(up)").selectors, [selector("up", &[])]);
+    assert_eq!(query("sum(x) by (a)").grouped, names(&["a"]));
 }

@@ -22,11 +22,11 @@ fn helm_finds_nothing_to_complain_about() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
     let chart = chart();
     let words = ["lint", "--strict", "--quiet", &chart.to_string_lossy()];
-    let told = helm.run(&words)?;
-    ensure!(told.trim().is_empty(), "{told}");
+    let findings = helm.run(&words)?;
+    ensure!(findings.trim().is_empty(), "{findings}");
     for file in presets()? {
-        let told = helm.run(&[&words[..], &["--values", &file.to_string_lossy()]].concat())?;
-        ensure!(told.trim().is_empty(), "{}: {told}", file.display());
+        let findings = helm.run(&[&words[..], &["--values", &file.to_string_lossy()]].concat())?;
+        ensure!(findings.trim().is_empty(), "{}: {findings}", file.display());
     }
     Ok(())
 }
@@ -80,9 +80,9 @@ fn everything_is_valid_for_the_schemas_of_kubernetes() -> Result<()> {
     let mut command = Command::new(helm.program("kubernetes-validate"));
     command.args(VERSIONS.iter().flat_map(|version| ["-k", *version])).arg("--strict").arg(&file);
     let output = command.output()?;
-    let told = String::from_utf8(output.stdout)?;
+    let lines = String::from_utf8(output.stdout)?;
     let mut passed = 0;
-    for line in told.lines() {
+    for line in lines.lines() {
         let unknown =
             WITHOUT_SCHEMA.iter().any(|kind| line.contains(&format!("find schema for kind {kind} ")));
         match line.split(' ').next() {
@@ -91,8 +91,8 @@ fn everything_is_valid_for_the_schemas_of_kubernetes() -> Result<()> {
             _ => bail!("{line}"),
         }
     }
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "kubernetes-validate ends with {}: {complaint}", output.status);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "kubernetes-validate ends with {}: {stderr}", output.status);
     ensure!(passed == distinct.len() * VERSIONS.len(), "{passed} of {} were looked at", distinct.len());
     Ok(())
 }
@@ -207,7 +207,7 @@ fn the_agent_sees_of_the_host_what_its_configuration_needs() -> Result<()> {
         ("config.consumer=none,config.pods.source=auto,config.publish.reserve=true", usual(&[])),
         ("config.consumer=kai,config.pods.source=auto", usual(&[])),
         ("config.consumer=kai,config.pods.source=auto,config.publish.reserve=false", usual(&[pods_api])),
-        ("config.cache=direct,config.pods.source=auto", usual(&[])),
+        ("config.consumer=schedulerPluginsDirect,config.pods.source=auto", usual(&[])),
         ("config.pods.source=podsApi,config.fingerprint.view=none", usual(&[pods_api])),
         ("config.pods.source=none,config.fingerprint.view=none", usual(&[])),
         ("kubelet.configFile=/etc/kubelet.yaml", usual(&["/etc/kubelet.yaml"])),
@@ -349,14 +349,14 @@ fn a_default_can_be_taken_away() -> Result<()> {
 }
 
 #[test]
-fn the_hook_uninstalls_whatever_the_controller_was_told() -> Result<()> {
+fn the_hook_uninstalls_independently_of_the_controllers_configuration() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
-    let values = "controller.config.controller.dryRun=true,controller.config.controller.daemonSet=";
+    let values = "controller.extraArgs[0]=--dry-run,controller.config.controller.daemonSet=";
     let values = format!("{values},metricsTls.secretName=a,controller.enabled=false");
     let objects = helm.render(&["--set", &values])?;
     let pod = &objects.one("Job", "numacast-purge")?["spec"]["template"]["spec"];
     let arguments: Vec<&str> = crate::helm::words(&pod["containers"][0]["args"]).collect();
-    let right = ["--set=controller.dryRun=false", "--set=controller.daemonSet=numacast-agent"];
+    let right = ["/etc/numacast/config.yaml", "--set=controller.daemonSet=numacast-agent"];
     ensure!(arguments.ends_with(&right), "{arguments:?}");
     // It has to start even if the Secret is already deleted.
     ensure!(crate::helm::items(&pod["volumes"]).count() == 2, "{}", pod["volumes"]);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use numacast::config::{Endpoint, Layers, PodsApiSource};
+use numacast::config::{Endpoint, Layers, PodsApiSource, TlsFiles};
 use serde_json::{Value, json};
 
 use crate::helm::{Objects, items, name_of, words};
@@ -142,9 +142,9 @@ fn mounts_fit(pod: &Value) -> Result<()> {
     ensure!(unused.is_none(), "nobody mounts the volume {unused:?}");
     let token = volumes.get("api-access").context("no credentials")?;
     let sources = items(&token["projected"]["sources"]);
-    let life: Vec<_> =
+    let seconds: Vec<_> =
         sources.filter_map(|source| source["serviceAccountToken"]["expirationSeconds"].as_u64()).collect();
-    ensure!(life == [3600], "the token lives {life:?} s");
+    ensure!(seconds == [3600], "the token is valid for {seconds:?} s");
     Ok(())
 }
 
@@ -153,8 +153,8 @@ fn mounts_fit(pod: &Value) -> Result<()> {
 fn account_exists(objects: &Objects, pod: &Value) -> Result<()> {
     let name = pod["spec"]["serviceAccountName"].as_str().context("no account")?;
     let made = objects.all("ServiceAccount").find(|account| name_of(account) == name);
-    let given = ["one", "two", "three"].contains(&name);
-    ensure!(made.is_some() != given, "its account {name} is not there");
+    let named_in_values = ["one", "two", "three"].contains(&name);
+    ensure!(made.is_some() != named_in_values, "its account {name} is not there");
     let mounts = made.map(|account| &account["automountServiceAccountToken"]);
     ensure!(mounts.is_none_or(|mounts| mounts == false), "the account {name} mounts tokens");
     Ok(())
@@ -177,10 +177,10 @@ fn ports_and_probes(objects: &Objects, object: &Value, pod: &Value) -> Result<()
     let (health, metrics) = (port_of("health")?, port_of("metrics")?);
     ensure!(container["startupProbe"].is_null(), "it is restarted while the API server is away");
     for (probe, path) in [("readinessProbe", "/readyz"), ("livenessProbe", "/livez")] {
-        let asks =
+        let probed =
             container[probe]["httpGet"].as_object().map(|get| (get["path"].clone(), get["port"].clone()));
         let right = health.map(|port| (json!(path), json!(port)));
-        ensure!(asks == right, "{probe} asks {asks:?}, and health is at {health:?}");
+        ensure!(probed == right, "{probe} probes {probed:?}, and health is at {health:?}");
     }
     let ports: BTreeSet<u64> =
         items(&container["ports"]).filter_map(|port| port["containerPort"].as_u64()).collect();
@@ -215,30 +215,30 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
             .filter_map(|mount| mount["mountPath"].as_str())
             .collect();
         let is_mounted = |path: &Path| mounts.iter().any(|mount| path.starts_with(mount));
+        let paths = config.paths();
         let tls =
-            [&config.metrics.tls.cert_file, &config.metrics.tls.key_file, &config.metrics.tls.client_ca_file];
-        let files = tls.into_iter().chain([&config.kubelet.config.file, &config.kubelet.config.dir]);
+            config.metrics.tls.into_iter().flat_map(|TlsFiles { cert_file, key_file, client_ca_file }| {
+                [Some(cert_file), Some(key_file), client_ca_file]
+            });
+        let files = tls.chain([config.kubelet.config.file, config.kubelet.config.dir]);
         for file in files.flatten() {
-            ensure!(is_mounted(file), "{name}: {} is not mounted", file.display());
+            ensure!(is_mounted(&file), "{name}: {} is not mounted", file.display());
         }
         if name.ends_with("-agent") {
-            let sys = config.host.sys.context("no sysfs")?;
-            let (cpus, pages) = (sys.join("devices/system/cpu"), sys.join("kernel/mm/hugepages"));
-            for path in [&cpus, &pages, &config.kubelet.socket.context("no socket")?] {
+            let (cpus, pages) = (paths.sys.join("devices/system/cpu"), paths.sys.join("kernel/mm/hugepages"));
+            for path in [&cpus, &pages, &paths.socket] {
                 ensure!(is_mounted(path), "{name}: {} is not mounted", path.display());
             }
-            let dir = config.proxy.dir.context("no directory of the proxy")?;
-            let devices = sys.join("bus/pci/devices");
-            for path in [&dir, &devices] {
+            let devices = paths.sys.join("bus/pci/devices");
+            for path in [&paths.proxy_dir, &devices] {
                 ensure!(is_mounted(path) == config.proxy.enabled, "{name}: {}", path.display());
             }
-            let served = config.pods_api.dir.context("no directory of the Pods API")?;
-            ensure!(is_mounted(&served) == config.pods_api.enabled, "{name}: {}", served.display());
-            let kubelets = config.kubelet.pods_socket.context("no socket of the kubelet's Pods API")?;
-            let asks = [PodsApiSource::Auto, PodsApiSource::PodsApi].contains(&config.pods_api.source);
+            let served = &paths.pods_api_dir;
+            ensure!(is_mounted(served) == config.pods_api.enabled, "{name}: {}", served.display());
+            let reads = [PodsApiSource::Auto, PodsApiSource::PodsApi].contains(&config.pods_api.source);
             ensure!(
-                is_mounted(&kubelets) || !(config.pods_api.enabled && asks),
-                "{name}: nobody can be asked"
+                is_mounted(&paths.pods_socket) || !(config.pods_api.enabled && reads),
+                "{name}: the kubelet's Pods API is not mounted"
             );
             let groups = &pod["spec"]["securityContext"]["supplementalGroups"];
             let joined: BTreeSet<u32> = [

@@ -1,4 +1,4 @@
-//! Invalid input: each kind has its own error, which tells what is wrong, where, and what to do.
+//! Invalid input: each kind has its own error: what is wrong, where, and what to do.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -10,7 +10,7 @@ fn no_socket() {
     let host = FakeHost::two_nodes();
     let socket = host.socket();
     assert_eq!(
-        host.numacast(&["snapshot"]).refusal(),
+        host.numacast(&["snapshot"]).error(),
         format!(
             "numacast: there is no kubelet socket at {}: is the kubelet running, and is `kubelet.socket` right?",
             socket.display()
@@ -24,9 +24,9 @@ fn a_socket_nobody_listens_on() {
     let socket = host.socket();
     drop(UnixListener::bind(&socket).unwrap());
     assert_eq!(
-        host.numacast(&["snapshot"]).refusal(),
+        host.numacast(&["snapshot"]).error(),
         format!(
-            "numacast: nobody listens on {}: the kubelet is not running or is just starting",
+            "numacast: no process listens on {}: the kubelet is not running or is just starting",
             socket.display()
         )
     );
@@ -39,10 +39,10 @@ fn a_file_that_is_no_socket() {
     std::fs::write(&socket, "").unwrap();
     let outcome = host.numacast(&["snapshot"]);
     let expected = format!("numacast: cannot connect to {}: it is no socket", socket.display());
-    assert_eq!(outcome.refusal(), expected);
+    assert_eq!(outcome.error(), expected);
 }
 
-/// Answers every connection with `words`, or never.
+/// Sends `words` on every connection, or nothing.
 fn serve(socket: &std::path::Path, words: Option<&'static [u8]>) {
     let listener = UnixListener::bind(socket).unwrap();
     std::thread::spawn(move || {
@@ -71,9 +71,9 @@ fn a_socket_that_is_no_grpc_server() {
         let socket = host.socket();
         serve(&socket, words);
         let outcome = host.numacast(&["snapshot", "--set", "kubelet.timeout=300ms"]);
-        let sentence = outcome.refusal();
+        let sentence = outcome.error();
         let expected =
-            format!("numacast: {} is a socket, but no gRPC server answers on it (", socket.display());
+            format!("numacast: {} is a socket, but no gRPC server responds on it (", socket.display());
         assert!(sentence.starts_with(&expected), "{words:?}: {sentence}");
         assert!(sentence.ends_with("); is `kubelet.socket` right?"), "{words:?}: {sentence}");
     }
@@ -82,24 +82,20 @@ fn a_socket_that_is_no_grpc_server() {
 #[test]
 fn no_node_name() {
     assert_eq!(
-        numacast(&["agent", "--once"]).refusal(),
-        "numacast: the node's name is not known: set NODE_NAME (in a pod, from spec.nodeName), `nodeName` or \
-         --node-name"
+        numacast(&["agent", "--once"]).error(),
+        "numacast: the node's name is not known: set NODE_NAME (in a pod, from spec.nodeName) or --node-name"
     );
 }
 
 #[test]
 fn no_way_to_the_api_server() {
     let outcome = numacast(&["agent", "--once", "--node-name", "n", "--kubeconfig", "/nowhere/kubeconfig"]);
-    let sentence = outcome.refusal();
+    let sentence = outcome.error();
     assert!(
         sentence.starts_with("numacast: no way to reach the API server: /nowhere/kubeconfig: "),
         "{sentence}"
     );
-    assert!(
-        sentence.ends_with("; set `publish.kubeconfig` or run in a pod with a service account"),
-        "{sentence}"
-    );
+    assert!(sentence.ends_with("; set --kubeconfig or run in a pod with a service account"), "{sentence}");
 }
 
 #[test]
@@ -109,10 +105,10 @@ fn an_unknown_config_key() {
     let path = file.path().to_str().unwrap();
     let expected =
         format!("numacast: unknown key `kubelet.sokcet` in file {path}; did you mean `kubelet.socket`?");
-    assert_eq!(numacast(&["config", "check", path]).refusal(), expected);
-    assert_eq!(numacast(&["agent", "--config", path]).refusal(), expected);
+    assert_eq!(numacast(&["config", "check", path]).error(), expected);
+    assert_eq!(numacast(&["agent", "--config", path]).error(), expected);
     assert_eq!(
-        numacast(&["snapshot", "--set", "scan.pol=3s"]).refusal(),
+        numacast(&["snapshot", "--set", "scan.pol=3s"]).error(),
         "numacast: unknown key `scan.pol` in flag --set; did you mean `scan.poll`?"
     );
 }
@@ -122,7 +118,7 @@ fn exclusions_that_cannot_work() {
     for (setting, sentence) in [
         (
             "exclude.pods=[{name: 'web-[0-9'}]",
-            "`exclude.pods` in flag --set: `web-[0-9` is no pattern: a class is written like [a-z] or [^0-9]; `\\[`, \
+            "`exclude.pods` in flag --set: `web-[0-9` is not a pattern: a class is written like [a-z] or [^0-9]; `\\[`, \
              `\\]` and `\\-` are the characters themselves",
         ),
         (
@@ -136,7 +132,7 @@ fn exclusions_that_cannot_work() {
         ),
         (
             "exclude.resources={worker: [gpu]}",
-            "`exclude.resources` in flag --set: `gpu` is no resource of a zone; zones have cpu, memory, \
+            "`exclude.resources` in flag --set: `gpu` is not a resource of a zone; zones have cpu, memory, \
              hugepages-<size> such as hugepages-2Mi, and devices such as example.com/nic",
         ),
         (
@@ -148,7 +144,7 @@ fn exclusions_that_cannot_work() {
             "unknown key `exclude.podExclude` in flag --set; did you mean `exclude.pods`?",
         ),
     ] {
-        assert_eq!(numacast(&["snapshot", "--set", setting]).refusal(), format!("numacast: {sentence}"));
+        assert_eq!(numacast(&["snapshot", "--set", setting]).error(), format!("numacast: {sentence}"));
     }
 }
 
@@ -160,14 +156,10 @@ fn addresses_and_certificates_that_cannot_work() {
             "`health.address` in flag --health-address: `localhost:9743` is neither an IP address with a port, such as \
              127.0.0.1:9742, nor a port of every address, such as :9742, nor none",
         ),
+        (vec!["--set", "metrics.tls.certFile=/c"], "`metrics.tls` in flag --set: missing field `keyFile`"),
         (
-            vec!["--set", "metrics.tls.certFile=/c"],
-            "`metrics.tls.certFile` in flag --set: TLS needs `metrics.tls.keyFile` as well",
-        ),
-        (
-            vec!["--set", "metrics.tls.clientCaFile=/ca"],
-            "`metrics.tls.clientCaFile` in flag --set: TLS needs `metrics.tls.certFile` and `metrics.tls.keyFile` as \
-             well",
+            vec!["--set", "metrics.tls={clientCaFile: /ca}"],
+            "`metrics.tls` in flag --set: missing field `certFile`",
         ),
         (
             vec![
@@ -183,24 +175,24 @@ fn addresses_and_certificates_that_cannot_work() {
         ),
         (
             vec!["--set", "metrics.tls.cert=/c"],
-            "unknown key `metrics.tls.cert` in flag --set; did you mean `metrics.tls.certFile`?",
+            "`metrics.tls` in flag --set: unknown field `cert`, expected one of `certFile`, `keyFile`, `clientCaFile`",
         ),
     ] {
         let words = [&["agent", "--node-name", "n"], arguments.as_slice()].concat();
-        assert_eq!(numacast(&words).refusal(), format!("numacast: {sentence}"));
+        assert_eq!(numacast(&words).error(), format!("numacast: {sentence}"));
     }
 }
 
 #[test]
 fn a_recording_that_is_none() {
     let outcome = numacast(&["snapshot", "--replay", "/nowhere.json"]);
-    assert!(outcome.refusal().starts_with("numacast: cannot read the recording /nowhere.json: No such file"));
+    assert!(outcome.error().starts_with("numacast: cannot read the recording /nowhere.json: No such file"));
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), r#"{"format": 99}"#).unwrap();
     let path = file.path().to_str().unwrap();
     assert_eq!(
-        numacast(&["snapshot", "--replay", path]).refusal(),
-        format!("numacast: the recording {path} has the form 99; this numacast reads forms up to 1")
+        numacast(&["snapshot", "--replay", path]).error(),
+        format!("numacast: the recording {path} has the format 99; this numacast reads formats up to 1")
     );
 }
 
@@ -211,10 +203,10 @@ fn without_a_name_the_hosts_own_list_of_exclusions_counts() {
     let file = host.path("bug.json");
     let lists = "exclude.resources={worker-1: [memory], worker-2: [cpu], Worker-1.example: []}";
     let words = ["snapshot", "--record", file.to_str().unwrap(), "--set"];
-    let refused = host.numacast(&[words.as_slice(), &[lists]].concat());
-    assert!(refused.refusal().contains("`Worker-1.example` is no node name"), "{refused:?}");
+    let rejected = host.numacast(&[words.as_slice(), &[lists]].concat());
+    assert!(rejected.error().contains("`Worker-1.example` is not a node name"), "{rejected:?}");
     let lists = lists.replace(", Worker-1.example: []", "");
-    let sentence = host.numacast(&[words.as_slice(), &[&lists]].concat()).refusal().to_owned();
+    let sentence = host.numacast(&[words.as_slice(), &[&lists]].concat()).error().to_owned();
     assert!(sentence.contains("there is no kubelet socket"), "{sentence}");
     let recording: serde_json::Value =
         serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
@@ -238,13 +230,9 @@ fn what_failed_is_recorded_too() {
     host.socket();
     let file = host.path("bug.json");
     let path = file.to_str().unwrap();
-    let sentence = host.numacast(&["snapshot", "--record", path]).refusal().to_owned();
+    let sentence = host.numacast(&["snapshot", "--record", path]).error().to_owned();
     assert!(sentence.contains("there is no kubelet socket"), "{sentence}");
-    assert_eq!(
-        numacast(&["snapshot", "--replay", path]).refusal(),
-        sentence,
-        "the replay fails the same way"
-    );
+    assert_eq!(numacast(&["snapshot", "--replay", path]).error(), sentence, "the replay fails the same way");
     let recording = std::fs::read_to_string(&file).unwrap();
     assert!(recording.contains("sys/devices/system/node/node1/cpulist"), "{recording}");
 }
@@ -252,49 +240,53 @@ fn what_failed_is_recorded_too() {
 #[test]
 fn a_policy_without_its_scope_and_a_fingerprint_without_its_place() {
     let host = FakeHost::two_nodes();
-    let refusal = |words: &[&str]| host.numacast(&[&["config", "show"], words].concat()).refusal().to_owned();
-    let told = refusal(&["--topology-manager-policy", "restricted"]);
+    let error = |words: &[&str]| host.numacast(&[&["config", "show"], words].concat()).error().to_owned();
+    let message = error(&["--topology-manager-policy", "restricted"]);
     assert_eq!(
-        told,
-        "numacast: `kubelet.config.topologyManagerPolicy` in flag --topology-manager-policy: consumers misread a policy \
-         without its scope: set `kubelet.config.topologyManagerScope` as well"
+        message,
+        "numacast: `kubelet.config.overrides` in flag --topology-manager-policy: consumers misread a policy without its \
+         scope: set topologyManagerScope as well"
     );
-    let told = refusal(&["--topology-manager-scope", "pod"]);
-    assert!(told.contains("a scope has no meaning without a policy"), "{told}");
-    let told = refusal(&["--topology-manager-policy", "strict", "--topology-manager-scope", "pod"]);
-    assert!(told.contains("unknown variant `strict`, expected one of `none`, `best-effort`"), "{told}");
-    let told = refusal(&["--set", "kubelet.address=https://10.0.0.7"]);
-    assert!(told.contains("`https://10.0.0.7` is no address such as 10.0.0.7"), "{told}");
-    let told = refusal(&["--set", "kubelet.configFile=/x"]);
-    assert!(told.contains("did you mean `kubelet.config.file`?"), "{told}");
-    let told = refusal(&[
+    let message = error(&["--topology-manager-scope", "pod"]);
+    assert!(message.contains("a scope has no meaning without a policy"), "{message}");
+    let message = error(&["--topology-manager-policy", "strict", "--topology-manager-scope", "pod"]);
+    assert!(message.contains("unknown value `strict`, expected one of none, best-effort"), "{message}");
+    let message = error(&["--set", "kubelet.address=https://10.0.0.7"]);
+    assert!(message.contains("`https://10.0.0.7` is no address such as 10.0.0.7"), "{message}");
+    let message = error(&["--set", "kubelet.configFile=/x"]);
+    assert!(message.contains("did you mean `kubelet.config.file`?"), "{message}");
+    let message = error(&[
         "--set",
         "publish.apiVersion=v1alpha1",
         "--set",
         "fingerprint.method=with-exclusive-resources",
     ]);
-    assert!(told.contains("v1alpha1 has a place for the fingerprint of all pods only"), "{told}");
+    assert!(message.contains("v1alpha1 has a place for the fingerprint of all pods only"), "{message}");
 }
 
 #[test]
-fn a_cache_without_its_plugin_and_reservations_without_a_source() {
+fn consumers_that_there_are_not_and_reservations_without_a_source() {
     let host = FakeHost::two_nodes();
     let show = |words: &[&str]| host.numacast(&[&["config", "show"], words].concat());
     assert_eq!(
-        show(&["--set", "consumer=kai", "--set", "cache=direct"]).refusal(),
-        "numacast: `cache` in flag --set: only the plugin of scheduler-plugins has caches to choose from: leave it out, or \
-         set `consumer: schedulerPlugins`"
+        show(&["--set", "cache=direct"]).error(),
+        "numacast: unknown key `cache` in flag --set; did you mean `consumer`?"
     );
-    let told = show(&["--set", "consumer=volcano"]).refusal().to_owned();
+    let message = show(&["--set", "consumer=volcano"]).error().to_owned();
     assert!(
-        told.contains("unknown variant `volcano`, expected one of `schedulerPlugins`, `kai`, `none`"),
-        "{told}"
+        message.contains(
+            "unknown variant `volcano`, expected one of `schedulerPlugins`, `schedulerPluginsDirect`"
+        ),
+        "{message}"
     );
     let words = ["consumer=kai", "pods.source=podsApi", "publish.reserve=true"];
-    let told = show(&words.map(|word| ["--set", word]).concat()).refusal().to_owned();
-    assert!(told.contains("`publish.reserve` in flag --set: only the API server tells of a pod"), "{told}");
+    let message = show(&words.map(|word| ["--set", word]).concat()).error().to_owned();
+    assert!(
+        message.contains("`publish.reserve` in flag --set: only the API server reports a pod"),
+        "{message}"
+    );
     let shown = show(&["--set", "consumer=kai"]).stdout;
-    for line in ["fingerprint.view: none", "publish.placement: false", "publish.reserve: true"] {
+    for line in ["fingerprint.view: none", "publish.reserve: true"] {
         let line = shown.lines().find(|shown| shown.starts_with(line));
         assert!(line.is_some_and(|line| line.ends_with("# derived")), "{line:?} in {shown}");
     }
@@ -309,9 +301,9 @@ fn nobody_serves_the_pods_api() {
     let advice = "kubelets have one from 1.36 on (there with the feature gate PodsAPI), numacast makes one with \
                   `podsApi.enabled`; is the path right?";
     assert_eq!(
-        host.numacast(&["pods", "list"]).refusal(),
+        host.numacast(&["pods", "list"]).error(),
         format!(
-            "numacast: nobody serves the Pods API here: there is no Pods API socket at {}; there is no Pods API socket \
+            "numacast: no process serves the Pods API here: there is no Pods API socket at {}; there is no Pods API socket \
              at {}: {advice}",
             ours.display(),
             theirs.display()
@@ -319,15 +311,15 @@ fn nobody_serves_the_pods_api() {
     );
     std::fs::create_dir_all(theirs.parent().unwrap()).unwrap();
     let socket = theirs.to_str().unwrap();
-    let refused = |words: &[&str]| {
+    let rejected = |words: &[&str]| {
         let outcome = host.numacast(&[&["pods", "list", "--socket", socket], words].concat());
-        outcome.refusal().strip_prefix("numacast: ").unwrap().to_owned()
+        outcome.error().strip_prefix("numacast: ").unwrap().to_owned()
     };
     drop(UnixListener::bind(&theirs).unwrap());
     let nobody = format!(
-        "nobody listens on {socket}: its server is not running, is just starting, or no longer serves the Pods API"
+        "no process listens on {socket}: its server is not running, is just starting, or no longer serves the Pods API"
     );
-    assert_eq!(refused(&[]), nobody);
+    assert_eq!(rejected(&[]), nobody);
     for (words, reason) in [
         // It is a race whether the response is read before the connection is closed.
         (Some(&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..]), "no gRPC server"),
@@ -335,7 +327,7 @@ fn nobody_serves_the_pods_api() {
     ] {
         std::fs::remove_file(&theirs).unwrap();
         serve(&theirs, words);
-        let sentence = refused(&["--set", "kubelet.timeout=300ms"]);
+        let sentence = rejected(&["--set", "kubelet.timeout=300ms"]);
         assert!(sentence.contains(socket) && sentence.contains(reason), "{sentence}");
     }
 }
@@ -345,6 +337,6 @@ fn pods_with_flags_that_there_are_not() {
     for words in [&["pods"][..], &["pods", "get"], &["pods", "list", "-o", "xml"], &["pods", "list", "a"]] {
         assert_eq!(numacast(words).code, Some(2), "{words:?}");
     }
-    let refusal = numacast(&["pods", "list", "--set", "kubelet.timout=1s"]);
-    assert!(refusal.refusal().contains("kubelet.timeout"), "{refusal:?}");
+    let error = numacast(&["pods", "list", "--set", "kubelet.timout=1s"]);
+    assert!(error.error().contains("kubelet.timeout"), "{error:?}");
 }

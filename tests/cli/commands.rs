@@ -13,12 +13,12 @@ fn crd_prints_the_file() {
 }
 
 #[test]
-fn the_printed_defaults_are_a_right_configuration_that_changes_nothing() {
+fn the_printed_defaults_are_valid_and_change_nothing() {
     let defaults = numacast(&["config", "defaults"]).success().to_owned();
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), &defaults).unwrap();
     let path = file.path().to_str().unwrap();
-    assert_eq!(numacast(&["config", "check", path]).success(), format!("{path} is right\n"));
+    assert_eq!(numacast(&["config", "check", path]).success(), format!("{path} is valid\n"));
     let values = |text: &str| -> Vec<String> {
         text.lines().map(|line| line.split('#').next().unwrap().trim().to_owned()).collect()
     };
@@ -90,16 +90,16 @@ fn show_says_what_is_excluded_on_the_node() {
         [
             "# On worker:",
             "# - no zone lists cpu, hugepages-1Gi",
-            "# - what pods kube-*/* hold looks free",
-            "# - what pods */debug-[0-9] hold looks free",
-            "# - what pods outside the namespace team hold looks free",
+            "# - the resources of pods kube-*/* count as free",
+            "# - the resources of pods */debug-[0-9] count as free",
+            "# - the resources of pods outside the namespace team count as free",
         ]
     );
     let value = r#"exclude.resources: {"*":["hugepages-1Gi"],"other":["memory"],"worker":["cpu"]}"#;
     assert!(text.contains(value), "{text}");
     let unknown = show(&[], &EXCLUSIONS[..2]);
     let expected =
-        ["# On a node that no list names (nodeName is not set):", "# - no zone lists hugepages-1Gi"];
+        ["# On a node that no list names (NODE_NAME is not set):", "# - no zone lists hugepages-1Gi"];
     assert_eq!(comments(unknown.success()), expected);
     let elsewhere = show(&["--node-name", "a"], &["--set", "exclude.resources={b: [cpu]}"]);
     assert_eq!(comments(elsewhere.success()), ["# On a:", "# - nothing is excluded"]);
@@ -121,18 +121,18 @@ fn what_is_shown_of_exclusions_is_a_value_again() {
 }
 
 #[test]
-fn an_exclusion_is_right_and_comes_with_a_warning() {
+fn an_exclusion_is_valid_and_comes_with_a_warning() {
     let text =
         "exclude:\n  resources: {'*': [memory], worker: [example.com/nic]}\n  pods: [{name: a}, {name: b}]\n";
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), text).unwrap();
     let path = file.path().to_str().unwrap();
     let outcome = numacast(&["config", "check", path]);
-    assert_eq!(outcome.success(), format!("{path} is right\n"));
+    assert_eq!(outcome.success(), format!("{path} is valid\n"));
     let starts = [
         "numacast: warning: every node: memory is excluded: under the policy single-numa-node",
         "numacast: warning: node worker: example.com/nic is excluded: the scheduler plugin does not check it",
-        "numacast: warning: pods */a, */b are excluded: what they hold looks free",
+        "numacast: warning: pods */a, */b are excluded: what they are allocated looks free",
     ];
     assert_eq!(outcome.stderr.lines().count(), starts.len(), "{}", outcome.stderr);
     for (line, start) in outcome.stderr.lines().zip(starts) {
@@ -146,12 +146,12 @@ fn an_exclusion_is_right_and_comes_with_a_warning() {
 fn explain_says_what_an_exclusion_does() {
     let outcome = numacast(&["config", "explain", "exclude.pods"]);
     let text = outcome.success().split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(text.starts_with("exclude.pods Pods whose resources look free"), "{text}");
+    assert!(text.starts_with("exclude.pods Pods whose resources count as free"), "{text}");
     for words in [
         "Default: []",
-        "(TopologyAffinityError)",
-        "a fingerprint in the scheduler view counts excluded pods as well",
-        "RTE takes the pods of its podExclude out of the fingerprint",
+        "(`TopologyAffinityError`)",
+        "The fingerprint still includes these pods",
+        "RTE's omits them",
     ] {
         assert!(text.contains(words), "{words}: {text}");
     }
@@ -163,15 +163,28 @@ fn explain_says_what_an_exclusion_does() {
         assert!(all.stdout.lines().any(|line| line == key), "{key}");
     }
     assert_eq!(
-        numacast(&["config", "explain", "excludeList"]).refusal(),
+        numacast(&["config", "explain", "excludeList"]).error(),
         "numacast: unknown key `excludeList` in the command line; did you mean `exclude.resources`?"
     );
 }
 
 #[test]
-fn help_names_every_verb() {
+fn the_help_of_a_flag_is_the_text_of_its_key() {
+    let help = numacast(&["agent", "--help"]).success().split_whitespace().collect::<Vec<_>>().join(" ");
+    for words in [
+        "--poll <TIME> How often the node is read if nothing happens",
+        "[key: scan.poll]",
+        "--topology-manager-policy <POLICY> topologyManagerPolicy of kubelet.config.overrides",
+        "--node-name <NAME> The node's name in the cluster [environment: NODE_NAME]",
+    ] {
+        assert!(help.contains(words), "{words}: {help}");
+    }
+}
+
+#[test]
+fn help_lists_every_subcommand() {
     let outcome = numacast(&["--help"]);
-    for verb in ["agent", "controller", "snapshot", "demo", "crd", "config"] {
+    for verb in ["agent", "controller", "proxy", "pods-api", "snapshot", "pods", "crd", "config"] {
         assert!(outcome.success().contains(&format!("  {verb} ")), "{verb}");
     }
 }
@@ -181,7 +194,7 @@ fn help_names_every_verb() {
 fn first_words(arguments: &[&str]) -> Vec<String> {
     let host = FakeHost::two_nodes();
     let socket = host.socket();
-    // No server answers there; without a kubelet nothing is ever published.
+    // No server listens there; without a kubelet nothing is ever published.
     host.write("kubeconfig", KUBECONFIG);
     let mut agent = Command::new(env!("CARGO_BIN_EXE_numacast"))
         .args(["agent", "--node-name", "worker", "--metrics-address", "none", "--health-address", "none"])
@@ -242,8 +255,8 @@ fn a_certificate_that_is_missing_is_a_warning_and_may_come_later() {
     let mut arguments = vec!["--set", "metrics.address=127.0.0.1:0"];
     arguments.extend(["--set", "metrics.tls.certFile=/nowhere/c", "--set", "metrics.tls.keyFile=/nowhere/k"]);
     let lines = first_words(&arguments);
-    let warning = "cannot read /nowhere/c: No such file or directory (os error 2); metrics are served to nobody until \
-                   that works";
+    let warning = "cannot read /nowhere/c: No such file or directory (os error 2); metrics are not served until \
+                   this is fixed";
     assert_eq!(count(&lines, warning), 1, "{lines:#?}");
     assert_eq!(count(&lines, "/metrics at https://127.0.0.1:"), 1, "{lines:#?}");
 }

@@ -1,5 +1,6 @@
-//! Every link, path, command, flag, key, value and metric named in the documentation exists.
+//! Every link, path, command, test, flag, key, value and metric named in the documentation exists.
 
+mod architecture;
 mod figures;
 
 use std::collections::BTreeSet;
@@ -125,12 +126,11 @@ impl Names {
         Self { schema, values: serde_json::from_str(&read("charts/numacast/values.schema.json")).unwrap() }
     }
 
-    /// Returns true if the first word is one of our keys. A key with alternatives such as `cache` has no keys
-    /// below it, unlike the plugin's.
+    /// Returns true if the first word is one of our keys.
     fn may_be(&self, key: &str) -> bool {
         let first = key.split('.').next().unwrap();
         let schemas = [&self.schema, &self.values].map(|schema| &schema["properties"][first]);
-        schemas.iter().any(|schema| schema.is_object() && schema.get("anyOf").is_none())
+        schemas.iter().any(|schema| schema.is_object())
     }
 
     fn is_key(&self, key: &str) -> bool {
@@ -144,9 +144,13 @@ impl Names {
 
 /// Returns true if the key is defined in a JSON Schema, or is below one that allows arbitrary keys.
 fn in_schema(root: &Value, key: &str) -> bool {
-    let resolved = |schema: &Value| match schema["$ref"].as_str().and_then(|path| path.strip_prefix('#')) {
-        Some(path) => root.pointer(path).cloned().unwrap_or_default(),
-        None => schema.clone(),
+    let resolved = |schema: &Value| {
+        let alternatives = schema["anyOf"].as_array().into_iter().flatten();
+        let schema = alternatives.chain([schema]).find(|one| one["type"] == "object").unwrap_or(schema);
+        match schema["$ref"].as_str().and_then(|path| path.strip_prefix('#')) {
+            Some(path) => root.pointer(path).cloned().unwrap_or_default(),
+            None => schema.clone(),
+        }
     };
     let mut at = root.clone();
     for name in key.split('.') {
@@ -249,6 +253,44 @@ fn check_command(wrong: &mut Wrong, place: &str, line: &str) {
     }
 }
 
+/// Returns true if the arguments of `cargo test` select at least one test: the last part of the filter is in
+/// the name of a file or function of the test program, of `src` with `--lib`, or of the other package.
+fn is_test(arguments: &str) -> bool {
+    let words = arguments.split_whitespace().take_while(|word| *word != "--");
+    let words: Vec<&str> = words.filter(|word| *word != "--locked").collect();
+    let (directory, filter) = match words[..] {
+        ["--lib", filter] => ("src".to_owned(), filter),
+        ["--package", "numacast-core", filter] => ("crates/core".to_owned(), filter),
+        ["--package", "numacast-sim", filter] => ("crates/sim".to_owned(), filter),
+        ["--test", program] => (format!("tests/{}", program.replace('-', "_")), ""),
+        ["--test", program, filter] => (format!("tests/{}", program.replace('-', "_")), filter),
+        _ => return false,
+    };
+    let name = filter.rsplit("::").next().unwrap();
+    let is_match = |file: &PathBuf| {
+        let functions = read(file).lines().any(|line| {
+            let rest = line.split_once("fn ").map(|(_, rest)| rest);
+            rest.and_then(|rest| rest.split('(').next()).is_some_and(|function| function.contains(name))
+        });
+        functions || file.file_stem().is_some_and(|stem| stem.to_string_lossy().contains(name))
+    };
+    source_files(Path::new(&directory)).iter().any(is_match)
+}
+
+/// Returns the Rust files below a directory.
+fn source_files(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(root(directory)).into_iter().flatten() {
+        let path = directory.join(entry.unwrap().file_name());
+        if root(&path).is_dir() {
+            found.extend(source_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
 #[test]
 fn every_command_and_every_path_exists() {
     let (makefile, mut wrong) = (read("Makefile"), Wrong::default());
@@ -266,6 +308,9 @@ fn every_command_and_every_path_exists() {
                 if command.starts_with("numacast ") {
                     check_command(&mut wrong, &place, &command);
                 }
+                if let Some(words) = command.strip_prefix("cargo test ") {
+                    wrong.unless(is_test(words), || format!("{place}: there is no such test"));
+                }
                 if let Some(target) = command.strip_prefix("make ").and_then(|rest| rest.split(' ').next()) {
                     let known = makefile.lines().any(|line| line.split(':').next() == Some(target));
                     wrong.unless(known || target.contains('='), || {
@@ -274,8 +319,8 @@ fn every_command_and_every_path_exists() {
                 }
             }
             let tree = [
-                "src/", "docs/", "tests/", "charts/", "benches/", "fuzz/", "crds/", "proto/", ".ci/",
-                ".github/", "image/",
+                "src/", "crates/", "docs/", "tests/", "charts/", "benches/", "fuzz/", "crds/", "proto/",
+                ".ci/", ".github/", "image/",
             ];
             let placeholder = line.contains(['<', '*', ' ', '{']) || line.contains("...");
             if tree.iter().any(|start| line.starts_with(start)) && !placeholder {

@@ -48,7 +48,7 @@ impl Table {
     }
 
     /// Converts the output of `numacast snapshot --replay`.
-    fn said(outcome: &Outcome) -> Self {
+    fn actual(outcome: &Outcome) -> Self {
         let mut table = Self::default();
         let mut warnings = Vec::new();
         for line in outcome.stderr.lines() {
@@ -117,7 +117,7 @@ fn repeated(word: &&str) -> Vec<String> {
 /// Merges consecutive equal zones: `node-3` or `node-1..62`.
 fn runs(zones: &BTreeMap<u16, Vec<String>>) -> Vec<(String, &Vec<String>)> {
     let all: Vec<(&u16, &Vec<String>)> = zones.iter().collect();
-    let runs = all.chunk_by(|(first, said), (next, same)| **next == **first + 1 && said == same);
+    let runs = all.chunk_by(|(first, actual), (next, same)| **next == **first + 1 && actual == same);
     runs.map(|run| {
         let (first, last) = (run[0].0, run[run.len() - 1].0);
         let name = if first == last { format!("node-{first}") } else { format!("node-{first}..{last}") };
@@ -168,7 +168,7 @@ fn every_recording_gives_its_table() {
     let mut wrong = Vec::new();
     for recording in &recordings {
         let outcome = replay(recording);
-        let said = Table::said(&outcome);
+        let actual = Table::actual(&outcome);
         if outcome.code == Some(0) {
             assert!(plain(&outcome), "{}", recording.display());
         }
@@ -177,10 +177,10 @@ fn every_recording_gives_its_table() {
         if write {
             let comments = text.lines().take_while(|line| line.starts_with('#'));
             let comments: String = comments.map(|line| format!("{line}\n")).collect();
-            std::fs::write(&table, comments + &said.render()).unwrap();
-        } else if said != Table::parse(&text) {
+            std::fs::write(&table, comments + &actual.render()).unwrap();
+        } else if actual != Table::parse(&text) {
             let expected = Table::parse(&text).render();
-            wrong.push(format!("{}\nexpected:\n{expected}said:\n{}", recording.display(), said.render()));
+            wrong.push(format!("{}\nexpected:\n{expected}actual:\n{}", recording.display(), actual.render()));
         }
     }
     assert!(wrong.is_empty(), "{} of {} recordings:\n{}", wrong.len(), recordings.len(), wrong.join("\n"));

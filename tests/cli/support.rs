@@ -67,7 +67,7 @@ pub(crate) struct Outcome {
 impl Outcome {
     /// Returns the single error of a failed run.
     #[track_caller]
-    pub(crate) fn refusal(&self) -> &str {
+    pub(crate) fn error(&self) -> &str {
         assert_eq!(self.code, Some(1), "{self:?}");
         let mut lines = self.stderr.lines().filter(|line| line.starts_with("numacast: "));
         let sentence = lines.next().unwrap_or_else(|| panic!("no sentence in {self:?}"));

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use crate::events::{Event, Events, phase};
 use crate::percentiles;
-use crate::support::fingerprint::{HELD, published};
-use crate::support::nrt::Seen;
-use crate::support::prober::{Has, Heard, Prober, Questions};
+use crate::support::fingerprint::{WITHHELD, published};
+use crate::support::nrt::ObjectVersion;
+use crate::support::prober::{Allocated, Prober, Requests, Response};
 use crate::support::{RealNode, pod};
 
 /// Interval between probes; below the kubelet's limit for all clients, 100 per second.
@@ -23,20 +23,20 @@ const PROBE: Duration = Duration::from_millis(12);
 /// Times since the bind request was sent.
 #[derive(Debug, Default)]
 pub(crate) struct Binds {
-    answered: Vec<Duration>,
+    responded: Vec<Duration>,
     watched: Vec<Duration>,
     listed: Vec<Duration>,
     /// Until the List shows its CPUs.
-    given: Vec<Duration>,
+    allocated: Vec<Duration>,
     running: Vec<Duration>,
-    /// Until the object is held or its zones account for the pod: the end of the window in which the plugin
+    /// Until the zones account for the pod or the fingerprint is withheld: the end of the window in which the plugin
     /// may overcommit the node.
-    told: Vec<Duration>,
+    accounted: Vec<Duration>,
     /// Until the fingerprint matches and the zones account for the pod.
-    agreed: Vec<Duration>,
+    matched: Vec<Duration>,
     /// Number of pods that the List showed before they had CPUs.
     empty: usize,
-    /// Number of pods that the first write accounted for, without holding the object.
+    /// Number of pods that the first write accounted for, without withholding the fingerprint.
     at_once: usize,
 }
 
@@ -53,7 +53,7 @@ pub(crate) async fn measure(node: &RealNode, random: &mut Rng, count: usize) -> 
     let mut sources = Sources {
         pods: Events::of_pods(&node.client(), Some(node.name())).await?,
         object: Events::of_object(&node.client(), node.name()).await?,
-        prober: Prober::start(node.socket(), Questions::Lists, PROBE)?,
+        prober: Prober::start(node.socket(), Requests::Lists, PROBE)?,
     };
     for number in 0..count {
         let name = format!("bound-{number}");
@@ -70,7 +70,7 @@ impl Binds {
         let api = Api::<Pod>::default_namespaced(node.client());
         let unbound = pod(name).cpus(1).memory("64Mi").scheduled_by("nobody")?;
         api.create(&PostParams::default(), &unbound).await?;
-        sources.prober.forget();
+        sources.prober.clear();
         while sources.object.waiting().is_some() {}
 
         let bind = json!({
@@ -79,7 +79,7 @@ impl Binds {
         });
         let sent = Instant::now();
         let _: Value = api.create_subresource("binding", name, &PostParams::default(), &bind).await?;
-        self.answered.push(sent.elapsed());
+        self.responded.push(sent.elapsed());
 
         let mut watched = None;
         loop {
@@ -93,65 +93,67 @@ impl Binds {
                 break;
             }
         }
-        self.watched.push(watched.context("nothing was heard of it")? - sent);
+        self.watched.push(watched.context("the watch never delivered it")? - sent);
         self.objects(&mut sources.object, sent).await?;
         // The List may lag by a probe.
         tokio::time::sleep(PROBE * 3).await;
         self.lists(&sources.prober, name, sent)
     }
 
-    /// Records the object's changes. The node has 14 CPUs, one of which the pod gets. The fingerprint matches
-    /// for good once it covers the Running pod.
+    /// Records the object's changes. The node has 14 CPUs, one of which the pod is allocated. The
+    /// fingerprint keeps matching once it covers the Running pod.
     async fn objects(&mut self, events: &mut Events<DynamicObject>, sent: Instant) -> Result<()> {
-        let mut told = None;
-        let mut agreed: Option<(Instant, String)> = None;
+        let mut accounted = None;
+        let mut matched: Option<(Instant, String)> = None;
         loop {
             // No event for this long means that there are no more.
             let next = tokio::time::timeout(Duration::from_millis(500), events.next()).await;
             let Ok(next) = next else { break };
             let Event { at, object, .. } = next?;
-            let seen = Seen::of(&object)?;
+            let seen = ObjectVersion::of(&object)?;
             let free: u64 = seen.zones.values().map(|zone| zone["cpu"].available).sum();
-            let held = published(&seen) == Some(HELD);
-            if told.is_none() && (held || free == 13) {
-                told = Some(at);
-                self.at_once += usize::from(!held);
+            let is_withheld = published(&seen) == Some(WITHHELD);
+            if accounted.is_none() && (is_withheld || free == 13) {
+                accounted = Some(at);
+                self.at_once += usize::from(!is_withheld);
             }
             // Ignore refreshes.
             let fingerprint = published(&seen).unwrap_or_default();
-            if !held && free == 13 && agreed.as_ref().is_none_or(|(_, before)| before != fingerprint) {
-                agreed = Some((at, fingerprint.to_owned()));
+            if !is_withheld && free == 13 && matched.as_ref().is_none_or(|(_, before)| before != fingerprint)
+            {
+                matched = Some((at, fingerprint.to_owned()));
             }
         }
-        self.told.push(told.context("the object never told of it")? - sent);
-        self.agreed.push(agreed.context("the object never agreed")?.0 - sent);
+        self.accounted.push(accounted.context("the object never accounted for it")? - sent);
+        self.matched.push(matched.context("the fingerprint never matched")?.0 - sent);
         Ok(())
     }
 
     fn lists(&mut self, prober: &Prober, name: &str, sent: Instant) -> Result<()> {
-        let has = |heard: &Heard| -> Option<Has> {
-            let Heard::Pods(pods) = heard else { return None };
+        let has = |response: &Response| -> Option<Allocated> {
+            let Response::Pods(pods) = response else { return None };
             pods.get(name).cloned()
         };
-        let answers = prober.answers();
-        let listed = answers.iter().find(|answer| has(&answer.heard).is_some());
+        let responses = prober.responses();
+        let listed = responses.iter().find(|recorded| has(&recorded.response).is_some());
         let listed = listed.context("it was never listed")?;
-        let given = answers.iter().find(|answer| has(&answer.heard).is_some_and(|has| !has.cpus.is_empty()));
-        self.listed.push(listed.at - sent);
-        self.given.push(given.context("it was never given CPUs")?.at - sent);
-        self.empty += usize::from(has(&listed.heard).is_some_and(|has| has.cpus.is_empty()));
+        let has_cpus = |response: &Response| has(response).is_some_and(|has| !has.cpus.is_empty());
+        let allocated = responses.iter().find(|recorded| has_cpus(&recorded.response));
+        self.listed.push(listed.received - sent);
+        self.allocated.push(allocated.context("it was never allocated CPUs")?.received - sent);
+        self.empty += usize::from(!has_cpus(&listed.response));
         Ok(())
     }
 
     pub(crate) fn table(&mut self) -> String {
         let rows = [
-            ("the API server answers whoever binds", &mut self.answered),
+            ("the API server responds to the request", &mut self.responded),
             ("a watch of the node's pods delivers the bound pod", &mut self.watched),
             ("the kubelet's List names it", &mut self.listed),
-            ("the List shows its CPUs", &mut self.given),
+            ("the List shows its CPUs", &mut self.allocated),
             ("its status Running reaches a watch", &mut self.running),
-            ("the object is held or accounts for the pod", &mut self.told),
-            ("the object accounts for the pod, and its fingerprint matches the plugin's", &mut self.agreed),
+            ("the object accounts for the pod, or its fingerprint is withheld", &mut self.accounted),
+            ("the object accounts for the pod, and its fingerprint matches the plugin's", &mut self.matched),
         ];
         let mut text =
             "| after the request to bind was sent, ms | p50 | p90 | at most |\n|---|---|---|---|\n"
@@ -161,10 +163,10 @@ impl Binds {
             text += &format!("| {what} | {p50:.1} | {p90:.1} | {most:.1} |\n");
         }
         text + &format!(
-            "\n{} of {} were listed without CPUs first. The object was held for {} of them.",
+            "\n{} of {} were listed without CPUs first. The fingerprint was withheld for {} of them.",
             self.empty,
             self.listed.len(),
-            self.told.len() - self.at_once
+            self.accounted.len() - self.at_once
         )
     }
 }

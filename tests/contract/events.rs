@@ -50,8 +50,8 @@ where
     async fn start(api: Api<K>, fields: String) -> Result<Self> {
         let now = api.list(&ListParams::default().fields(&fields)).await?;
         let from = now.metadata.resource_version.context("a list without a version")?;
-        let (tell, seen) = unbounded_channel();
-        let watching = tokio::spawn(follow(api, fields, from, tell));
+        let (sender, seen) = unbounded_channel();
+        let watching = tokio::spawn(follow(api, fields, from, sender));
         Ok(Self { seen, watching })
     }
 
@@ -74,12 +74,12 @@ impl<K> Drop for Events<K> {
 }
 
 /// Watches until the receiver is dropped, resuming after each watch ends.
-async fn follow<K>(api: Api<K>, fields: String, mut version: String, tell: UnboundedSender<Event<K>>)
+async fn follow<K>(api: Api<K>, fields: String, mut version: String, sender: UnboundedSender<Event<K>>)
 where
     K: kube::Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let only = WatchParams::default().fields(&fields);
-    while !tell.is_closed() {
+    while !sender.is_closed() {
         if let Ok(stream) = api.watch(&only, &version).await {
             let mut stream = std::pin::pin!(stream);
             while let Some(Ok(event)) = stream.next().await {
@@ -89,7 +89,7 @@ where
                     WatchEvent::Bookmark(_) | WatchEvent::Error(_) => continue,
                 };
                 version = object.resource_version().unwrap_or(version);
-                let _ = tell.send(Event { at: Instant::now(), object, gone });
+                let _ = sender.send(Event { at: Instant::now(), object, gone });
             }
         }
         tokio::time::sleep(Duration::from_millis(50)).await;

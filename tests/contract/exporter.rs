@@ -42,10 +42,10 @@ impl FromStr for Exporter {
         if let Some((name, command)) = text.split_once(": ") {
             return Ok(Self::Other(name.to_owned(), command.to_owned()));
         }
-        let mut words = text.split_whitespace().map(str::to_owned);
-        match words.next().as_deref() {
+        let mut parts = text.split_whitespace().map(str::to_owned);
+        match parts.next().as_deref() {
             Some("none") => Ok(Self::None),
-            Some("numacast") => Ok(Self::Numacast(words.collect())),
+            Some("numacast") => Ok(Self::Numacast(parts.collect())),
             _ => Err(format!("`{text}` is neither none, nor numacast [KEY=VALUE]..., nor NAME: COMMAND")),
         }
     }

@@ -70,8 +70,8 @@ impl Ideal {
                 continue;
             };
             self.free[zone] -= pod.cpus;
-            self.busy += f64::from(pod.cpus) * pod.life.min(end.saturating_sub(now)).as_secs_f64();
-            self.running.push(Reverse(Runs { until: now + pod.life + ends, zone, cpus: pod.cpus }));
+            self.busy += f64::from(pod.cpus) * pod.lifetime.min(end.saturating_sub(now)).as_secs_f64();
+            self.running.push(Reverse(Runs { until: now + pod.lifetime + ends, zone, cpus: pod.cpus }));
         }
     }
 }

@@ -25,14 +25,14 @@ enum Fate {
     /// The plugin filtered the node.
     Filtered,
     /// The pod was bound to the node, and the kubelet rejected it.
-    Refused,
+    Rejected,
 }
 
 impl fmt::Display for Fate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Filtered => "stays pending",
-            Self::Refused => "sent to the node, refused by the kubelet",
+            Self::Rejected => "bound to the node, rejected by the kubelet",
         })
     }
 }
@@ -44,7 +44,7 @@ pub(crate) async fn table(parts: &Parts, binary: &Path) -> Result<(String, bool)
     for cache in [Cache::OverReserve, Cache::DiscardReserved, Cache::Passthrough] {
         let [late, restarted] = of(parts, binary, cache).await?;
         table += &format!("| `{cache:?}` | {late} | {restarted} |\n");
-        let expected = if cache.is_direct() { Fate::Filtered } else { Fate::Refused };
+        let expected = if cache.is_direct() { Fate::Filtered } else { Fate::Rejected };
         as_documented &= [late, restarted] == [expected, Fate::Filtered];
     }
     Ok((table, as_documented))
@@ -58,7 +58,7 @@ async fn of(parts: &Parts, binary: &Path, cache: Cache) -> Result<[Fate; 2]> {
     let setup = Setup { cache, clocks, informer: "Dedicated".to_owned() };
     let program = parts.program("scheduler");
     let first = Scheduler::start(&program, &cluster, &setup).await?;
-    let settings: &[&str] = if cache.is_direct() { &["cache=direct"] } else { &[] };
+    let settings: &[&str] = if cache.is_direct() { &["consumer=schedulerPluginsDirect"] } else { &[] };
     let exporter = Exporter::Numacast(Vec::new());
     let _running = exporter.start(&binary.to_owned(), &cluster, &node, settings).await?;
     let late = fate(&node, "late").await?;
@@ -75,14 +75,15 @@ async fn fate(node: &RealNode, name: &str) -> Result<Fate> {
     api.create(&PostParams::default(), &wide).await?;
     until(&format!("it is known what becomes of {name}"), async || {
         let status = api.get(name).await?.status.unwrap_or_default();
-        let said = status.conditions.iter().flatten().filter_map(|condition| condition.message.as_deref());
-        let filtered = said.into_iter().any(|message| message.contains("cannot align"));
-        let refused = status.reason.as_deref() == Some("TopologyAffinityError");
-        match (filtered, refused, status.phase.as_deref()) {
+        let messages =
+            status.conditions.iter().flatten().filter_map(|condition| condition.message.as_deref());
+        let filtered = messages.into_iter().any(|message| message.contains("cannot align"));
+        let rejected = status.reason.as_deref() == Some("TopologyAffinityError");
+        match (filtered, rejected, status.phase.as_deref()) {
             (true, ..) => Ok(Fate::Filtered),
-            (_, true, _) => Ok(Fate::Refused),
+            (_, true, _) => Ok(Fate::Rejected),
             (.., Some("Running")) => bail!("it runs, on two zones"),
-            (.., phase) => bail!("it is {phase:?}, and nobody said why"),
+            (.., phase) => bail!("it is {phase:?}, without a reason"),
         }
     })
     .await

@@ -22,9 +22,9 @@ const SIZES: std::ops::RangeInclusive<u32> = 1..=4;
 /// Minimum lifetime of a pod.
 const SHORTEST: Duration = Duration::from_secs(1);
 /// Mean lifetime of a pod.
-const LIFE: Duration = Duration::from_secs(6);
+const LIFETIME: Duration = Duration::from_secs(6);
 /// Interval of the loop.
-const TURN: Duration = Duration::from_millis(10);
+const STEP: Duration = Duration::from_millis(10);
 
 /// Mean interval between pods of another scheduler, and their mean lifetime.
 const FOREIGN: Duration = Duration::from_secs(5);
@@ -33,7 +33,7 @@ const FOREIGN: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Short {
     pub(crate) cpus: u32,
-    life: Duration,
+    lifetime: Duration,
     /// The container exits by itself; otherwise the pod is deleted.
     completes: bool,
     pub(crate) created: Instant,
@@ -43,7 +43,7 @@ pub(crate) struct Short {
     /// When the pod became terminal or its object was removed.
     ended: Option<Instant>,
     /// The kubelet's reason for rejecting the pod.
-    pub(crate) refused: Option<String>,
+    pub(crate) rejected: Option<String>,
 }
 
 /// A random sequence of pods.
@@ -55,7 +55,7 @@ pub(crate) struct Draw {
 /// The parameters of a pod to create.
 pub(crate) struct Drawn {
     pub(crate) cpus: u32,
-    pub(crate) life: Duration,
+    pub(crate) lifetime: Duration,
     completes: bool,
 }
 
@@ -67,8 +67,8 @@ impl Draw {
 
     pub(crate) fn next(&mut self) -> Drawn {
         let cpus = std::mem::replace(&mut self.next_cpus, self.random.u32(SIZES));
-        let life = SHORTEST + self.some(LIFE - SHORTEST);
-        Drawn { cpus, life, completes: self.random.bool() }
+        let lifetime = SHORTEST + self.some(LIFETIME - SHORTEST);
+        Drawn { cpus, lifetime, completes: self.random.bool() }
     }
 
     /// Returns an exponentially distributed time with this mean.
@@ -107,15 +107,15 @@ impl<'a> Load<'a> {
     pub(crate) async fn run(&mut self, until: Instant, mut check: impl FnMut() -> Result<()>) -> Result<()> {
         while Instant::now() < until {
             while let Some(event) = self.events.waiting() {
-                self.hear(event).await?;
+                self.apply(event).await?;
             }
-            self.end_the_old().await?;
-            self.come_and_go().await?;
+            self.end_due_pods().await?;
+            self.change_foreign_pods().await?;
             while self.wanted() * 10 < WANTED {
                 self.create().await?;
             }
             check()?;
-            tokio::time::sleep(TURN).await;
+            tokio::time::sleep(STEP).await;
         }
         Ok(())
     }
@@ -134,25 +134,25 @@ impl<'a> Load<'a> {
     }
 
     async fn create(&mut self) -> Result<()> {
-        let Drawn { cpus, life, completes } = self.draw.next();
+        let Drawn { cpus, lifetime, completes } = self.draw.next();
         let name = format!("short-{}", self.pods.len());
         let object = pod(&name).cpus(cpus).memory("64Mi").scheduled_by(scheduler::NAME)?;
         let short = Short {
             cpus,
-            life,
+            lifetime,
             completes,
             created: Instant::now(),
             running: None,
             ending: None,
             ended: None,
-            refused: None,
+            rejected: None,
         };
         self.pods.insert(name, short);
         self.api().create(&PostParams::default(), &object).await?;
         Ok(())
     }
 
-    async fn come_and_go(&mut self) -> Result<()> {
+    async fn change_foreign_pods(&mut self) -> Result<()> {
         let now = Instant::now();
         let Some(mut foreign) = self.foreign.take() else { return Ok(()) };
         if foreign.next <= now {
@@ -169,11 +169,11 @@ impl<'a> Load<'a> {
         Ok(())
     }
 
-    async fn end_the_old(&mut self) -> Result<()> {
+    async fn end_due_pods(&mut self) -> Result<()> {
         let due = |pod: &Short| {
             pod.ending.is_none()
                 && pod.ended.is_none()
-                && pod.running.is_some_and(|since| since.elapsed() >= pod.life)
+                && pod.running.is_some_and(|since| since.elapsed() >= pod.lifetime)
         };
         let due: Vec<String> = self.pods.iter().filter(|(_, pod)| due(pod)).map(|(n, _)| n.clone()).collect();
         for name in due {
@@ -188,7 +188,7 @@ impl<'a> Load<'a> {
         Ok(())
     }
 
-    async fn hear(&mut self, Event { at, object, gone }: Event<Pod>) -> Result<()> {
+    async fn apply(&mut self, Event { at, object, gone }: Event<Pod>) -> Result<()> {
         let name = object.name_any();
         let Some(pod) = self.pods.get_mut(&name) else { return Ok(()) };
         let terminal = ["Succeeded", "Failed"].contains(&phase(&object));
@@ -201,7 +201,7 @@ impl<'a> Load<'a> {
         pod.ended = Some(at);
         pod.ending.get_or_insert(at);
         if pod.running.is_none() {
-            pod.refused = Some(object.status.and_then(|status| status.reason).unwrap_or_default());
+            pod.rejected = Some(object.status.and_then(|status| status.reason).unwrap_or_default());
         }
         // As the pod's owner would.
         if !gone {

@@ -32,14 +32,14 @@ use run::{Run, Total};
 use scheduler::Clocks;
 use support::{Cluster, Needs, Parts, RealNode};
 
-/// A closed loop of short pods between a real scheduler and a real kubelet, with one table at the end. It fails when numacast
-/// breaks a bound: with the overreserving cache at most 2 % of the pods refused, and each of them placed by an object that the plugin
-/// read less than 75 ms after a bind; with a direct one and reservations 90 % of the CPUs busy that could be, and with DiscardReserved
-/// at most 4 % of the pods refused; nowhere a node on which no pod starts for 45 s.
+/// A closed loop of short pods between a real scheduler and a real kubelet, with one table at the end. It fails if numacast exceeds a
+/// limit: with the overreserving cache at most 2 % of the pods are rejected, and each of them was placed by an object that the plugin
+/// read less than 75 ms after a bind; with a direct cache and reservations at least 90 % of the CPUs that could be busy are, and with
+/// DiscardReserved at most 4 % of the pods are rejected; and in no run may 45 s pass without a pod starting.
 #[derive(Debug, Parser)]
 #[command(name = "contract")]
 struct Options {
-    /// Only rows whose name contains this text; several are possible. `--list` tells the names.
+    /// Only rows whose name contains this text; several are possible. `--list` prints the names.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
     /// Runs of each row, each with the seed after the one before.
@@ -59,8 +59,8 @@ struct Options {
     /// Other clocks in seconds, RESYNC:INITIAL-MAX (the plugin's resync, the pods' backoff).
     #[arg(long, value_name = "CLOCKS")]
     clocks: Option<Clocks>,
-    /// Let pods of another scheduler that ask for nothing come and go, one every five seconds or so: at each word of
-    /// them an overreserving plugin takes nobody onto the node until its next resync.
+    /// Start and stop pods of another scheduler without requests, one every five seconds or so: at each of their events an
+    /// overreserving plugin places no pod on the node until its next resync.
     #[arg(long)]
     foreign: bool,
     /// The plugin's informerMode.
@@ -69,13 +69,13 @@ struct Options {
     /// Another binary than the one that was built for tests.
     #[arg(long)]
     binary: Option<PathBuf>,
-    /// Only measure how long after its bind a pod shows, and where, over so many pods, and when numacast tells of it.
+    /// Only measure, for this many pods, how long after the bind each source shows the pod, and when the object accounts for it.
     #[arg(long, value_name = "PODS")]
     binds: Option<usize>,
     /// Only show what becomes of a pod that fits no zone, on a node whose object was created after the scheduler started.
     #[arg(long)]
     late: bool,
-    /// Only say which rows there are.
+    /// Only list the rows.
     #[arg(long)]
     list: bool,
 }
@@ -111,17 +111,17 @@ impl Options {
     }
 }
 
-#[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let mut out = std::io::stdout();
     let rows = options.rows();
-    ensure!(!rows.is_empty(), "no row is chosen; `--list` without the rest says which there are");
+    ensure!(!rows.is_empty(), "no row is chosen; `--list` without other options prints them");
     if options.list {
         rows.iter().try_for_each(|row| writeln!(out, "{}", row.name()))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { bail!("the real parts cannot run here") };
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     writeln!(out, "NUMACAST_SEED={seed}")?;
     if let Some(count) = options.binds {
@@ -137,7 +137,7 @@ async fn main() -> Result<ExitCode> {
     if options.late {
         let (table, as_documented) = late::table(&parts, &options.binary()).await?;
         writeln!(out, "{table}")?;
-        ensure!(as_documented, "docs/scheduler.md says otherwise");
+        ensure!(as_documented, "docs/scheduler.md differs");
         return Ok(ExitCode::SUCCESS);
     }
     let (mut table, mut broken) = (String::new(), Vec::new());
@@ -148,7 +148,7 @@ async fn main() -> Result<ExitCode> {
                 let run = options.run(*row, exporter, seed.wrapping_add(number));
                 let figures =
                     run.go(&parts).await.with_context(|| format!("{}, seed {}", row.name(), run.seed))?;
-                write!(out, "{}", figures.tell(&run))?;
+                write!(out, "{}", figures.text(&run))?;
                 total.add(figures, run.time);
             }
             table += &format!("| {exporter} | {} | {} |\n", row.name(), total.row());

@@ -6,12 +6,12 @@ use crate::scheduler::{Cache, Clocks};
 /// With a direct cache, the minimum ratio of busy CPUs to the ideal.
 const LEAST_OF_IDEAL: f64 = 0.9;
 
-/// With DiscardReserved, the maximum percentage of refused pods. Some are always refused: the scheduler may place a pod before the
+/// With DiscardReserved, the maximum percentage of rejected pods. Some are always rejected: the scheduler may place a pod before the
 /// reservation of the previous one is written. Without reservations it is 5 to 7 %.
-const MOST_REFUSED: f64 = 4.0;
+const MAX_REJECTED: f64 = 4.0;
 
-/// Like [`MOST_REFUSED`], with the overreserving cache: those that it places after a tick between a bind and the write for it.
-const MOST_REFUSED_BY_TICKS: f64 = 2.0;
+/// Like [`MAX_REJECTED`], with the overreserving cache: those that it places after a tick between a bind and the write for it.
+const MAX_REJECTED_BY_TICKS: f64 = 2.0;
 
 /// A row of the table: a scheduler, and what else is on the node.
 #[derive(Clone, Copy, Debug)]
@@ -68,8 +68,8 @@ impl Row {
     pub(crate) fn settings(&self) -> &'static [&'static str] {
         match (self.cache.is_direct(), self.reserves) {
             (false, _) => &[],
-            (true, true) => &["cache=direct"],
-            (true, false) => &["cache=direct", "publish.reserve=false"],
+            (true, true) => &["consumer=schedulerPluginsDirect"],
+            (true, false) => &["consumer=schedulerPluginsDirect", "publish.reserve=false"],
         }
     }
 
@@ -79,12 +79,12 @@ impl Row {
         if self.cache.is_direct() { &["controller.nudge=off"] } else { &[] }
     }
 
-    /// Returns the maximum percentage of pods that the kubelet may refuse, or `None` if there is no limit. Passthrough has no limit
+    /// Returns the maximum percentage of pods that the kubelet may reject, or `None` if there is no limit. Passthrough has no limit
     /// because the scheduler may place a pod before the previous pod is bound.
-    fn most_refused(&self) -> Option<f64> {
+    fn max_rejected(&self) -> Option<f64> {
         match self.cache {
-            Cache::OverReserve => Some(MOST_REFUSED_BY_TICKS),
-            Cache::DiscardReserved => self.reserves.then_some(MOST_REFUSED),
+            Cache::OverReserve => Some(MAX_REJECTED_BY_TICKS),
+            Cache::DiscardReserved => self.reserves.then_some(MAX_REJECTED),
             Cache::Passthrough => None,
         }
     }
@@ -96,11 +96,13 @@ impl Row {
             broken.push(format!("{} runs with a frozen node", total.frozen));
         }
         if self.cache == Cache::OverReserve && total.preventable > 0 {
-            broken
-                .push(format!("{} refused pods that a held object would have prevented", total.preventable));
+            broken.push(format!(
+                "{} rejected pods that a withheld fingerprint would have prevented",
+                total.preventable
+            ));
         }
-        if self.most_refused().is_some_and(|most| total.refused_percent() > most) {
-            broken.push(format!("{:.1} % of the pods refused", total.refused_percent()));
+        if self.max_rejected().is_some_and(|most| total.rejected_percent() > most) {
+            broken.push(format!("{:.1} % of the pods rejected", total.rejected_percent()));
         }
         if self.cache.is_direct() && self.reserves && total.busy() < LEAST_OF_IDEAL * total.ideal() {
             broken.push(format!(

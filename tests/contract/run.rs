@@ -40,7 +40,7 @@ pub(crate) struct Run {
 pub(crate) struct Figures {
     pub(crate) started: usize,
     /// Rejected pods, with the kubelet's reasons.
-    pub(crate) refused: Vec<(String, String)>,
+    pub(crate) rejected: Vec<(String, String)>,
     pub(crate) busy: f64,
     /// What `busy` would be if the only delay were the kubelet's when terminating pods.
     pub(crate) ideal: f64,
@@ -80,7 +80,7 @@ impl Run {
             node.run(pod("completed").cpus(1).memory("64Mi")).await?;
             node.finish("completed", 0).await?;
             node.submit(&pod("unpullable").cpus(1).memory("64Mi").unpullable()).await?;
-            node.says("unpullable", "ErrImageNeverPull").await?;
+            node.wait_for_status("unpullable", "ErrImageNeverPull").await?;
         }
         let mut exporter = self.exporter.start(&self.binary, &cluster, &node, self.row.settings()).await?;
         let mut controller =
@@ -145,10 +145,10 @@ impl Figures {
             time.unwrap_or_default().as_secs_f64() * f64::from(pod.cpus)
         };
         let wait = |pod: &Short| Some(pod.running?.saturating_duration_since(pod.created));
-        let refused = load.pods.iter().filter_map(|(name, pod)| Some((name.clone(), pod.refused.clone()?)));
+        let rejected = load.pods.iter().filter_map(|(name, pod)| Some((name.clone(), pod.rejected.clone()?)));
         Self {
             started: starts.len(),
-            refused: refused.collect(),
+            rejected: rejected.collect(),
             busy: load.pods.values().map(busy).sum::<f64>() / f64::from(CPUS) / (to - from).as_secs_f64(),
             ideal,
             waits: load.pods.values().filter_map(wait).collect(),
@@ -161,14 +161,14 @@ impl Figures {
     }
 
     /// Returns a summary line, followed by a line for each rejected pod or anomaly.
-    pub(crate) fn tell(&self, run: &Run) -> String {
+    pub(crate) fn text(&self, run: &Run) -> String {
         let mut text = format!(
-            "{}, {}, seed {}: {} started, {} refused, {:.0} of {:.0} % busy, {} writes, {} nudges, {} GETs, longest pause {:.0} s\n",
+            "{}, {}, seed {}: {} started, {} rejected, {:.0} of {:.0} % busy, {} writes, {} nudges, {} GETs, longest pause {:.0} s\n",
             run.exporter,
             run.row.name(),
             run.seed,
             self.started,
-            self.refused.len(),
+            self.rejected.len(),
             100.0 * self.busy,
             100.0 * self.ideal,
             self.writes,
@@ -176,7 +176,7 @@ impl Figures {
             self.gets,
             self.pause.as_secs_f64()
         );
-        for (name, why) in &self.refused {
+        for (name, why) in &self.rejected {
             let pod = format!("default/{name}");
             let since = if run.row.cache.is_direct() {
                 let since = self.log.since_other(&pod);
@@ -189,20 +189,20 @@ impl Figures {
                     format!("the object by which it was placed was read {window:.1?} after the last bind")
                 })
             };
-            text += &format!("  {name} refused ({why}): {since}\n");
+            text += &format!("  {name} rejected ({why}): {since}\n");
         }
         if self.log.missing > 0 {
             text += &format!("  the object had no fingerprint at {} ticks\n", self.log.missing);
         }
         if self.log.no_pods > 0 {
-            text += &format!("  the plugin saw no pod on the node at {} ticks\n", self.log.no_pods);
+            text += &format!("  the plugin found no pod on the node at {} ticks\n", self.log.no_pods);
         }
         text
     }
 }
 
-/// An object that the plugin reads this long after a bind accounts for the pod, or is held: `fingerprint.holdAfter` (50 ms), the watch
-/// and the write.
+/// An object that the plugin reads this long after a bind accounts for the pod, or withholds the fingerprint:
+/// `fingerprint.withholdAfter` (50 ms), the watch and the write.
 const GAP: Duration = Duration::from_millis(75);
 
 /// The totals of one row.
@@ -211,8 +211,8 @@ pub(crate) struct Total {
     runs: usize,
     time: Duration,
     started: usize,
-    pub(crate) refused: usize,
-    /// The refused pods among them that were placed by an object in which an earlier bind had to show, with the overreserving cache.
+    pub(crate) rejected: usize,
+    /// The rejected pods among them that were placed by an object in which an earlier bind had to show, with the overreserving cache.
     pub(crate) preventable: usize,
     busy: Vec<f64>,
     ideal: f64,
@@ -220,7 +220,7 @@ pub(crate) struct Total {
     writes: u64,
     nudges: u64,
     gets: u64,
-    agreed: (usize, usize),
+    matched: (usize, usize),
     pub(crate) frozen: usize,
 }
 
@@ -229,8 +229,8 @@ impl Total {
         self.runs += 1;
         self.time += time;
         self.started += figures.started;
-        self.refused += figures.refused.len();
-        let windows = figures.refused.iter().map(|(name, _)| figures.log.window(&format!("default/{name}")));
+        self.rejected += figures.rejected.len();
+        let windows = figures.rejected.iter().map(|(name, _)| figures.log.window(&format!("default/{name}")));
         self.preventable +=
             windows.filter(|window| !window.as_ref().is_ok_and(|window| *window < GAP)).count();
         self.busy.push(figures.busy);
@@ -239,7 +239,7 @@ impl Total {
         self.writes += figures.writes;
         self.nudges += figures.nudges;
         self.gets += figures.gets;
-        self.agreed = (self.agreed.0 + figures.log.agreed, self.agreed.1 + figures.log.compared);
+        self.matched = (self.matched.0 + figures.log.matched, self.matched.1 + figures.log.compared);
         self.frozen += usize::from(figures.pause > FROZEN);
     }
 
@@ -252,32 +252,32 @@ impl Total {
         self.ideal / self.runs.max(1) as f64
     }
 
-    pub(crate) fn refused_percent(&self) -> f64 {
-        100.0 * self.refused as f64 / (self.refused + self.started).max(1) as f64
+    pub(crate) fn rejected_percent(&self) -> f64 {
+        100.0 * self.rejected as f64 / (self.rejected + self.started).max(1) as f64
     }
 
     /// Returns a row of the table.
     pub(crate) fn row(&mut self) -> String {
         let [p50, p90] = percentiles(&mut self.waits, [50, 90]).map(|time| time.as_secs_f64());
-        let pods = (self.refused + self.started).max(1) as f64;
+        let pods = (self.rejected + self.started).max(1) as f64;
         let (least, most) = self
             .busy
             .iter()
             .fold((f64::MAX, 0.0), |(least, most): (f64, f64), busy| (least.min(*busy), most.max(*busy)));
-        let agreed = match self.agreed {
+        let matched = match self.matched {
             (_, 0) => String::new(),
-            (agreed, compared) => format!("{agreed} of {compared}"),
+            (matched, compared) => format!("{matched} of {compared}"),
         };
         format!(
-            "{} | {:.0} | {:.0} % ({:.0}-{:.0}) | {:.0} % | {} ({:.1} %) | {p50:.1} / {p90:.1} | {:.1} | {:.2} | {:.1} | {agreed}",
+            "{} | {:.0} | {:.0} % ({:.0}-{:.0}) | {:.0} % | {} ({:.1} %) | {p50:.1} / {p90:.1} | {:.1} | {:.2} | {:.1} | {matched}",
             self.runs,
             pods,
             100.0 * self.busy(),
             100.0 * least,
             100.0 * most,
             100.0 * self.ideal(),
-            self.refused,
-            self.refused_percent(),
+            self.rejected,
+            self.rejected_percent(),
             self.writes as f64 / pods,
             self.nudges as f64 / self.time.as_secs_f64().max(1.0),
             self.gets as f64 / pods,
@@ -287,5 +287,5 @@ impl Total {
 
 /// The header of the table.
 pub(crate) const HEAD: &str = "\
-| exporter | plugin's cache, clocks | seeds | pods | CPUs busy | ideally | refused | create to Running p50 / p90, s | writes per pod | nudges/s | GETs per pod | fingerprints agreed |
+| exporter | plugin's cache, clocks | seeds | pods | CPUs busy | ideally | rejected | create to Running p50 / p90, s | writes per pod | nudges/s | GETs per pod | fingerprints matched |
 |---|---|---|---|---|---|---|---|---|---|---|---|";

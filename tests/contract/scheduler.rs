@@ -86,7 +86,7 @@ impl Scheduler {
         let sign = if setup.cache.is_direct() { "Handlers synced" } else { "nrtcache.resync" };
         until("the scheduler is ready", async || {
             scheduler.still_runs()?;
-            ensure!(scheduler.text()?.contains(sign), "it does not say `{sign}`");
+            ensure!(scheduler.text()?.contains(sign), "its log has no `{sign}`");
             Ok(())
         })
         .await?;
@@ -167,7 +167,7 @@ fn arguments(setup: &Setup) -> Value {
 pub(crate) struct Log {
     /// Resync ticks at which fingerprints were compared, and those at which they matched.
     pub(crate) compared: usize,
-    pub(crate) agreed: usize,
+    pub(crate) matched: usize,
     /// Ticks at which the object had no fingerprint.
     pub(crate) missing: usize,
     /// Ticks at which the plugin had no pods to compare with.
@@ -188,7 +188,7 @@ impl Log {
                 read = at;
             } else if line.contains("\"podset fingerprint check\"") {
                 log.compared += 1;
-                log.agreed += usize::from(value(line, "expected") == value(line, "computed"));
+                log.matched += usize::from(value(line, "expected") == value(line, "computed"));
             } else if line.contains("\"missing NodeTopology podset fingerprint data\"") {
                 log.missing += 1;
             } else if line.contains("\"cannot find any pod for node\"") {
@@ -205,17 +205,17 @@ impl Log {
     }
 
     /// Returns, for a rejected pod, the time from the previous bind of another pod to its own.
-    pub(crate) fn since_other(&self, refused: &str) -> Option<Duration> {
-        let bound = *self.binds.get(refused)?;
-        let others = self.binds.iter().filter(|(name, at)| *name != refused && **at <= bound);
+    pub(crate) fn since_other(&self, rejected: &str) -> Option<Duration> {
+        let bound = *self.binds.get(rejected)?;
+        let others = self.binds.iter().filter(|(name, at)| *name != rejected && **at <= bound);
         others.map(|(_, at)| bound - *at).min()
     }
 
     /// Returns, for a rejected pod, the time from the last bind before the object was read to that read; the
     /// pod was placed by that object. If this is less than an agent needs to observe a bind and write, no
     /// agent can prevent the rejection.
-    pub(crate) fn window(&self, refused: &str) -> Result<Duration> {
-        let bound = *self.binds.get(refused).with_context(|| format!("{refused} was never bound"))?;
+    pub(crate) fn window(&self, rejected: &str) -> Result<Duration> {
+        let bound = *self.binds.get(rejected).with_context(|| format!("{rejected} was never bound"))?;
         let read =
             self.flushes.iter().rev().find(|read| **read < bound).context("nothing was ever resynced")?;
         let before = self.binds.values().filter(|at| *at < read).max();

@@ -1,7 +1,7 @@
-//! Injects a thousand faults into the simulated parts. Run manually with `make faults`.
+//! Injects a thousand faults into the simulated kubelet and API server. Run manually with `make faults`.
 //!
 //! `make faults ARGS=--help` lists the options, `ARGS=--list` the faults. After each fault the object must be
-//! correct within a bound, and it may never report more than there was. A table at the end shows how long
+//! correct within a bound, and it may never report more than was available. A table at the end shows how long
 //! each kind took.
 
 mod run;
@@ -16,16 +16,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use clap::Parser;
 
-use run::{Kind, Outcome, Side};
+use run::{FaultKind, Outcome, Side, Step};
 
 /// Number of simulated nodes. Each has its own seed; `--jobs` of them run in parallel.
 const SHARDS: usize = 12;
 
-/// Faults over the simulated kubelet and API server.
+/// Faults of the simulated kubelet and API server.
 #[derive(Debug, Parser)]
 #[command(name = "faults")]
 struct Options {
-    /// How many, over all nodes together.
+    /// Number of steps with one or two faults each, over all nodes together.
     #[arg(long, default_value_t = 1000)]
     faults: usize,
     /// The seed, instead of a new one (`NUMACAST_SEED`).
@@ -34,13 +34,13 @@ struct Options {
     /// Only faults whose name contains this text.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Only this node of them all.
+    /// Only the node with this number.
     #[arg(long)]
     shard: Option<usize>,
-    /// How many nodes go on at once.
+    /// Number of nodes that run at the same time.
     #[arg(long, default_value_t = 6)]
     jobs: usize,
-    /// Only say which faults there are.
+    /// Only list the faults.
     #[arg(long)]
     list: bool,
     /// Show what the agents log.
@@ -51,8 +51,9 @@ struct Options {
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let only = options.only.as_deref().unwrap_or_default();
-    let kinds: Vec<Kind> = Kind::ALL.iter().copied().filter(|kind| kind.name().contains(only)).collect();
-    ensure!(!kinds.is_empty(), "no fault is chosen; `--list` without the rest says which there are");
+    let kinds = FaultKind::ALL.iter().copied().filter(|kind| kind.name().contains(only));
+    let kinds: Vec<FaultKind> = kinds.collect();
+    ensure!(!kinds.is_empty(), "no fault matches; `--list` without `--only` lists all");
     let mut out = std::io::stdout().lock();
     if options.list {
         for kind in kinds {
@@ -62,20 +63,21 @@ fn main() -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     if options.logs {
-        numacast::telemetry::start_logs(&numacast::config::Log::default());
+        numacast::telemetry::start_logs(Default::default(), Default::default());
     }
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     writeln!(out, "NUMACAST_SEED={seed}")?;
     let start = Instant::now();
     let outcomes = run_all(&options, &kinds, seed)?;
     table(&mut out, &outcomes)?;
-    let steps: usize = outcomes.iter().map(|outcome| outcome.measured.len()).sum();
-    let faults: usize = outcomes.iter().flat_map(|outcome| &outcome.measured).map(|of| of.kinds.len()).sum();
+    let steps: Vec<&Step> = outcomes.iter().flat_map(|outcome| &outcome.steps).collect();
+    let faults: usize = steps.iter().map(|step| step.faults.len()).sum();
     let versions: u64 = outcomes.iter().map(|outcome| outcome.versions).sum();
     let failures: Vec<&String> = outcomes.iter().filter_map(|outcome| outcome.failure.as_ref()).collect();
     writeln!(
         out,
-        "\n{faults} faults in {steps} steps on {} nodes, {versions} versions judged, {} failures, {:.0} s",
+        "\n{faults} faults in {} steps on {} nodes, {versions} versions checked, {} failures, {:.0} s",
+        steps.len(),
         outcomes.len(),
         failures.len(),
         start.elapsed().as_secs_f64()
@@ -85,7 +87,7 @@ fn main() -> Result<ExitCode> {
 }
 
 /// Runs the shards on `--jobs` threads.
-fn run_all(options: &Options, kinds: &[Kind], seed: u64) -> Result<Vec<Outcome>> {
+fn run_all(options: &Options, kinds: &[FaultKind], seed: u64) -> Result<Vec<Outcome>> {
     let shards: Vec<usize> = options.shard.map_or_else(|| (0..SHARDS).collect(), |shard| vec![shard]);
     let (next, outcomes) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || -> Result<()> {
@@ -93,8 +95,8 @@ fn run_all(options: &Options, kinds: &[Kind], seed: u64) -> Result<Vec<Outcome>>
             let faults = options.faults / SHARDS + usize::from(*shard < options.faults % SHARDS);
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let outcome = runtime.block_on(run::run_shard(*shard, faults, kinds, seed, 1));
-            let said = outcome.failure.as_deref().map_or("good", |_| "FAILED");
-            writeln!(std::io::stderr(), "node {shard}: {} steps, {said}", outcome.measured.len())?;
+            let result = if outcome.failure.is_some() { "FAILED" } else { "ok" };
+            writeln!(std::io::stderr(), "node {shard}: {} steps, {result}", outcome.steps.len())?;
             outcomes.lock().map_err(|_| anyhow::anyhow!("a shard has panicked"))?.push((*shard, outcome));
         }
         Ok(())
@@ -114,14 +116,14 @@ fn run_all(options: &Options, kinds: &[Kind], seed: u64) -> Result<Vec<Outcome>>
 /// row.
 fn table(out: &mut impl Write, outcomes: &[Outcome]) -> Result<()> {
     let mut rows: BTreeMap<String, (Vec<Duration>, Duration)> = BTreeMap::new();
-    for measured in outcomes.iter().flat_map(|outcome| &outcome.measured) {
-        let name = match &measured.kinds[..] {
+    for step in outcomes.iter().flat_map(|outcome| &outcome.steps) {
+        let name = match &step.faults[..] {
             [kind] => kind.name().to_owned(),
             _ => "two at once".to_owned(),
         };
-        let bound = measured.kinds.iter().map(|kind| kind.bound()).max().unwrap_or_default();
+        let bound = step.faults.iter().map(|kind| kind.bound()).max().unwrap_or_default();
         let row = rows.entry(name).or_default();
-        row.0.push(measured.took);
+        row.0.push(step.took);
         row.1 = row.1.max(bound);
     }
     writeln!(

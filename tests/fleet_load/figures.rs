@@ -156,8 +156,8 @@ impl Phase {
     /// Returns a sentence for each bound that this phase violates.
     pub(crate) fn broken(&self) -> Vec<String> {
         let mut broken = Vec::new();
-        let mut must = |holds: bool, sentence: String| {
-            if !holds {
+        let mut must = |is_true: bool, sentence: String| {
+            if !is_true {
                 broken.push(format!("{}: {sentence}", self.name));
             }
         };
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_told_per_node_and_minute_and_per_change() {
+    fn requests_are_listed_per_node_and_minute_and_per_change() {
         let (mut churn, mut calm) = (phase(Kind::Churn), phase(Kind::Calm));
         churn.requests.insert(request(Role::Agents, "patch", "noderesourcetopologies"), 600);
         calm.changes = 0;

@@ -10,22 +10,22 @@ use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use numacast::agent::{Agent, Settings};
+use numacast::agent::Agent;
 use numacast::cluster::Cluster as Connection;
 use numacast::config::{Config, Layers, Origin};
-use numacast::controller::{self, Controller};
-use numacast::sim::kubelet::{Options as KubeletOptions, PodSpec, SimKubelet};
-use numacast::sim::machine::MachineSpec;
-use numacast::telemetry::metrics::Metrics;
-use numacast::telemetry::server::{Exposition, Probes};
+use numacast::controller::Controller;
+use numacast::telemetry::health::Probes;
+use numacast::telemetry::registry::Registry;
+use numacast_sim::kubelet::{Options as KubeletOptions, PodSpec, SimKubelet};
+use numacast_sim::machine::MachineSpec;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::configz::Configz;
+use crate::counting_proxy::CountingProxy;
 use crate::pods::{self, Member, Stage};
-use crate::relay::Relay;
 use crate::samples::Samples;
 use crate::support::chart::{self, AGENT, Chart, POLICIES, RELEASE, RIGHTS};
 use crate::support::wait::until;
@@ -74,7 +74,8 @@ impl Running {
 /// A running agent and its metrics.
 struct RunningAgent {
     running: Running,
-    metrics: Arc<Metrics>,
+    metrics: Registry,
+    health: Arc<dyn Probes>,
 }
 
 /// One node.
@@ -91,14 +92,14 @@ pub(crate) struct FleetNode {
 pub(crate) struct Fleet {
     pub(crate) nodes: Vec<FleetNode>,
     pub(crate) pods: usize,
-    pub(crate) agents: Relay,
-    pub(crate) controllers: Relay,
+    pub(crate) agents: CountingProxy,
+    pub(crate) controllers: CountingProxy,
     admin: Client,
     controller: Config,
     replicas: Vec<Running>,
     /// The counters of stopped agents.
     gone: Mutex<Vec<Samples>>,
-    lives: std::sync::atomic::AtomicUsize,
+    generations: std::sync::atomic::AtomicUsize,
     _configz: Configz,
 }
 
@@ -118,8 +119,8 @@ impl Fleet {
         let admin = cluster.client();
         let chart = install(parts, cluster).await?;
         let upstream = cluster.address().parse()?;
-        let agents = Relay::start(upstream).await?;
-        let controllers = Relay::start(upstream).await?;
+        let agents = CountingProxy::start(upstream).await?;
+        let controllers = CountingProxy::start(upstream).await?;
 
         let machine = MachineSpec::from_yaml(MACHINE).map_err(anyhow::Error::msg)?;
         let host = cluster.dir().join("host");
@@ -146,21 +147,20 @@ impl Fleet {
             let uid = pod.metadata.uid.clone().unwrap_or_default();
             let own =
                 PodSpec { namespace: RELEASE.to_owned(), uid, ..PodSpec::new(&format!("{AGENT}-{name}")) };
-            kubelet.start_pod(own).await.context("the simulated kubelet refuses the agent's pod")?;
+            kubelet.start_pod(own).await.context("the simulated kubelet rejects the agent's pod")?;
             let token = tokens::request(&admin, RELEASE, AGENT, Some(tokens::to_pod(&pod))).await?;
             let kubeconfig = kubeconfig(cluster, &name, &token, &agents)?;
             let view = view(&kubelet)?;
             let places = [
-                ("nodeName", name.clone()),
                 ("host.root", host.display().to_string()),
                 ("host.proc", host.join("proc").display().to_string()),
                 ("kubelet.dir", view.display().to_string()),
-                ("kubelet.devicePlugins", view.join("device-plugins").display().to_string()),
+                ("kubelet.devicePluginsDir", view.join("device-plugins").display().to_string()),
                 ("kubelet.address", configz.address().to_owned()),
                 ("kubelet.caFile", configz.ca_file().display().to_string()),
-                ("publish.kubeconfig", kubeconfig.display().to_string()),
             ];
-            let config = config(&text, &places, set)?;
+            let mut config = config(&text, &places, set)?;
+            (config.node_name, config.kubeconfig) = (name.clone(), Some(kubeconfig));
             let node =
                 FleetNode { name, kubelet, config, agent: Mutex::default(), members: Mutex::default() };
             // The agent's own pod is one of them.
@@ -172,8 +172,8 @@ impl Fleet {
 
         let token = tokens::request(&admin, RELEASE, CONTROLLER, None).await?;
         let kubeconfig = kubeconfig(cluster, CONTROLLER, &token, &controllers)?;
-        let places = [("publish.kubeconfig", kubeconfig.display().to_string())];
-        let controller = config(&config_of(&chart, CONTROLLER)?, &places, &[])?;
+        let mut controller = config(&config_of(&chart, CONTROLLER)?, &[], &[])?;
+        (controller.controller.namespace, controller.kubeconfig) = (RELEASE.to_owned(), Some(kubeconfig));
         Ok(Self {
             nodes,
             pods,
@@ -183,7 +183,7 @@ impl Fleet {
             controller,
             replicas: Vec::new(),
             gone: Mutex::default(),
-            lives: std::sync::atomic::AtomicUsize::new(1),
+            generations: std::sync::atomic::AtomicUsize::new(1),
             _configz: configz,
         })
     }
@@ -192,12 +192,13 @@ impl Fleet {
     pub(crate) async fn start_controllers(&mut self) -> Result<()> {
         for replica in 0..2 {
             let pod = format!("{CONTROLLER}-{replica}");
-            let settings = controller::Settings::from_config(&self.controller, Some(&pod))?;
+            let settings = self.controller.controller_settings(Some(&pod))?;
             let connection = connection(&self.controller).await?;
             let (stop, stopped) = oneshot::channel();
-            let task = tokio::spawn(Controller::new(settings, connection).run(async {
-                let _ = stopped.await;
-            }));
+            let task =
+                tokio::spawn(Controller::new(settings, connection, &mut Registry::default()).run(async {
+                    let _ = stopped.await;
+                }));
             self.replicas.push(Running { stop, task });
         }
         Ok(())
@@ -262,8 +263,8 @@ impl Fleet {
             members.swap_remove(index)
         };
         let stage = Stage::new(&self.admin, &node.name, &node.kubelet);
-        let life = self.lives.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let new = Member::new(&node.name, number, life);
+        let generation = self.generations.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let new = Member::new(&node.name, number, generation);
         stage.end(&old).await?;
         stage.start(&new).await?;
         lock(&node.members).push((number, new));
@@ -298,7 +299,7 @@ impl Fleet {
     }
 
     /// Deletes these pods.
-    pub(crate) async fn forget(&self, names: &[String]) -> Result<()> {
+    pub(crate) async fn delete_pods(&self, names: &[String]) -> Result<()> {
         let api: Api<Pod> = Api::namespaced(self.admin.clone(), pods::NAMESPACE);
         for name in names {
             api.delete(name, &kube::api::DeleteParams::default().grace_period(0)).await?;
@@ -322,27 +323,27 @@ impl FleetNode {
         let mut config = self.config.clone();
         config.fingerprint.method = serde_json::from_value(json!(method))?;
         let connection = connection(&config).await?;
-        let agent = Agent::new(Settings::from_config(&config), connection);
-        let metrics = agent.metrics();
+        let mut metrics = Registry::default();
+        let agent = Agent::new(config.agent_settings(), connection, &mut metrics);
+        let health = agent.health();
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(agent.run(async {
             let _ = stopped.await;
         }));
-        *lock(&self.agent) = Some(RunningAgent { running: Running { stop, task }, metrics });
+        *lock(&self.agent) = Some(RunningAgent { running: Running { stop, task }, metrics, health });
         Ok(())
     }
 
     fn agent_is_ready(&self) -> bool {
-        lock(&self.agent).as_ref().is_some_and(|agent| agent.metrics.health().ready().is_ok())
+        lock(&self.agent).as_ref().is_some_and(|agent| agent.health.ready().is_empty())
     }
 }
 
 async fn connection(config: &Config) -> Result<Connection> {
-    let kubeconfig = config.publish.kubeconfig.as_deref();
-    Ok(Connection::new(kubeconfig, config.publish.timeout.get()).await?)
+    Ok(config.cluster().await?)
 }
 
-fn read(metrics: &Metrics) -> Samples {
+fn read(metrics: &Registry) -> Samples {
     Samples::read(&metrics.encode(), &["numacast_writes_total"])
 }
 
@@ -381,11 +382,11 @@ fn config(text: &str, places: &[(&str, String)], set: &[String]) -> Result<Confi
     Ok(layers.finish().map_err(explain)?.config)
 }
 
-/// Writes a kubeconfig with this token that connects through a relay.
-fn kubeconfig(cluster: &Cluster, name: &str, token: &str, relay: &Relay) -> Result<PathBuf> {
+/// Writes a kubeconfig with this token that connects through a TCP proxy.
+fn kubeconfig(cluster: &Cluster, name: &str, token: &str, proxy: &CountingProxy) -> Result<PathBuf> {
     let path = cluster.kubeconfig_of(name, token)?;
     let text = std::fs::read_to_string(&path)?;
-    std::fs::write(&path, text.replace(cluster.address(), &relay.address().to_string()))?;
+    std::fs::write(&path, text.replace(cluster.address(), &proxy.address().to_string()))?;
     Ok(path)
 }
 
@@ -436,7 +437,7 @@ async fn agent_pod(admin: &Client, node: &str, template: &Value, owner: &Value) 
 /// Waits until the API server accepts the agents' tokens and enforces the chart's policies.
 pub(crate) async fn policies_are_in_force(cluster: &Cluster, fleet: &Fleet) -> Result<()> {
     let node = fleet.nodes.first().context("a fleet without nodes")?;
-    let path = node.config.publish.kubeconfig.as_deref().context("no kubeconfig")?;
+    let path = node.config.kubeconfig.as_deref().context("no kubeconfig")?;
     let connection = Connection::new(Some(path), Duration::from_secs(5)).await?;
     until("an agent may read its object", async || {
         connection.topology(&node.name).await?;

@@ -11,12 +11,12 @@ mod support;
 
 mod audit;
 mod configz;
+mod counting_proxy;
 mod figures;
 mod fleet;
 mod meter;
 mod phases;
 mod pods;
-mod relay;
 mod samples;
 
 use std::io::Write as _;
@@ -30,7 +30,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use figures::{Extrapolation, FLEET, Kind, Phase, leases};
 use phases::Run;
-use support::cluster::Unusual;
+use support::cluster::ApiServerOptions;
 use support::{Cluster, Needs, Parts, parts};
 
 /// Some hundreds of agents and the controller against a real API server.
@@ -49,16 +49,16 @@ struct Options {
     /// Only these phases.
     #[arg(long, value_delimiter = ',', value_enum)]
     phases: Vec<Stage>,
-    /// How long nothing happens, in seconds.
+    /// How long nothing changes, in seconds.
     #[arg(long, default_value_t = 120)]
     calm: u64,
-    /// How long pods come and go, and how long they wait for the scheduler plugin, in seconds.
+    /// How long pods are created and deleted, and how long they wait for the scheduler plugin, in seconds.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// How long pods live, in minutes: a phase for each. The one of 60 is what is extrapolated.
+    /// Lifetimes of pods, in minutes: a phase for each. The one of 60 is extrapolated.
     #[arg(long, value_delimiter = ',', default_values_t = [10, 60, 240])]
-    lives: Vec<u64>,
-    /// Any key of the agents' configuration, e.g. --set publish.watch=false
+    lifetimes: Vec<u64>,
+    /// Any key of the agents' configuration, e.g. --set publish.events=false
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// The seed, instead of a new one (`NUMACAST_SEED`).
@@ -95,7 +95,7 @@ impl Options {
 
     /// Returns true if the run is complete, so that its results may be written to the documentation.
     fn is_whole(&self) -> bool {
-        self.phases.is_empty() && self.set.is_empty() && self.lives.contains(&60)
+        self.phases.is_empty() && self.set.is_empty() && self.lifetimes.contains(&60)
     }
 }
 
@@ -118,16 +118,14 @@ async fn main() -> Result<ExitCode> {
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     writeln!(out, "NUMACAST_SEED={seed}")?;
     raise_limits(options.nodes)?;
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else {
-        bail!("the real parts cannot run here")
-    };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { bail!("the real parts cannot run here") };
     let mut text = String::new();
     let mut broken = Vec::new();
     for minor in &options.api_server {
         let began = Instant::now();
-        let (told, mut sentences) = run(&options, &parts, minor, seed).await?;
-        writeln!(out, "\n{told}\n(API server {minor}: {:.0} s)", began.elapsed().as_secs_f64())?;
-        text += &told;
+        let (report, mut sentences) = run(&options, &parts, minor, seed).await?;
+        writeln!(out, "\n{report}\n(API server {minor}: {:.0} s)", began.elapsed().as_secs_f64())?;
+        text += &report;
         broken.append(&mut sentences);
     }
     if options.write {
@@ -140,12 +138,12 @@ async fn main() -> Result<ExitCode> {
 /// Runs all phases on one API server. Returns the report and the bounds that were violated.
 async fn run(options: &Options, parts: &Parts, minor: &str, seed: u64) -> Result<(String, Vec<String>)> {
     let program = Some(parts::program_of(minor, "kube-apiserver")?);
-    // From 1.34 on it compares its cache with etcd every five minutes, and its metrics do not tell this from
-    // a client's list.
+    // From 1.34 on it compares its cache with etcd every five minutes, and its metrics do not distinguish
+    // this from a client's list.
     let checks = ["--feature-gates=DetectCacheInconsistency=false"];
     let arguments = if minor == "1.33" { &[] } else { &checks[..] };
-    let unusual = Unusual { program, audit: true, arguments, ..Unusual::default() };
-    let cluster = Cluster::start_unusual(parts, &unusual).await?;
+    let server = ApiServerOptions { program, audit: true, arguments, ..ApiServerOptions::default() };
+    let cluster = Cluster::start_with(parts, &server).await?;
     let version = cluster.client().apiserver_version().await?.git_version;
     let mut run = Run::furnish(options, parts, cluster, &version, Rng::with_seed(seed)).await?;
     run.all(options).await?;
@@ -153,19 +151,19 @@ async fn run(options: &Options, parts: &Parts, minor: &str, seed: u64) -> Result
     let (extrapolated, mut broken) = extrapolate(&phases);
     broken.extend(phases.iter().flat_map(Phase::broken));
     let broken = broken.into_iter().map(|sentence| format!("{version}, {sentence}")).collect();
-    let told = format!(
+    let report = format!(
         "API server {version}, {} nodes with {} pods each:\n\n{}\nPer node and minute:\n\n{}\n{extrapolated}\n",
         options.nodes,
         options.pods,
         figures::table(&phases),
         figures::requests_table(&phases)
     );
-    Ok((told, broken))
+    Ok((report, broken))
 }
 
 /// Extrapolates the writes to a large fleet, from those of the required phases that were run.
 fn extrapolate(phases: &[Phase]) -> (String, Vec<String>) {
-    let an_hour = phases::life(60);
+    let an_hour = phases::lifetime(60);
     let find = |kind: Kind| phases.iter().find(|phase| phase.kind == kind && phase.name.contains(&an_hour));
     let waiting = phases.iter().find(|phase| phase.kind == Kind::Pending);
     let mut text = String::new();

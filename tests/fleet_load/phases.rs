@@ -52,7 +52,7 @@ pub(crate) struct Run {
 }
 
 /// Describes the pods' lifetime.
-pub(crate) fn life(minutes: u64) -> String {
+pub(crate) fn lifetime(minutes: u64) -> String {
     match minutes {
         60.. if minutes.is_multiple_of(60) => format!("pods live {} h", minutes / 60),
         _ => format!("pods live {minutes} min"),
@@ -71,7 +71,7 @@ impl Run {
         let began = Instant::now();
         let fleet = Fleet::furnish(parts, &cluster, options.nodes, options.pods, &options.set).await?;
         fleet::policies_are_in_force(&cluster, &fleet).await?;
-        say(&format!(
+        print(&format!(
             "API server {version}: {} nodes and {} pods made in {:.0} s",
             options.nodes,
             options.nodes * options.pods,
@@ -101,7 +101,7 @@ impl Run {
             self.calm(calm).await?;
         }
         if options.has(Stage::Churn) {
-            for minutes in &options.lives {
+            for minutes in &options.lifetimes {
                 self.churn(Kind::Churn, *minutes, seconds).await?;
             }
         }
@@ -137,10 +137,10 @@ impl Run {
     async fn note(&mut self, meter: Meter, kind: Kind, name: String, changes: usize) -> Result<()> {
         let phase = meter.end(&self.cluster, &self.fleet, &mut self.log, (kind, name, changes)).await?;
         let table = figures::table(std::slice::from_ref(&phase));
-        say(&format!("\n{}, {}", self.version, table.lines().last().unwrap_or_default()))?;
-        say(phase.requests().trim_end())?;
+        print(&format!("\n{}, {}", self.version, table.lines().last().unwrap_or_default()))?;
+        print(phase.requests().trim_end())?;
         if kind == Kind::Restart {
-            say(&format!("  {}", told_of(&phase.arrivals)))?;
+            print(&format!("  {}", describe(&phase.arrivals)))?;
         }
         self.phases.push(phase);
         Ok(())
@@ -150,7 +150,7 @@ impl Run {
     fn note_late(&mut self, late: usize) -> Result<()> {
         let Some(phase) = self.phases.last_mut().filter(|_| late > 0) else { return Ok(()) };
         phase.late = late;
-        say(&format!("  agents that were not ready after two minutes: {late}"))
+        print(&format!("  agents that were not ready after two minutes: {late}"))
     }
 
     async fn start(&mut self) -> Result<()> {
@@ -174,7 +174,7 @@ impl Run {
         let changes = self.replace_pods(minutes, time).await?;
         sleep(AFTERMATH).await;
         let method = if kind == Kind::ChurnExclusive { format!(", {EXCLUSIVE}") } else { String::new() };
-        self.note(meter, kind, life(minutes) + &method, changes).await
+        self.note(meter, kind, lifetime(minutes) + &method, changes).await
     }
 
     async fn replace_pods(&mut self, minutes: u64, time: Duration) -> Result<usize> {
@@ -217,7 +217,7 @@ impl Run {
         let how = if parts == 1 { "all at once".to_owned() } else { format!("1 of {parts} at a time") };
         self.note(meter, Kind::Rollout, format!("rollout, {how}"), 0).await?;
         self.note_late(late)?;
-        say(&format!("  connections of agents: {connections}"))
+        print(&format!("  connections of agents: {connections}"))
     }
 
     async fn restart(&mut self) -> Result<()> {
@@ -248,7 +248,7 @@ impl Run {
         sleep(time / 2).await;
         let changes = self.replace_pods(60, time / 2).await?;
         self.note(meter, Kind::Pending, format!("{REJECTED} pods wait for the plugin"), changes).await?;
-        self.fleet.forget(&names).await
+        self.fleet.delete_pods(&names).await
     }
 
     async fn after_pending(&mut self, time: Duration) -> Result<()> {
@@ -261,7 +261,7 @@ impl Run {
 }
 
 /// Describes the times of requests.
-fn told_of(arrivals: &[f64]) -> String {
+fn describe(arrivals: &[f64]) -> String {
     let [first, half, last] = [0.05, 0.5, 0.95].map(|share| figures::percentile(arrivals, share));
     format!(
         "{} requests of agents after it: 5 % of them within {first:.1} s, half within {half:.1} s, 95 % within {last:.1} s; \
@@ -272,6 +272,6 @@ fn told_of(arrivals: &[f64]) -> String {
 }
 
 /// Prints a progress line.
-fn say(line: &str) -> Result<()> {
+fn print(line: &str) -> Result<()> {
     Ok(writeln!(std::io::stdout(), "{line}")?)
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use numacast::sim::kubelet::{PodSpec, SimKubelet};
+use numacast_sim::kubelet::{PodSpec, SimKubelet};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -40,8 +40,8 @@ pub(crate) struct Member {
 
 impl Member {
     /// Creates the pod with this number on a node.
-    pub(crate) fn new(node: &str, number: usize, life: usize) -> Self {
-        let name = format!("{node}-{number}-{life}");
+    pub(crate) fn new(node: &str, number: usize, generation: usize) -> Self {
+        let name = format!("{node}-{number}-{generation}");
         // The hash spreads a node's pods over the key space, as in real clusters, so that sequential reads
         // find them late.
         let place = twox_hash::XxHash64::oneshot(0, name.as_bytes());
@@ -155,8 +155,8 @@ impl<'a> Stage<'a> {
     }
 
     async fn admit(&self, pod: &Member, uid: &str) -> Result<()> {
-        let given = self.kubelet.start_pod(pod.spec(uid)).await;
-        given.map(drop).with_context(|| format!("the simulated kubelet refuses {}", pod.name))
+        let started = self.kubelet.start_pod(pod.spec(uid)).await;
+        started.map(drop).with_context(|| format!("the simulated kubelet rejects {}", pod.name))
     }
 
     /// Creates a pod that has been running for a long time.

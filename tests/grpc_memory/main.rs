@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
 use hyper::body::Bytes;
-use numacast::grpc::{Call, Limits, Reply, Server, Service, Socket};
+use numacast::grpc::{Call, Limits, Reply, Server, ServerMetrics, Service, Socket};
+use numacast::telemetry::registry::Registry;
 use peak_alloc::PeakAlloc;
 use tempfile::TempDir;
 use tonic::Status;
@@ -31,8 +32,10 @@ static HEAP: PeakAlloc = PeakAlloc;
 /// Number of connections, and of calls on each.
 const CONNECTIONS: usize = 16;
 const CALLS: usize = 128;
-/// How long the server may take to free memory; less than the time a client has to send a message.
+/// How long the server may take to free memory.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Upper bound for a response, also on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A service whose methods are selected by name.
 struct Play {
@@ -69,7 +72,8 @@ impl Running {
         let (ready, listening) = std::sync::mpsc::channel();
         let serve = async move {
             let play = Arc::new(Play { large: vec![7; 1 << 20].into() });
-            let _server = Server::start(socket, limits, play, Arc::new(())).unwrap();
+            let metrics = ServerMetrics::register(&mut Registry::default(), "proxy");
+            let _server = Server::start(socket, limits, play, metrics).unwrap();
             ready.send(()).unwrap();
             let _ = stopped.await;
         };
@@ -98,7 +102,7 @@ impl Client {
     /// Connects with a stream window of this many bytes.
     fn connect(path: &Path, window: u16) -> Self {
         let mut client = Self(UnixStream::connect(path).unwrap());
-        client.0.set_read_timeout(Some(PATIENCE)).unwrap();
+        client.0.set_read_timeout(Some(TIMEOUT)).unwrap();
         let [high, low] = window.to_be_bytes();
         client.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
         client.send(&frame(SETTINGS, 0, 0, &[0, 4, 0, 0, high, low]));
@@ -159,7 +163,7 @@ impl Kind {
     }
 }
 
-/// Maximum memory of any call, in bytes: see `Limits::open`.
+/// Maximum memory of any call, in bytes: see `Limits::open_calls`.
 const CALL: usize = 3 << 10;
 
 /// Maximum size of a frame.
@@ -204,7 +208,7 @@ fn trailers_in_parts(stream: u32) -> [Vec<u8>; 2] {
 }
 
 /// Encodes a request that is rejected because `name` has this value.
-fn refused(stream: u32, name: &[u8], value: u8) -> [Vec<u8>; 2] {
+fn rejected(stream: u32, name: &[u8], value: u8) -> [Vec<u8>; 2] {
     let value = field(name, &[value; 7000]);
     let mut block = request("Hang");
     if name == b"content-type" {
@@ -225,15 +229,15 @@ const FIELDS: usize = 230;
 
 const KINDS: &[Kind] = &[
     Kind::new("at work", |stream| [unary(stream, "Hang"), Vec::new()]),
-    Kind::new("that waits for its turn", |stream| [unary(stream, "Hang"), Vec::new()]).waiting(),
+    Kind::new("that is queued", |stream| [unary(stream, "Hang"), Vec::new()]).waiting(),
     Kind::new("that is a watch", |stream| [unary(stream, "Watch"), Vec::new()]),
-    Kind::new("that is answered and not read", |stream| [unary(stream, "Large"), Vec::new()]),
+    Kind::new("whose response is not read", |stream| [unary(stream, "Large"), Vec::new()]),
     Kind::new("with a long field", |stream| with(stream, &field(b"x", &[b'y'; 7000]))),
     Kind::new("with many fields", |stream| with(stream, &short_fields(FIELDS - 20))),
     Kind::new("with trailers", |stream| trailers(stream, "Hang")),
     Kind::new("that waits, with trailers", |stream| trailers(stream, "Hang")).waiting(),
     Kind::new("that is a watch, with trailers", |stream| trailers(stream, "Watch")),
-    Kind::new("that is answered and not read, with trailers", |stream| trailers(stream, "Large")),
+    Kind::new("whose response is not read, with trailers", |stream| trailers(stream, "Large")),
     Kind::new("with trailers in many frames", trailers_in_parts),
     Kind::new("with trailers at once", |stream| [trailers(stream, "Hang").concat(), Vec::new()]),
     Kind::new("with data behind its message", |stream| {
@@ -251,9 +255,9 @@ const KINDS: &[Kind] = &[
         let half = frame(DATA, 0, stream, &[0, 0, 0, 1, 0, 1, 2, 3]);
         [[head(stream, "Hang", &[]), half].concat(), Vec::new()]
     }),
-    Kind::new("that is refused for its type", |stream| refused(stream, b"content-type", 0x80)),
-    Kind::new("that is refused for its timeout", |stream| refused(stream, b"grpc-timeout", b'9')),
-    Kind::new("that is refused for its encoding", |stream| refused(stream, b"grpc-encoding", b'z')),
+    Kind::new("that is rejected for its type", |stream| rejected(stream, b"content-type", 0x80)),
+    Kind::new("that is rejected for its timeout", |stream| rejected(stream, b"grpc-timeout", b'9')),
+    Kind::new("that is rejected for its encoding", |stream| rejected(stream, b"grpc-encoding", b'z')),
     Kind::new("that was reset", |stream| {
         [unary(stream, "Hang"), frame(RST_STREAM, 0, stream, &[0, 0, 0, 8])]
     }),
@@ -273,10 +277,18 @@ fn measure(before: usize, count: usize, bound: usize) -> usize {
 
 fn limits(running: usize) -> Limits {
     let long = Duration::from_secs(600);
-    let most = Limits::default().open_each;
+    let most = Limits::default().open_calls_per_client;
     // Unread responses are not the subject here.
-    let limits = Limits { patience: long, answer: long, unread: long, answers: 1 << 30, ..Limits::default() };
-    Limits { running: running.min(most), running_each: running.min(most), ..limits }
+    let running = running.min(most);
+    Limits {
+        queue_timeout: long,
+        response_timeout: long,
+        read_timeout: long,
+        response_bytes: 1 << 30,
+        running_calls: running,
+        running_calls_per_client: running,
+        ..Limits::default()
+    }
 }
 
 fn call(kind: &Kind) -> usize {
@@ -300,15 +312,15 @@ fn call(kind: &Kind) -> usize {
 }
 
 /// What a client makes a connection keep in memory.
-struct Held {
+struct ConnectionKind {
     name: &'static str,
     script: fn(&mut Client),
     bound: usize,
 }
 
-const HELD: &[Held] = &[
-    Held { name: "idle", script: Client::settle, bound: 40 << 10 },
-    Held {
+const CONNECTION_KINDS: &[ConnectionKind] = &[
+    ConnectionKind { name: "idle", script: Client::settle, bound: 40 << 10 },
+    ConnectionKind {
         name: "idle after 128 calls at once",
         script: |client| {
             for number in 0..128 {
@@ -318,17 +330,17 @@ const HELD: &[Held] = &[
         },
         bound: 192 << 10,
     },
-    Held {
+    ConnectionKind {
         name: "with a path in the table from each of 15 reads",
         script: |client| paths(client, 15),
         bound: 320 << 10,
     },
-    Held {
+    ConnectionKind {
         name: "with a path in the table from each of 90 reads",
         script: |client| paths(client, 90),
         bound: 320 << 10,
     },
-    Held {
+    ConnectionKind {
         name: "half a frame of fields",
         script: |client| {
             client.settle();
@@ -337,7 +349,7 @@ const HELD: &[Held] = &[
         },
         bound: 64 << 10,
     },
-    Held {
+    ConnectionKind {
         name: "fields in many frames, without an end",
         script: |client| {
             client.settle();
@@ -362,13 +374,13 @@ fn paths(client: &mut Client, count: u8) {
     }
 }
 
-fn connection(held: &Held) -> usize {
+fn connection(kind: &ConnectionKind) -> usize {
     let server = Running::start(limits(4096));
     let before = HEAP.current_usage();
     let mut clients: Vec<_> = (0..CONNECTIONS).map(|_| Client::connect(&server.path(), u16::MAX)).collect();
-    clients.iter_mut().for_each(held.script);
+    clients.iter_mut().for_each(kind.script);
     std::thread::sleep(Duration::from_millis(500));
-    measure(before, CONNECTIONS, held.bound)
+    measure(before, CONNECTIONS, kind.bound)
 }
 
 /// Maximum memory of all connections together, in bytes: see `Limits::connections`.
@@ -385,7 +397,7 @@ const PATHS: [(&str, Paths); 2] = [
 
 fn all_connections(count: Paths) -> usize {
     let most = Limits::default().connections;
-    let server = Running::start(Limits { connections_each: most, ..limits(4096) });
+    let server = Running::start(Limits { connections_per_client: most, ..limits(4096) });
     let before = HEAP.current_usage();
     let mut clients: Vec<_> = (0..most).map(|_| Client::connect(&server.path(), u16::MAX)).collect();
     clients.iter_mut().enumerate().for_each(|(at, client)| paths(client, count(at)));
@@ -405,11 +417,11 @@ fn calls_and_connections_keep_what_the_limits_say() {
             more.push(kind.name);
         }
     }
-    for held in HELD {
-        let each = connection(held);
-        println!("{each:>8} bytes for a connection {} (bound {})", held.name, held.bound);
-        if each > held.bound {
-            more.push(held.name);
+    for kind in CONNECTION_KINDS {
+        let each = connection(kind);
+        println!("{each:>8} bytes for a connection {} (bound {})", kind.name, kind.bound);
+        if each > kind.bound {
+            more.push(kind.name);
         }
     }
     for (name, count) in PATHS {

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-/// The kind of kubelet that a cell runs on.
+/// What a cell runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Half {
+pub(crate) enum KubeletKind {
     /// A real kubelet on a described machine.
     Real,
     /// A simulated kubelet.
@@ -14,7 +14,7 @@ pub(crate) enum Half {
 /// The parameters of one row of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
-    pub(crate) half: Half,
+    pub(crate) kind: KubeletKind,
     /// Name of a file of `tests/machines/`.
     pub(crate) machine: String,
     /// The kubelet's minor version: `1.33`.
@@ -49,24 +49,24 @@ pub(crate) struct Outcome {
     /// Differences between the published object and the oracle, one entry per step.
     pub(crate) differences: Vec<String>,
     /// The kubelet's error, if it is known not to start on this machine, or rejects its own checkpoint.
-    pub(crate) refused: Option<String>,
-    /// Why the walk was aborted.
-    pub(crate) broken: Option<String>,
+    pub(crate) kubelet_error: Option<String>,
+    /// The error that aborted the walk.
+    pub(crate) aborted: Option<String>,
 }
 
 impl Outcome {
     /// Creates an outcome without steps.
     pub(crate) fn new(seed: u64) -> Self {
-        Self { seed, pods: 0, steps: 0, differences: Vec::new(), refused: None, broken: None }
+        Self { seed, pods: 0, steps: 0, differences: Vec::new(), kubelet_error: None, aborted: None }
     }
 
     /// Returns true if nothing failed. A kubelet known not to start is no failure.
     pub(crate) fn is_good(&self) -> bool {
-        self.differences.is_empty() && self.broken.is_none()
+        self.differences.is_empty() && self.aborted.is_none()
     }
 }
 
-impl fmt::Display for Half {
+impl fmt::Display for KubeletKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Real => "real",
@@ -77,8 +77,8 @@ impl fmt::Display for Half {
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { half, machine, version, policies } = self;
-        write!(f, "{half} {machine} {version} ")?;
+        let Self { kind, machine, version, policies } = self;
+        write!(f, "{kind} {machine} {version} ")?;
         match policies {
             Some(policies) => policies.fmt(f),
             None => f.write_str("as described"),
@@ -98,11 +98,11 @@ impl fmt::Display for Policies {
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, pods, steps, differences, refused, broken } = self;
+        let Self { seed, pods, steps, differences, kubelet_error, aborted } = self;
         write!(f, "{steps} steps, {pods} pods, {} differences, seed {seed}", differences.len())?;
-        if let Some(refused) = refused {
-            write!(f, "; the kubelet does not start: {refused}")?;
+        if let Some(kubelet_error) = kubelet_error {
+            write!(f, "; the kubelet does not start: {kubelet_error}")?;
         }
-        broken.as_ref().map_or(Ok(()), |why| write!(f, "; broken off: {why}"))
+        aborted.as_ref().map_or(Ok(()), |error| write!(f, "; aborted: {error}"))
     }
 }

@@ -1,15 +1,14 @@
-//! The long form of the random walks, run by hand: cells of machine x kubelet version x policies, and a table
-//! of results.
+//! The long form of the random walks: cells of machine x kubelet version x policies, and a table of results.
 //!
 //! `make matrix` runs everything; `cargo test --test matrix -- --help` lists the options. In each cell a
 //! seeded walk covers everything that changes the node's available resources. After each step the published
 //! object must equal an oracle that shares no code with the agent.
 
 #[path = "../real/support/mod.rs"]
-#[allow(dead_code, unused_imports)] // the tests use the rest
+#[allow(dead_code, unused_imports)] // the rest is for tests/real
 mod support;
 
-#[path = "../sim/walk.rs"]
+#[path = "../sim/walk/mod.rs"]
 mod sim_walk;
 
 mod cell;
@@ -24,10 +23,10 @@ use anyhow::{Result, bail, ensure};
 use clap::Parser;
 use futures::StreamExt;
 
-use cell::{Cell, Half, Outcome};
+use cell::{Cell, KubeletKind, Outcome};
 use support::{Cluster, Needs, Parts};
 
-/// Walks over machines, kubelets and policies, with one table at the end.
+/// Random walks over machines, kubelets and policies, with a table of results.
 #[derive(Debug, Parser)]
 #[command(name = "matrix")]
 struct Options {
@@ -44,29 +43,29 @@ struct Options {
     #[arg(long, default_value_t = 525)]
     sim_steps: usize,
     /// The seed of every walk, instead of a new one for each.
-    #[arg(long)]
+    #[arg(long, env = "NUMACAST_SEED")]
     seed: Option<u64>,
     /// Only cells whose row contains this text, such as `1.33` or `cxl 1.36 static`.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// How many walks go on at once.
+    /// Number of walks that run at the same time.
     #[arg(long, default_value_t = 4)]
     jobs: usize,
-    /// Only say which cells there are.
+    /// Only list the cells.
     #[arg(long)]
     list: bool,
 }
 
-#[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
-    let cells = chosen(&options)?;
+    let cells = select_cells(&options)?;
     if options.list {
         let mut out = std::io::stdout().lock();
         cells.iter().try_for_each(|cell| writeln!(out, "{cell}"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (real, sim) = cells.into_iter().partition(|cell: &Cell| cell.half == Half::Real);
+    let (real, sim) = cells.into_iter().partition(|cell: &Cell| cell.kind == KubeletKind::Real);
     let mut rows = run(sim, &options, None).await?;
     let cluster = match real.is_empty() {
         true => None,
@@ -79,14 +78,14 @@ async fn main() -> Result<ExitCode> {
     Ok(if rows.iter().all(|(_, outcome)| outcome.is_good()) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Starts the cluster that cells on real kubelets need; the parts must live as long.
+/// Starts the cluster that cells on real kubelets need. The parts must be kept as long.
 async fn cluster(cells: &[Cell]) -> Result<(Cluster, Parts)> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { bail!("the real parts cannot run here") };
     real::build_kubelets(cells)?;
     Ok((Cluster::start(&parts).await?, parts))
 }
 
-fn chosen(options: &Options) -> Result<Vec<Cell>> {
+fn select_cells(options: &Options) -> Result<Vec<Cell>> {
     let mut cells = Vec::new();
     if !options.sim {
         cells.extend(real::cells()?);
@@ -97,7 +96,7 @@ fn chosen(options: &Options) -> Result<Vec<Cell>> {
     if let Some(text) = &options.only {
         cells.retain(|cell| cell.to_string().contains(text.as_str()));
     }
-    ensure!(!cells.is_empty(), "no cell is chosen; `--list` without the rest says which there are");
+    ensure!(!cells.is_empty(), "no cell matches; `--list` without other options lists all");
     Ok(cells)
 }
 

@@ -7,56 +7,63 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::cell::{Cell, Half, Outcome, Policies};
+use crate::cell::{Cell, KubeletKind, Outcome, Policies};
 use crate::support::agent::Agent;
 use crate::support::node::NodeSetup;
 use crate::support::walk::Walk;
 use crate::support::{Cluster, RealNode, parts};
 
 /// Maximum number of pods at a time.
-const CROWD: usize = 14;
+const MAX_PODS: usize = 14;
 /// A walk is aborted after this many differences, since most of them persist.
-const ENOUGH: usize = 3;
+const MAX_DIFFERENCES: usize = 3;
 /// The machine on which every combination of policies is tested.
 const COMMON: &str = "two-by-eight";
 
 /// Machines on which the kubelet cannot start, with a part of its error message. Any other error at its start
 /// is a failure.
-const REFUSED: [(&str, &str); 1] = [("memory-less-bare", "could not detect number of cpus")];
+const CANNOT_START: [(&str, &str); 1] = [("memory-less-bare", "could not detect number of cpus")];
 
 /// The error of a kubelet that rejects its own checkpoint at a restart: once pods shared memory of several
 /// NUMA nodes, it may record groups of nodes that it does not compute again. It starts when the file is
 /// removed.
-const OWN_STATE_REJECTED: &str = "[memorymanager] the expected machine state is different from the real one";
+const CHECKPOINT_REJECTED: &str = "[memorymanager] the expected machine state is different from the real one";
 
-/// Machines on which a kubelet before 1.36 takes practically forever: its device hints try every subset of
-/// the NUMA nodes, here 2^34.
+/// Machines on which a kubelet before 1.36 practically never finishes an admission: its device hints try every subset of the
+/// NUMA nodes, here 2^34.
 const NEWEST_ONLY: [&str; 1] = ["gb200"];
 
-/// Returns every machine as described, cycling through the versions; and on one machine every combination of
-/// policies, on the newest version and on an older one, so that each older version gets each policy.
+/// Returns every machine as described, on one version; and on one machine every combination of policies, on
+/// the newest version and on an older one, so that each older version gets each policy.
 pub(crate) fn cells() -> Result<Vec<Cell>> {
     let (newest, older) = (newest_version()?, names(&parts::script("kubelets"), "")?);
     let versions: Vec<&String> = older.iter().chain([&newest]).collect();
     let machines = machines()?;
-    let of = |machine: &str, version: &str, policies| Cell {
-        half: Half::Real,
+    let cell = |machine: &str, version: &str, policies| Cell {
+        kind: KubeletKind::Real,
         machine: machine.to_owned(),
         version: version.to_owned(),
         policies,
     };
-    let described = machines.iter().enumerate().map(|(index, machine)| {
+    let described = machines.iter().map(|machine| {
         let newest_only = NEWEST_ONLY.contains(&machine.as_str());
-        let version = if newest_only { &newest } else { versions[index % versions.len()] };
-        of(machine, version, None)
+        let version = if newest_only { &newest } else { versions[hash(machine) % versions.len()] };
+        cell(machine, version, None)
     });
     // The older version advances with each combination, and once more after each block of one CPU and one
     // memory policy, so that each version gets each policy.
     let combined = combinations().into_iter().enumerate().flat_map(|(index, policies)| {
         let older = &older[(index + index / 4) % older.len()];
-        [older, &newest].map(|version| of(COMMON, version, Some(policies)))
+        [older, &newest].map(|version| cell(COMMON, version, Some(policies)))
     });
     Ok(described.chain(combined).collect())
+}
+
+/// Returns a hash of a machine's name (FNV-1a), which determines its version: a new machine does not change
+/// the versions of the others.
+fn hash(name: &str) -> usize {
+    let step = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(16_777_619);
+    name.bytes().fold(2_166_136_261, step) as usize
 }
 
 fn combinations() -> Vec<Policies> {
@@ -120,21 +127,21 @@ pub(crate) async fn run(cell: &Cell, index: usize, cluster: &Cluster, steps: usi
         Ok(node) => {
             if let Err(error) = walk(node, cell, steps, &mut outcome).await {
                 let error = format!("{error:#}");
-                match error.contains(OWN_STATE_REJECTED) {
-                    true => outcome.refused = Some(OWN_STATE_REJECTED.to_owned()),
-                    false => outcome.broken = Some(error),
+                match error.contains(CHECKPOINT_REJECTED) {
+                    true => outcome.kubelet_error = Some(CHECKPOINT_REJECTED.to_owned()),
+                    false => outcome.aborted = Some(error),
                 }
             }
         }
         Err(error) => {
-            let said = last_error(&cluster.dir().join(&name).join("kubelet.log"));
-            let known =
-                REFUSED.iter().any(|(machine, words)| *machine == cell.machine && said.contains(words));
-            if known {
-                outcome.refused = Some(said);
+            let logged = last_error(&cluster.dir().join(&name).join("kubelet.log"));
+            let is_known =
+                CANNOT_START.iter().any(|(machine, text)| *machine == cell.machine && logged.contains(text));
+            if is_known {
+                outcome.kubelet_error = Some(logged);
             } else {
-                outcome.broken =
-                    Some(format!("the node does not start; the kubelet says: {said}\n{error:#}"));
+                outcome.aborted =
+                    Some(format!("the node does not start; the kubelet's error: {logged}\n{error:#}"));
             }
         }
     }
@@ -171,28 +178,28 @@ fn with_policies(setup: NodeSetup, policies: &Policies) -> NodeSetup {
 
 async fn walk(node: RealNode, cell: &Cell, steps: usize, outcome: &mut Outcome) -> Result<()> {
     let agent = Agent::start(&node, &[])?;
-    let mut walk = Walk::new(node, agent, CROWD, outcome.seed);
-    let mut what = "nothing has happened".to_owned();
+    let mut walk = Walk::new(node, agent, MAX_PODS, outcome.seed);
+    let mut action = "the start".to_owned();
     for _ in 0..=steps {
-        if let Err(error) = walk.is_true().await {
+        if let Err(error) = walk.matches_oracle().await {
             // Without its kubelet there is nothing to compare with.
-            walk.node().kubelet_still_runs().with_context(|| what.clone())?;
-            let evidence = keep(walk.node(), cell, outcome)?;
-            outcome.differences.push(format!("after {what}: {error:#}\n(files: {})", evidence.display()));
+            walk.node().kubelet_still_runs().with_context(|| action.clone())?;
+            let files = keep_files(walk.node(), cell, outcome)?;
+            outcome.differences.push(format!("after {action}: {error:#}\n(files: {})", files.display()));
         }
-        if outcome.steps == steps || outcome.differences.len() == ENOUGH {
+        if outcome.steps == steps || outcome.differences.len() == MAX_DIFFERENCES {
             break;
         }
-        what = walk.step().await?;
+        action = walk.step().await?;
         outcome.steps += 1;
         outcome.pods = walk.started();
     }
     Ok(())
 }
 
-/// Keeps the evidence of a difference: the kubelet's checkpoints, a recording of the agent's inputs, the
-/// logs.
-fn keep(node: &RealNode, cell: &Cell, outcome: &Outcome) -> Result<PathBuf> {
+/// Copies the files that explain a difference: the kubelet's checkpoints, a recording of the agent's inputs,
+/// the logs.
+fn keep_files(node: &RealNode, cell: &Cell, outcome: &Outcome) -> Result<PathBuf> {
     let row = cell.to_string().replace(' ', "-");
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("matrix").join(row).join(outcome.steps.to_string());
     std::fs::create_dir_all(&dir)?;
@@ -222,5 +229,5 @@ fn last_error(log: &Path) -> String {
     let lines = || text.lines().rev();
     let found = lines().find_map(|line| line.split("\"command failed\" err=").nth(1));
     let found = found.or_else(|| lines().find(|line| line.starts_with('E') || line.starts_with("panic")));
-    found.unwrap_or("it says nothing").trim_matches('"').to_owned()
+    found.unwrap_or("there is none in its log").trim_matches('"').to_owned()
 }

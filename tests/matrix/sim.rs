@@ -1,23 +1,23 @@
-//! Cells on simulated kubelets: every described machine with every age and set of policies.
+//! Cells on simulated kubelets: every described machine with every version and set of policies.
 
 use anyhow::{Context, Result};
-use numacast::sim::kubelet::Age;
+use numacast_sim::kubelet::KubeletVersion;
 
-use crate::cell::{Cell, Half, Outcome, Policies};
+use crate::cell::{Cell, KubeletKind, Outcome, Policies};
 use crate::sim_walk;
 
-/// Returns all combinations of machines, ages and policies.
+/// Returns all combinations of machines, versions and policies.
 pub(crate) fn cells() -> Result<Vec<Cell>> {
     let mut cells = Vec::new();
     for (name, machine) in sim_walk::machines().map_err(anyhow::Error::msg)? {
-        for (age, policies) in sim_walk::variants() {
+        for (version, policies) in sim_walk::variants() {
             cells.push(Cell {
-                half: Half::Sim,
+                kind: KubeletKind::Sim,
                 machine: name.clone(),
-                version: version(age),
+                version: minor(version),
                 policies: Some(Policies {
                     cpu: policies.cpus,
-                    memory: sim_walk::Cell::new(&name, &machine, age, &policies).memory,
+                    memory: sim_walk::Cell::new(&name, &machine, version, &policies).memory,
                     topology: policies.topology,
                     scope: policies.scope,
                     option: policies.cpu_options.first().copied(),
@@ -31,8 +31,8 @@ pub(crate) fn cells() -> Result<Vec<Cell>> {
 }
 
 /// Converts `V1_34` to `1.34`.
-fn version(age: Age) -> String {
-    format!("{age:?}").trim_start_matches('V').replace('_', ".")
+fn minor(version: KubeletVersion) -> String {
+    format!("{version:?}").trim_start_matches('V').replace('_', ".")
 }
 
 /// Walks on a thread of its own, since the walk rarely yields.
@@ -41,13 +41,13 @@ pub(crate) async fn run(cell: &Cell, steps: usize, seed: u64) -> Outcome {
     let cell = cell.clone();
     let walked = tokio::task::spawn_blocking(move || walk(&cell, steps, seed)).await;
     match walked.context("the walk panicked").and_then(|walked| walked) {
-        Ok(Ok(met)) => {
-            outcome.pods = met.admitted;
+        Ok(Ok(walked)) => {
+            outcome.pods = walked.admitted;
             // The first comparison precedes the first step.
-            outcome.steps = met.compared - 1;
+            outcome.steps = walked.compared - 1;
         }
         Ok(Err(difference)) => outcome.differences.push(difference),
-        Err(error) => outcome.broken = Some(format!("{error:#}")),
+        Err(error) => outcome.aborted = Some(format!("{error:#}")),
     }
     outcome
 }
@@ -58,11 +58,11 @@ fn walk(cell: &Cell, steps: usize, seed: u64) -> Result<Result<sim_walk::Outcome
         machines.iter().find(|(name, _)| *name == cell.machine).context("no such machine")?;
     let mut variants = sim_walk::variants().into_iter();
     let wanted = cell.policies.context("a simulated cell without policies")?;
-    let is_wanted = |(age, policies): &(Age, sim_walk::Policies)| {
-        version(*age) == cell.version && policies.topology == wanted.topology && policies.cpus == wanted.cpu
+    let is_wanted = |(version, policies): &(KubeletVersion, sim_walk::Policies)| {
+        minor(*version) == cell.version && policies.topology == wanted.topology && policies.cpus == wanted.cpu
     };
-    let (age, policies) = variants.find(is_wanted).context("no such variant")?;
-    let cell = sim_walk::Cell::new(name, machine, age, &policies);
+    let (version, policies) = variants.find(is_wanted).context("no such variant")?;
+    let cell = sim_walk::Cell::new(name, machine, version, &policies);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(sim_walk::walk(&cell, steps, seed)))
 }

@@ -7,22 +7,22 @@ use crate::cell::{Cell, Outcome};
 /// Rows, totals, and then the details of each difference.
 pub(crate) struct Table<'a>(pub(crate) &'a [(Cell, Outcome)]);
 
-const HEAD: [&str; 8] = ["half", "machine", "kubelet", "policies", "pods", "steps", "differences", "seed"];
+const HEADER: [&str; 8] = ["kind", "machine", "kubelet", "policies", "pods", "steps", "differences", "seed"];
 
 impl fmt::Display for Table<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows: Vec<[String; 8]> = self.0.iter().map(|(cell, outcome)| row(cell, outcome)).collect();
         let width = |column: usize| {
             let cells = rows.iter().map(|row| row[column].len());
-            cells.chain([HEAD[column].len()]).max().unwrap_or(0)
+            cells.chain([HEADER[column].len()]).max().unwrap_or(0)
         };
-        let widths: Vec<usize> = (0..HEAD.len()).map(width).collect();
-        line(f, &HEAD.map(str::to_owned), &widths)?;
+        let widths: Vec<usize> = (0..HEADER.len()).map(width).collect();
+        line(f, &HEADER.map(str::to_owned), &widths)?;
         line(f, &std::array::from_fn(|column| "-".repeat(widths[column])), &widths)?;
         for (row, (_, outcome)) in rows.iter().zip(self.0) {
             line(f, row, &widths)?;
-            if let Some(refused) = &outcome.refused {
-                writeln!(f, "|   the kubelet does not start: {refused}")?;
+            if let Some(kubelet_error) = &outcome.kubelet_error {
+                writeln!(f, "|   the kubelet does not start: {kubelet_error}")?;
             }
         }
         self.totals(f)?;
@@ -36,10 +36,11 @@ impl Table<'_> {
             |count: fn(&Outcome) -> usize| self.0.iter().map(|(_, outcome)| count(outcome)).sum::<usize>();
         writeln!(
             f,
-            "\n{} cells ({} ended by a kubelet that does not start, {} broken off), {} pods, {} steps, {} differences",
+            "\n{} cells ({} with a kubelet that does not start, {} aborted), {} pods, {} steps, \
+             {} differences",
             self.0.len(),
-            sum(|outcome| usize::from(outcome.refused.is_some())),
-            sum(|outcome| usize::from(outcome.broken.is_some())),
+            sum(|outcome| usize::from(outcome.kubelet_error.is_some())),
+            sum(|outcome| usize::from(outcome.aborted.is_some())),
             sum(|outcome| outcome.pods),
             sum(|outcome| outcome.steps),
             sum(|outcome| outcome.differences.len()),
@@ -48,7 +49,7 @@ impl Table<'_> {
 
     fn details(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (cell, outcome) in self.0 {
-            for text in outcome.differences.iter().chain(&outcome.broken) {
+            for text in outcome.differences.iter().chain(&outcome.aborted) {
                 writeln!(f, "\n{cell}, seed {}:\n  {}", outcome.seed, text.replace('\n', "\n  "))?;
             }
         }
@@ -57,13 +58,13 @@ impl Table<'_> {
 }
 
 fn row(cell: &Cell, outcome: &Outcome) -> [String; 8] {
-    let Cell { half, machine, version, policies } = cell;
+    let Cell { kind, machine, version, policies } = cell;
     let mut differences = outcome.differences.len().to_string();
-    if outcome.broken.is_some() {
-        differences.push_str(", broken off");
+    if outcome.aborted.is_some() {
+        differences.push_str(", aborted");
     }
     [
-        half.to_string(),
+        kind.to_string(),
         machine.clone(),
         version.clone(),
         policies.map_or_else(|| "as described".to_owned(), |policies| policies.to_string()),

@@ -15,9 +15,9 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 
-use tables::{Bench, Table};
+use tables::{Parameters, Table};
 
-/// The plugin's cache, its queue and the kubelet in virtual time.
+/// A model of the plugin's cache, the scheduler's queue and the kubelet in virtual time.
 #[derive(Debug, Parser)]
 #[command(name = "model")]
 struct Options {
@@ -30,16 +30,16 @@ struct Options {
     /// Steps of the random walk for numacast; the others get a tenth each.
     #[arg(long, default_value_t = 1_000_000)]
     steps: u64,
-    /// So many times the usual length of the loads.
+    /// Factor for the length of the loads.
     #[arg(long, default_value_t = 1.0)]
     length: f64,
-    /// How many runs go on at once.
+    /// Number of runs at the same time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
     /// Put the tables into `docs/proofs.md`.
     #[arg(long)]
     write: bool,
-    /// Only say which tables there are.
+    /// Only list the tables.
     #[arg(long)]
     list: bool,
 }
@@ -51,36 +51,37 @@ const END: &str = "<!-- make model: end -->\n";
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let only = options.only.as_deref().unwrap_or_default();
-    let chosen: Vec<&Table> = tables::ALL.iter().filter(|table| table.name.contains(only)).collect();
-    ensure!(!chosen.is_empty(), "no table is chosen; `--list` without the rest says which there are");
+    let selected: Vec<&Table> = tables::ALL.iter().filter(|table| table.name.contains(only)).collect();
+    ensure!(!selected.is_empty(), "no table matches; `--list` without `--only` lists all");
     let mut out = std::io::stdout().lock();
     if options.list {
-        chosen.iter().try_for_each(|table| writeln!(out, "{}", table.name))?;
+        selected.iter().try_for_each(|table| writeln!(out, "{}", table.name))?;
         return Ok(ExitCode::SUCCESS);
     }
     ensure!(!options.write || only.is_empty(), "only all tables together can be written");
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     writeln!(out, "NUMACAST_SEED={seed}")?;
-    let bench = Bench { seed, steps: options.steps, length: options.length, jobs: options.jobs.max(1) };
+    let Options { steps, length, jobs, .. } = options;
+    let parameters = Parameters { seed, steps, length, jobs: jobs.max(1) };
     let mut text = format!("`NUMACAST_SEED={seed}`, {} steps of the walk:\n", options.steps);
     let mut failures = Vec::new();
-    for table in chosen {
-        let begin = Instant::now();
-        let (lines, mut bad) = (table.make)(&bench);
+    for table in selected {
+        let start = Instant::now();
+        let (lines, mut failed) = (table.make)(&parameters);
         writeln!(out, "\n{}\n\n{lines}", table.title)?;
-        writeln!(out, "({}: {:.0} s)", table.name, begin.elapsed().as_secs_f64())?;
-        text = format!("{text}\n{}\n\n{lines}", wrapped(table.title));
-        failures.append(&mut bad);
+        writeln!(out, "({}: {:.0} s)", table.name, start.elapsed().as_secs_f64())?;
+        text = format!("{text}\n{}\n\n{lines}", wrap(table.title));
+        failures.append(&mut failed);
     }
     if options.write {
-        write_down(&text)?;
+        write_document(&text)?;
     }
     failures.iter().try_for_each(|failure| writeln!(out, "FAILED: {failure}"))?;
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Wraps a text at the document's line length.
-fn wrapped(text: &str) -> String {
+fn wrap(text: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         match lines.last_mut() {
@@ -92,7 +93,7 @@ fn wrapped(text: &str) -> String {
     lines.join("\n")
 }
 
-fn write_down(text: &str) -> Result<()> {
+fn write_document(text: &str) -> Result<()> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/proofs.md");
     let document = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
     let (before, rest) = document.split_once(BEGIN).context("docs/proofs.md has no place for the tables")?;

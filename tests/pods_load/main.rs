@@ -5,12 +5,14 @@
 //! event: at ten events per second, with additional clients that do not read, and at rising rates until the
 //! server is overloaded.
 
+#[path = "../soak/usage.rs"]
+mod usage;
 mod watcher;
 
 use std::cell::RefCell;
 use std::io::Write;
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -18,7 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
 use numacast::core_v1::proto as core;
-use numacast::sim::pods_api::SimPodsApi;
+use numacast_sim::pods_api::SimPodsApi;
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -44,17 +46,17 @@ struct Options {
     /// How long that is measured, in seconds.
     #[arg(long, default_value_t = 30)]
     seconds: u32,
-    /// How many others do not read what they asked for.
+    /// Number of other clients, which do not read.
     #[arg(long, default_value_t = 10)]
     stalled: usize,
-    /// The rates until which it is tried how many there may be.
+    /// Rates to try, in events per second, in this order, until the server is overloaded.
     #[arg(long, value_delimiter = ',', default_values_t = [20, 50, 100, 200, 400])]
     rates: Vec<u32>,
-    /// How long half of the events may take to the last of all watchers at the usual rate, ms, with clients that are not
-    /// optimised beside it.
+    /// Maximum p50 of the time until the last watcher receives an event, at `--rate`, in ms. The clients run on the same
+    /// machine, without compiler optimisation.
     #[arg(long, default_value_t = 250.0)]
     p50: f64,
-    /// And all but a hundredth.
+    /// The same for p99, in ms.
     #[arg(long, default_value_t = 1000.0)]
     p99: f64,
     /// The binary under test.
@@ -67,18 +69,18 @@ const WATCHER: f64 = 40960.0;
 /// Maximum memory of the server for its pods, in addition to twice their encoded size: it caches them once,
 /// and receives a list now and then.
 const AT_REST: usize = 2 << 20;
-/// The server counts as overloaded if the last watcher waits for longer than this, in ms, or if watchers are
-/// disconnected.
-const BENT: f64 = 2000.0;
+/// The server counts as overloaded if the p99 of the time until the last watcher receives an event exceeds this,
+/// in ms, or if watchers are disconnected.
+const OVERLOADED: f64 = 2000.0;
 /// Upper bound for any wait.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What all watchers have received.
 #[derive(Default)]
-struct Heard {
+struct Received {
     /// The pods after each change, in order, and when each was sent to the server.
     pods: Vec<Vec<u8>>,
-    told: Vec<Instant>,
+    sent_at: Vec<Instant>,
     /// How many watchers have received each change, and when the last of them did.
     last: Vec<(usize, Instant)>,
     /// Number of watchers that have received the initial state.
@@ -88,8 +90,8 @@ struct Heard {
 }
 
 /// Verifies the events of one watcher.
-struct Ear {
-    heard: Rc<RefCell<Heard>>,
+struct Checker {
+    received: Rc<RefCell<Received>>,
     /// Number of initial pods received.
     initial: usize,
     pods: usize,
@@ -97,25 +99,25 @@ struct Ear {
     next: Option<usize>,
 }
 
-impl Ear {
+impl Checker {
     fn take(&mut self, message: &[u8]) -> Result<()> {
-        let heard = &mut *self.heard.borrow_mut();
+        let received = &mut *self.received.borrow_mut();
         let Some(next) = self.next else {
             if message == [8, 4] {
                 ensure!(self.initial == self.pods, "{} pods at first, not {}", self.initial, self.pods);
-                (self.next, heard.synced) = (Some(heard.pods.len()), heard.synced + 1);
+                (self.next, received.synced) = (Some(received.pods.len()), received.synced + 1);
                 return Ok(());
             }
             self.initial += 1;
             return Ok(());
         };
-        let expected = heard.pods.get(next).context("an event that nobody caused")?;
+        let expected = received.pods.get(next).context("an event without a change")?;
         // MODIFIED and the pod, whose length takes two bytes.
         ensure!(
             message.starts_with(&[8, 2, 18]) && message[5..] == expected[..],
             "another event than {next}"
         );
-        let (count, last) = &mut heard.last[next];
+        let (count, last) = &mut received.last[next];
         (*count, *last, self.next) = (*count + 1, Instant::now(), Some(next + 1));
         Ok(())
     }
@@ -158,19 +160,20 @@ impl Figures {
 
     fn is_quick(&self, options: &Options) -> Result<()> {
         let Options { p50, p99, .. } = options;
+        ensure!(self.at(1.0).is_finite(), "an event did not reach all watchers");
         ensure!(self.at(0.5) <= *p50 && self.at(0.99) <= *p99, "more than {p50} and {p99} ms");
         Ok(())
     }
 
-    fn bends(&self) -> bool {
-        self.lost > 0 || self.at(0.99) > BENT
+    fn is_overloaded(&self) -> bool {
+        self.lost > 0 || self.at(0.99) > OVERLOADED
     }
 }
 
 const HEAD: &str = "| watched by | events per second | events | to the last watcher p50 ms | p99 ms | max ms | handed on to the last p50 ms, at most | p99 ms, at most | cut off | CPU of the server |\n\
                     |---|---|---|---|---|---|---|---|---|---|";
 
-#[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     LocalSet::new().run_until(run(&options)).await?;
@@ -198,14 +201,14 @@ async fn run(options: &Options) -> Result<()> {
     for _ in 0..watchers {
         node.watch(pods).await?;
     }
-    node.until("all have heard what there is", |heard| heard.synced == watchers).await?;
+    node.until("all have received all pods", |received| received.synced == watchers).await?;
     let initial = started.elapsed();
     sleep(Duration::from_secs(2)).await;
     let idle = node.resident()?;
     let each = (idle.saturating_sub(rest)) as f64 / watchers as f64;
     writeln!(
         out,
-        "{watchers} watchers came and heard all pods within {:.1} s; {:.1} MiB then, {:.1} KiB for each ({:.1} MiB at most)\n\n{HEAD}",
+        "{watchers} watchers connected and received all pods within {:.1} s; {:.1} MiB then, {:.1} KiB for each ({:.1} MiB at most)\n\n{HEAD}",
         initial.as_secs_f64(),
         mib(idle),
         each / 1024.0,
@@ -214,7 +217,7 @@ async fn run(options: &Options) -> Result<()> {
 
     let usual = node.load(options.rate, options.seconds).await?;
     writeln!(out, "{}", usual.row(&watchers.to_string()))?;
-    ensure!(usual.lost == 0, "{:?}", node.heard.borrow().lost);
+    ensure!(usual.lost == 0, "{:?}", node.received.borrow().lost);
     usual.is_quick(options)?;
     ensure!(each <= WATCHER, "{each:.0} bytes for each watcher, more than {WATCHER}");
 
@@ -225,7 +228,7 @@ async fn run(options: &Options) -> Result<()> {
     }
     let beside = node.load(options.rate, options.seconds).await?;
     writeln!(out, "{}", beside.row(&format!("{watchers}, and {} that do not read", options.stalled)))?;
-    ensure!(beside.lost == 0, "{:?}", node.heard.borrow().lost);
+    ensure!(beside.lost == 0, "{:?}", node.received.borrow().lost);
     beside.is_quick(options)?;
     let left = node.metric("numacast_pods_api_watchers{server_api_version=\"v1alpha1\"}").await?;
     ensure!(left == watchers as f64, "{left} watch, {watchers} of them read: the others are not cut off");
@@ -237,13 +240,13 @@ async fn run(options: &Options) -> Result<()> {
     for rate in &options.rates {
         let figures = node.load(*rate, 10).await?;
         writeln!(out, "{}", figures.row(&watchers.to_string()))?;
-        if figures.bends() {
+        if figures.is_overloaded() {
             break;
         }
         best = *rate;
     }
     let after = node.resident()?;
-    let all = node.api.watches();
+    let all = node.api.watch_calls();
     writeln!(
         out,
         "\nIt serves {best} events per second to {watchers} watchers. {:.1} MiB after that, {:.1} MiB at most. The kubelet was \
@@ -268,7 +271,7 @@ struct Node {
     pid: u32,
     socket: PathBuf,
     metrics: std::net::SocketAddr,
-    heard: Rc<RefCell<Heard>>,
+    received: Rc<RefCell<Received>>,
     changes: usize,
     pods: usize,
     /// The maximum number of concurrent watches of the kubelet.
@@ -298,11 +301,12 @@ impl Node {
         let server = command.spawn().with_context(|| options.binary.display().to_string())?;
         let pid = server.id().context("the server has ended at once")?;
         let socket = ours.join("pods-api.sock");
-        let (heard, changes, upstream) = (Rc::default(), 0, 0);
-        let node = Self { _dir: dir, api, server, pid, socket, metrics, heard, changes, pods: 0, upstream };
+        let (received, changes, upstream) = (Rc::default(), 0, 0);
+        let node =
+            Self { _dir: dir, api, server, pid, socket, metrics, received, changes, pods: 0, upstream };
         let start = Instant::now();
         while !node.socket.exists() || node.metric("process_resident_memory_bytes").await.is_err() {
-            ensure!(start.elapsed() < PATIENCE, "there is no server");
+            ensure!(start.elapsed() < TIMEOUT, "there is no server");
             sleep(Duration::from_millis(50)).await;
         }
         Ok(node)
@@ -315,10 +319,13 @@ impl Node {
         all.iter().for_each(|pod| self.api.set_silently(pod));
         let start = Instant::now();
         // A kubelet that has just started is not trusted at once.
-        while self.metric("numacast_pods_api_pods{server_api_version=\"v1alpha1\"}").await.ok()
+        while self
+            .metric("numacast_pods_api_pods{server_api_version=\"v1alpha1\",state=\"served\"}")
+            .await
+            .ok()
             != Some(pods as f64)
         {
-            ensure!(start.elapsed() < PATIENCE, "the server does not know the pods");
+            ensure!(start.elapsed() < TIMEOUT, "the server does not know the pods");
             sleep(Duration::from_millis(200)).await;
         }
         sleep(Duration::from_secs(1)).await;
@@ -327,29 +334,29 @@ impl Node {
 
     async fn watch(&self, pods: usize) -> Result<()> {
         let mut watcher = Watcher::call(&self.socket).await?;
-        let mut ear = Ear { heard: Rc::clone(&self.heard), initial: 0, pods, next: None };
+        let mut checker = Checker { received: Rc::clone(&self.received), initial: 0, pods, next: None };
         spawn_local(async move {
             let ended = loop {
-                match watcher.read(&mut |message| ear.take(message)).await {
+                match watcher.read(&mut |message| checker.take(message)).await {
                     Ok(true) => {}
                     Ok(false) => break "it was cut off".to_owned(),
                     Err(error) => break error.to_string(),
                 }
             };
-            ear.heard.borrow_mut().lost.push(ended);
+            checker.received.borrow_mut().lost.push(ended);
         });
         Ok(())
     }
 
     /// Waits until `enough` holds.
-    async fn until(&mut self, what: &str, enough: impl Fn(&Heard) -> bool) -> Result<()> {
+    async fn until(&mut self, what: &str, enough: impl Fn(&Received) -> bool) -> Result<()> {
         let start = Instant::now();
-        while !enough(&self.heard.borrow()) {
+        while !enough(&self.received.borrow()) {
             if let Some(status) = self.server.try_wait()? {
                 bail!("the server has ended: {status}");
             }
-            let lost = self.heard.borrow().lost.clone();
-            ensure!(lost.is_empty() && start.elapsed() < PATIENCE, "{what}: not so; {lost:?}");
+            let lost = self.received.borrow().lost.clone();
+            ensure!(lost.is_empty() && start.elapsed() < TIMEOUT, "{what}: not so; {lost:?}");
             sleep(Duration::from_millis(10)).await;
         }
         Ok(())
@@ -357,31 +364,38 @@ impl Node {
 
     /// Changes `rate` pods per second.
     async fn load(&mut self, rate: u32, seconds: u32) -> Result<Figures> {
-        let first = self.heard.borrow().pods.len();
-        let (cpu, before) = (cpu(self.pid)?, self.handed_on().await?);
+        let first = self.received.borrow().pods.len();
+        let (cpu, before) = (usage::cpu(self.pid)?, self.delivery_buckets().await?);
         let start = tokio::time::Instant::now();
         for number in 0..rate * seconds {
             sleep_until(start + Duration::from_secs(1) * number / rate).await;
             self.change();
         }
         let sent = start.elapsed();
-        let cpu = (self::cpu(self.pid)? - cpu) / sent.as_secs_f64();
+        let cpu = (usage::cpu(self.pid)? - cpu).as_secs_f64() / sent.as_secs_f64();
         // A watcher that is not done by then was disconnected, or the server is overloaded.
-        let last = |heard: &Heard| heard.last.last().map_or(0, |(count, _)| *count);
-        let patience = Instant::now() + Duration::from_secs(10);
-        while last(&self.heard.borrow()) + self.heard.borrow().lost.len() < self.heard.borrow().synced
-            && Instant::now() < patience
+        let last = |received: &Received| received.last.last().map_or(0, |(count, _)| *count);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while last(&self.received.borrow()) + self.received.borrow().lost.len()
+            < self.received.borrow().synced
+            && Instant::now() < deadline
         {
             sleep(Duration::from_millis(20)).await;
         }
-        let after = self.handed_on().await?;
+        let after = self.delivery_buckets().await?;
         let own = [0.5, 0.99].map(|share| bound(&before, &after, share));
-        let heard = self.heard.borrow();
-        let waits = heard.told.iter().zip(&heard.last).skip(first);
-        let mut waits: Vec<f64> =
-            waits.map(|(told, (_, last))| last.duration_since(*told).as_secs_f64() * 1000.0).collect();
+        let received = self.received.borrow();
+        let connected = received.synced - received.lost.len();
+        let waits = received.sent_at.iter().zip(&received.last).skip(first);
+        let mut waits: Vec<f64> = waits
+            .map(|(sent_at, (count, last))| match *count < connected {
+                // Not every watcher received it.
+                true => f64::INFINITY,
+                false => last.duration_since(*sent_at).as_secs_f64() * 1000.0,
+            })
+            .collect();
         waits.sort_by(f64::total_cmp);
-        Ok(Figures { rate, changes: waits.len(), waits, lost: heard.lost.len(), own, cpu })
+        Ok(Figures { rate, changes: waits.len(), waits, lost: received.lost.len(), own, cpu })
     }
 
     fn change(&mut self) {
@@ -390,26 +404,26 @@ impl Node {
         let changed = pod(self.changes * 7 % self.pods, self.changes);
         let now = Instant::now();
         {
-            let heard = &mut *self.heard.borrow_mut();
-            heard.pods.push(changed.encode_to_vec());
-            heard.told.push(now);
-            heard.last.push((0, now));
+            let received = &mut *self.received.borrow_mut();
+            received.pods.push(changed.encode_to_vec());
+            received.sent_at.push(now);
+            received.last.push((0, now));
         }
         self.api.set(&changed);
-        self.upstream = self.upstream.max(self.api.watching());
+        self.upstream = self.upstream.max(self.api.open_watches());
     }
 
     fn resident(&self) -> Result<usize> {
-        memory(self.pid, "VmRSS:")
+        usage::memory(self.pid, "VmRSS")
     }
 
     fn peak(&self) -> Result<usize> {
-        memory(self.pid, "VmHWM:")
+        usage::memory(self.pid, "VmHWM")
     }
 
     /// Returns the histogram of times until events were passed on to all watchers: bounds in seconds and
     /// counts.
-    async fn handed_on(&self) -> Result<Vec<(f64, f64)>> {
+    async fn delivery_buckets(&self) -> Result<Vec<(f64, f64)>> {
         let text = self.exposition().await?;
         let buckets = text.lines().filter_map(|line| {
             let rest = line.strip_prefix("numacast_pods_api_event_duration_seconds_bucket{le=\"")?;
@@ -435,27 +449,13 @@ impl Node {
     }
 }
 
-/// Returns the bucket bound, in ms, within which this share of the new observations lies.
+/// Returns the bucket bound, in ms, within which this share of the new observations is.
 fn bound(before: &[(f64, f64)], after: &[(f64, f64)], share: f64) -> f64 {
     let counts = before.iter().zip(after).map(|((bound, before), (_, after))| (*bound, after - before));
     let counts: Vec<(f64, f64)> = counts.collect();
     let all = counts.last().map_or(0.0, |(_, count)| *count);
     let bucket = counts.iter().find(|(_, count)| *count >= all * share);
     bucket.map_or(f64::INFINITY, |(bound, _)| bound * 1000.0)
-}
-
-/// Returns a memory figure of a process, in bytes.
-fn memory(process: u32, key: &str) -> Result<usize> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix(key)).context("no such line")?;
-    Ok(line.trim().trim_end_matches(" kB").parse::<usize>()? << 10)
-}
-
-/// Returns the user and system time so far, in seconds.
-fn cpu(process: u32) -> Result<f64> {
-    let stat = std::fs::read_to_string(Path::new("/proc").join(process.to_string()).join("stat"))?;
-    let words: Vec<&str> = stat.rsplit_once(')').context("no stat")?.1.split_whitespace().collect();
-    Ok((words[11].parse::<f64>()? + words[12].parse::<f64>()?) / 100.0)
 }
 
 /// Returns a pod of a realistic size, from 5 to 10 KiB.

@@ -29,7 +29,7 @@ pub(crate) struct Watcher {
     /// Received bytes that are not a whole frame yet.
     read: Vec<u8>,
     /// Bytes of the response that are not a whole message yet.
-    answer: Vec<u8>,
+    response: Vec<u8>,
     /// Bytes read that the window has not been updated for.
     taken: usize,
 }
@@ -54,7 +54,7 @@ impl Watcher {
         frame(&mut out, HEADERS, END_HEADERS, 1, &fields);
         frame(&mut out, DATA, END_STREAM, 1, &[0; 5]);
         stream.write_all(&out).await?;
-        Ok(Self { stream, read: Vec::new(), answer: Vec::new(), taken: 0 })
+        Ok(Self { stream, read: Vec::new(), response: Vec::new(), taken: 0 })
     }
 
     /// Reads once and calls `take` with each complete message. Returns false at the end of the response.
@@ -71,9 +71,9 @@ impl Watcher {
             let Some(content) = self.read.get(at + 9..end) else { break };
             match kind {
                 DATA => {
-                    self.answer.extend_from_slice(content);
+                    self.response.extend_from_slice(content);
                     self.taken += length;
-                    hand_on(&mut self.answer, take)?;
+                    take_messages(&mut self.response, take)?;
                 }
                 SETTINGS if flags & ACK == 0 => frame(&mut reply, SETTINGS, ACK, 0, &[]),
                 PING if flags & ACK == 0 => frame(&mut reply, PING, ACK, 0, content),
@@ -105,16 +105,16 @@ impl Watcher {
 }
 
 /// Removes complete messages from the front of a response.
-fn hand_on(answer: &mut Vec<u8>, take: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
+fn take_messages(response: &mut Vec<u8>, take: &mut impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let mut at = 0;
-    while let Some(&[flag, a, b, c, d]) = answer.get(at..at + 5) {
+    while let Some(&[flag, a, b, c, d]) = response.get(at..at + 5) {
         ensure!(flag == 0, "a message is compressed");
         let end = at + 5 + u32::from_be_bytes([a, b, c, d]) as usize;
-        let Some(message) = answer.get(at + 5..end) else { break };
+        let Some(message) = response.get(at + 5..end) else { break };
         take(message)?;
         at = end;
     }
-    answer.drain(..at);
+    response.drain(..at);
     Ok(())
 }
 

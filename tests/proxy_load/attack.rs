@@ -15,15 +15,15 @@ use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use numacast::kubelet::proto::v1::ListPodResourcesRequest;
 use numacast::kubelet::proto::v1::pod_resources_lister_client::PodResourcesListerClient;
-use numacast::sim::kubelet::{Options as Kubelet, PodSpec};
+use numacast_sim::kubelet::{Options as Kubelet, PodSpec};
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 
 use super::Options;
-use super::child::Running;
 use super::frames::{
     DATA, END_HEADERS, END_STREAM, HEADERS, PING, RST_STREAM, SETTINGS, field, frame, indexed, text,
 };
+use super::soak_agent::Agent;
 
 /// What an attacker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -32,13 +32,13 @@ pub(crate) enum Attack {
     None,
     /// Calls of a method that is not served.
     Unknown,
-    /// Calls with two hundred made-up fields, given up at once.
+    /// Calls with two hundred unknown fields, cancelled at once.
     Fields,
     /// The same from HPACK's table, a byte each.
     Indexed,
     /// Calls with two hundred trailers.
     Trailers,
-    /// Calls that are given up at once.
+    /// Calls that are cancelled at once.
     Resets,
     /// PINGs.
     Pings,
@@ -51,14 +51,14 @@ const CONNECTIONS: usize = 64;
 /// Concurrent calls per connection.
 const CALLS: u32 = 64;
 /// Number of legitimate clients, and the interval of their requests.
-const HONEST: usize = 20;
+const CLIENTS: usize = 20;
 const PERIOD: Duration = Duration::from_millis(100);
 
 /// Prints a row for each attack.
 pub(crate) async fn run(options: &Options, out: &mut impl Write) -> Result<()> {
     writeln!(
         out,
-        "| attack | answers | failed | p50 ms | p99 ms | published p50 ms | max ms | CPU | most memory |"
+        "| attack | responses | failed | p50 ms | p99 ms | published p50 ms | max ms | CPU | peak memory |"
     )?;
     writeln!(out, "|---|---|---|---|---|---|---|---|---|")?;
     for attack in Attack::value_variants() {
@@ -70,13 +70,12 @@ pub(crate) async fn run(options: &Options, out: &mut impl Write) -> Result<()> {
 async fn under(attack: Attack, options: &Options) -> Result<String> {
     let dir = tempfile::tempdir()?;
     let at = format!("proxy.dir={}", dir.path().join("proxy").display());
-    let settings =
-        ["--set", "proxy.enabled=true", "--set", &at, "--set", "proxy.annotations.koordinator=false"];
+    let settings = ["--set", "proxy.enabled=true", "--set", &at, "--set", "proxy.annotations.koordinator=[]"];
     let kubelet = Kubelet { release_lag: Duration::ZERO, ..Kubelet::default() };
-    let mut agent = Running::start(&options.binary, kubelet, &settings).await?;
+    let mut agent = Agent::start(&options.binary, kubelet, &settings).await?;
     let socket = dir.path().join("proxy/kubelet.sock");
     let mut clients = Vec::new();
-    for _ in 0..HONEST {
+    for _ in 0..CLIENTS {
         let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
         clients.push(endpoint.connect().await?);
     }
@@ -84,21 +83,21 @@ async fn under(attack: Attack, options: &Options) -> Result<String> {
     tokio::time::sleep(Duration::from_secs(2)).await;
     let (begun, spent) = (Instant::now(), agent.cpu()?);
     let end = begun + Duration::from_secs(options.seconds.into());
-    let mut asking = JoinSet::new();
-    clients.into_iter().for_each(|channel| drop(asking.spawn(ask(channel, end))));
+    let mut requests = JoinSet::new();
+    clients.into_iter().for_each(|channel| drop(requests.spawn(request(channel, end))));
     let mut published = Vec::new();
     while Instant::now() < end {
         let name = format!("pod-{}", published.len());
         agent.node.start_pod(PodSpec::guaranteed(&name, 2, 1 << 20)).await?;
-        published.push(agent.agrees().await?);
+        published.push(agent.wait_until_correct().await?);
         ensure!(agent.node.stop_pod("default", &name), "{name} is gone");
-        agent.agrees().await?;
+        agent.wait_until_correct().await?;
     }
     let (mut took, mut failed) = (Vec::new(), 0);
-    while let Some(asked) = asking.join_next().await {
-        let asked = asked?;
-        took.extend(asked.0);
-        failed += asked.1;
+    while let Some(result) = requests.join_next().await {
+        let (times, failures) = result?;
+        took.extend(times);
+        failed += failures;
     }
     let cpu = (agent.cpu()? - spent).as_secs_f64() / begun.elapsed().as_secs_f64();
     let peak = agent.sample()?.peak;
@@ -124,7 +123,7 @@ async fn under(attack: Attack, options: &Options) -> Result<String> {
 }
 
 /// Sends List requests until `end`. Returns the response times and the number of failed calls.
-async fn ask(channel: Channel, end: Instant) -> (Vec<Duration>, usize) {
+async fn request(channel: Channel, end: Instant) -> (Vec<Duration>, usize) {
     let mut client = PodResourcesListerClient::new(channel);
     let (mut took, mut failed) = (Vec::new(), 0);
     let mut times = tokio::time::interval(PERIOD);

@@ -8,12 +8,12 @@
 mod support;
 
 mod attack;
-#[path = "../soak/child.rs"]
-#[allow(dead_code)] // `make soak` uses the rest
-mod child;
 #[path = "../grpc_memory/frames.rs"]
 #[allow(dead_code)] // the test of memory uses the rest
 mod frames;
+#[path = "../soak/agent.rs"]
+#[allow(dead_code)] // `make soak` uses the rest
+mod soak_agent;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -28,10 +28,10 @@ use std::collections::BTreeMap;
 
 use attack::Attack;
 use support::koordinator::{self, DEVICE_ALLOCATED};
-use support::podresources::{Clients, Recorder, Rpc, Sent, Who};
+use support::podresources::{ClientKind, Clients, Recorder, Rpc, Sent};
 use support::proxy::{Place, Proxy};
 use support::wait::until;
-use support::{Cluster, Needs, Parts, RealNode, parts, pod};
+use support::{Cluster, Needs, Parts, RealNode, parts, pod, usage};
 
 /// Clients in closed loop before the proxy and before the kubelet itself, with one table at the end.
 #[derive(Debug, Parser)]
@@ -43,10 +43,10 @@ struct Options {
     /// How long each load is, in seconds.
     #[arg(long, default_value_t = 60)]
     seconds: u32,
-    /// How many pods the node has; every fourth has a device by annotation, every fourth one of a plugin.
+    /// How many pods the node has; every fourth has a device by annotation, and the first four have one of a plugin.
     #[arg(long, default_value_t = 40)]
     pods: usize,
-    /// How large the large answers are, in bytes.
+    /// Size of the large responses, in bytes.
     #[arg(long, default_value_t = 5 << 20)]
     large: usize,
     /// Attacks the proxy instead, with simulated parts, in every way there is.
@@ -55,7 +55,7 @@ struct Options {
     /// Is such an attacker.
     #[arg(long, hide = true, requires = "socket")]
     attacker: Option<Attack>,
-    /// Whom it attacks.
+    /// What it attacks.
     #[arg(long, hide = true)]
     socket: Option<PathBuf>,
     /// The binary under test.
@@ -92,9 +92,9 @@ struct Figures {
 impl Figures {
     fn row(&self, what: &str, more: &str) -> String {
         let Self { accepted_per_second, p50, p99, max, bytes, .. } = self;
-        let refused = 100.0 * (self.calls - self.accepted) as f64 / self.calls.max(1) as f64;
+        let failed = 100.0 * (self.calls - self.accepted) as f64 / self.calls.max(1) as f64;
         format!(
-            "| {what} | {accepted_per_second:.0} | {refused:.2} % | {p50:.1} | {p99:.1} | {max:.0} | {} | {more} |",
+            "| {what} | {accepted_per_second:.0} | {failed:.2} % | {p50:.1} | {p99:.1} | {max:.0} | {} | {more} |",
             size(*bytes)
         )
     }
@@ -119,10 +119,10 @@ fn size(bytes: usize) -> String {
     }
 }
 
-const HEAD: &str = "| asked | answers per second | refused | p50 ms | p99 ms | max ms | answer | the process meanwhile |\n\
+const HEAD: &str = "| server | responses per second | rejected | p50 ms | p99 ms | max ms | response | the process meanwhile |\n\
                     |---|---|---|---|---|---|---|---|";
 
-#[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let mut out = std::io::stdout();
@@ -134,7 +134,7 @@ async fn main() -> Result<ExitCode> {
         attack::run(&options, &mut out).await?;
         return Ok(ExitCode::SUCCESS);
     }
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { bail!("the real parts cannot run here") };
     parts::fetched(&["podresources"])?.context("no clients")?;
     let clients = Clients::of(&parts);
     let cluster = Cluster::start(&parts).await?;
@@ -143,23 +143,23 @@ async fn main() -> Result<ExitCode> {
     writeln!(out, "{} clients for {} s, {} pods\n\n{HEAD}", options.clients, options.seconds, options.pods)?;
 
     let mut best = f64::INFINITY;
-    for place in [Place::Alone, Place::Agent] {
+    for place in [Place::Standalone, Place::Agent] {
         let small = Load { what: "", pad: 0, more: &[] };
         let figures = small.run(&options, &clients, &node, place, &mut out).await?;
         best = best.min(figures.accepted_per_second);
         // Decoding would keep the clients busy.
         let more: &[_] = &["--limit", "16777216", "--decode=false"];
-        let large = Load { what: ", large answers", pad: options.large, more };
+        let large = Load { what: ", large responses", pad: options.large, more };
         let figures = large.run(&options, &clients, &node, place, &mut out).await?;
-        ensure!(figures.bytes >= options.large, "large answers have {} bytes", figures.bytes);
+        ensure!(figures.bytes >= options.large, "large responses have {} bytes", figures.bytes);
     }
     let mixed = Load { what: ", every tenth a Get", pad: 0, more: &["--mix", "get:default/pod-0:10"] };
-    mixed.run(&options, &clients, &node, Place::Alone, &mut out).await?;
+    mixed.run(&options, &clients, &node, Place::Standalone, &mut out).await?;
     let alone = load(&options, &clients, &node.socket(), &[]).await?;
     writeln!(out, "{}", alone.row("the kubelet itself", ""))?;
-    writeln!(out, "what it said besides: {:?}, {:?}\n", alone.codes, alone.texts)?;
+    writeln!(out, "its errors: {:?}, {:?}\n", alone.codes, alone.texts)?;
     let times = best / alone.accepted_per_second;
-    writeln!(out, "The proxy answers {times:.0} times as often.")?;
+    writeln!(out, "The proxy responds {times:.0} times as often.")?;
     ensure!(times >= BETTER, "that is less than {BETTER}");
     Ok(ExitCode::SUCCESS)
 }
@@ -202,26 +202,9 @@ async fn load(options: &Options, clients: &Clients, socket: &Path, more: &[&str]
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// Returns the current and the peak resident memory, in bytes.
-fn memory(process: u32) -> Result<(usize, usize)> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
-    let of = |key: &str| -> Result<usize> {
-        let line = status.lines().find_map(|line| line.strip_prefix(key)).context("no such line")?;
-        Ok(line.trim().trim_end_matches(" kB").parse::<usize>()? << 10)
-    };
-    Ok((of("VmRSS:")?, of("VmHWM:")?))
-}
-
-/// Returns the user and system time so far, in seconds.
-fn time(process: u32) -> Result<f64> {
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))?;
-    let words: Vec<&str> = stat.rsplit_once(')').context("no stat")?.1.split_whitespace().collect();
-    Ok((words[11].parse::<f64>()? + words[12].parse::<f64>()?) / 100.0)
-}
-
 fn name(place: Place) -> &'static str {
     match place {
-        Place::Alone => "`numacast proxy`",
+        Place::Standalone => "`numacast proxy`",
         Place::Agent => "the agent with the proxy",
     }
 }
@@ -252,16 +235,14 @@ impl Load {
         let mut proxy = Proxy::start_of(&options.binary, node, place, &[&upstream]).await?;
         merges(&proxy, clients, options).await?;
         let known = recorder.count()?;
-        let ((resident, _), spent) = (memory(proxy.id())?, time(proxy.id())?);
+        let (resident, spent) = (usage::memory(proxy.id(), "VmRSS")?, usage::cpu(proxy.id())?);
         let figures = load(options, clients, &proxy.socket(), self.more).await?;
-        let spent = time(proxy.id())? - spent;
-        let (after, peak) = memory(proxy.id())?;
+        let spent = (usage::cpu(proxy.id())? - spent).as_secs_f64();
+        let (after, peak) = (usage::memory(proxy.id(), "VmRSS")?, usage::memory(proxy.id(), "VmHWM")?);
         let sent = recorder.sent_since(known)?;
         let per_second = most_per_second(&sent);
-        // The proxy's own count is exact; the recorder sees a call end before the proxy has the response.
-        let own = proxy.sum("numacast_proxy_upstream_in_flight_max", &[]).await?;
-        let in_flight = most_in_flight(&sent).max(own as usize);
-        let bound = most_resident(options, place, figures.bytes);
+        let in_flight = most_in_flight(&sent);
+        let bound = max_resident(options, place, figures.bytes);
         let mib = |bytes: usize| bytes as f64 / 1048576.0;
         let more = format!(
             "{:.1} calls of the kubelet per second, at most {per_second} in any, {in_flight} at once; {:.1} MiB before, {:.1} \
@@ -285,30 +266,33 @@ impl Load {
 
 /// Returns the allowed resident memory for responses of this size. Besides the memory at rest and that of the
 /// connections, this is
-/// - the responses being sent: the server's limit, plus a response for each call in flight when it was
+/// - the responses being sent: the server's limit, plus a response for each running call when it was
 ///   reached;
-/// - a response being received for each call in flight: what is made of it counts as being sent;
+/// - a response being received for each running call: what is made of it counts as being sent;
 /// - in the agent, the last decoded response and the one being decoded.
 ///
 /// More clients only add connections: if each had its own response, 200 would need 1 GiB.
-fn most_resident(options: &Options, place: Place, answer: usize) -> usize {
+fn max_resident(options: &Options, place: Place, response: usize) -> usize {
     let clients = options.clients as usize;
-    let sent = Limits::default().answers.min(clients * answer) + IN_FLIGHT * answer;
-    let decoded = if place == Place::Agent { 2 * answer } else { 0 };
-    AT_REST + clients * CONNECTION + sent + IN_FLIGHT * answer + decoded
+    let sent = Limits::default().response_bytes.min(clients * response) + IN_FLIGHT * response;
+    let decoded = if place == Place::Agent { 2 * response } else { 0 };
+    AT_REST + clients * CONNECTION + sent + IN_FLIGHT * response + decoded
 }
 
 /// Waits until the proxy has merged every annotation.
 async fn merges(proxy: &Proxy, clients: &Clients, options: &Options) -> Result<()> {
     let right = options.pods.div_ceil(4) as f64;
     until("the proxy merges", async || {
-        clients.ask_with(Who::Go, &proxy.socket(), &Rpc::List, &["--limit", "16777216"]).await?.ok()?;
-        let merged = proxy.sum("numacast_proxy_merged_pods", &[]).await?;
-        ensure!(merged == right, "{merged} pods, not {right}");
+        clients
+            .request_with(ClientKind::Go, &proxy.socket(), &Rpc::List, &["--limit", "16777216"])
+            .await?
+            .ok()?;
+        let merged = proxy.sum("numacast_proxy_annotated_devices", &["state=\"merged\""]).await?;
+        ensure!(merged == right, "{merged} devices, not {right}");
         Ok(())
     })
     .await
-    .with_context(|| proxy.last_words())
+    .with_context(|| proxy.log_tail())
 }
 
 /// Returns the maximum number of calls within any second.

@@ -8,14 +8,15 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
-use numacast::sim::kubelet::{Options, PodSpec};
-use numacast::sim::machine::MachineSpec;
-use numacast::sim::scenario;
+use numacast_sim::kubelet::{Options, PodSpec};
+use numacast_sim::machine::MachineSpec;
+use numacast_sim::scenario;
 use serde_json::{Value, json};
 
-use crate::refusals::agent;
-use crate::sim_node::SimNode;
+use crate::refusals::{NO_PORTS, agent};
+use crate::sim_node::Node as SimNode;
 use crate::support::chart::{self, AGENT, Chart, POLICIES, RELEASE};
+use crate::support::fingerprint::WITHHELD;
 use crate::support::parts::repository;
 use crate::support::process::Process;
 use crate::support::wait::until;
@@ -55,8 +56,8 @@ async fn fill(cluster: &Cluster, name: &str, spec: &MachineSpec, node: &SimNode)
     for number in 0..PODS {
         let pod = format!("{name}-{number}");
         let home = spec.nodes[number % 2 % spec.nodes.len()].id;
-        let asked = PodSpec::guaranteed(&pod, 1, MEMORY.parse()?).on([home]);
-        if node.kubelet.start_pod(asked).await.is_err() {
+        let spec = PodSpec::guaranteed(&pod, 1, MEMORY.parse()?).on([home]);
+        if node.kubelet.start_pod(spec).await.is_err() {
             continue;
         }
         let resources = json!({"cpu": "1", "memory": MEMORY});
@@ -88,15 +89,14 @@ async fn published(
     node: &SimNode,
     pods: usize,
 ) -> Result<Value> {
-    let more = ["--metrics-address", "none", "--health-address", "none"];
-    let mut process =
-        Process::start(&format!("agent-on-{name}"), cluster.dir(), agent(node, kubeconfig, name, &more))?;
+    let command = agent(node, kubeconfig, name, &NO_PORTS);
+    let mut process = Process::start(&format!("agent-on-{name}"), cluster.dir(), command)?;
     let what = format!("the object of {name} is there");
     let object = until(&what, async || {
         process.still_runs()?;
         let object = nrt::read(&cluster.client(), name).await?.content;
         let fingerprint = value(&object, "nodeTopologyPodsFingerprint").context("no fingerprint")?;
-        ensure!(fingerprint != "pfp0v0010000000000000000", "it is held");
+        ensure!(fingerprint != WITHHELD, "it is withheld");
         if value(&object, "topologyManagerPolicy") == Some("single-numa-node") {
             let placed = value(&object, "topology.node.k8s.io/numaplacement-metadata");
             let placed = placed.context("no placement")?;
@@ -104,12 +104,12 @@ async fn published(
         }
         Ok(object)
     });
-    object.await.with_context(|| process.last_words())
+    object.await.with_context(|| process.log_tail())
 }
 
 #[tokio::test]
 async fn the_object_of_every_machine_is_admitted() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let admin = cluster.client();
     // Nine zones, of which seven are fillers.
@@ -118,28 +118,28 @@ async fn the_object_of_every_machine_is_admitted() -> Result<()> {
     Api::<Node>::all(admin.clone()).create(&PostParams::default(), &node).await?;
     let chart = Chart::render(&parts, &json!({}))?;
     let kubeconfig = chart::agent_of(&cluster, &chart, first).await?;
-    let machine =
-        SimNode::of(&machines()?.into_iter().find(|(name, _)| name == first).context(first)?.1, options());
+    let (_, spec) = machines()?.into_iter().find(|(name, _)| name == first).context(first)?;
+    let machine = SimNode::with_machine(&spec, options());
     let once = async || {
         let mut command = agent(&machine, &kubeconfig, first, &["--once", "--log-level", "error"]);
         let output = tokio::task::spawn_blocking(move || command.output()).await??;
         anyhow::Ok((output.status.success(), String::from_utf8(output.stderr)?))
     };
-    let (taken, words) = once().await?;
-    let told = "the object has 9 zones, and agents may write 8: for nodes with more, set admissionPolicy.maxZones of the chart";
-    ensure!(!taken && words.contains(told), "{words}");
+    let (accepted, log) = once().await?;
+    let message = "the object has 9 zones, and agents may write 8: for nodes with more, set admissionPolicy.maxZones of the chart";
+    ensure!(!accepted && log.contains(message), "{log}");
 
     Chart::render(&parts, &json!({"admissionPolicy": {"maxZones": 64}}))?.install(&admin, &POLICIES).await?;
-    until("nine zones are taken", async || {
-        let (taken, words) = once().await?;
-        ensure!(taken, "{words}");
+    until("nine zones are accepted", async || {
+        let (accepted, log) = once().await?;
+        ensure!(accepted, "{log}");
         Ok(())
     })
     .await?;
     let mut vectors = 0;
     let mut names = BTreeSet::new();
     for (name, spec) in machines()? {
-        let node = SimNode::of(&spec, options());
+        let node = SimNode::with_machine(&spec, options());
         let config = if name == first { kubeconfig.clone() } else { join(&cluster, &name).await? };
         let pods = fill(&cluster, &name, &spec, &node).await?;
         let object = published(&cluster, &config, &name, &node, pods).await?;

@@ -109,13 +109,13 @@ fn inventory(operator: &Operator) -> Result<BTreeSet<String>> {
 }
 
 /// Returns Helm's output; fails if it has a warning or an error.
-fn quiet((said, error): (String, String), line: &str) -> Result<String> {
+fn without_warnings((stdout, stderr): (String, String), line: &str) -> Result<String> {
     // client-go logs a watch that is canceled when helm exits.
     let canceled = |line: &&str| line.contains("reflector.go") && line.contains("context canceled");
-    let mut complaints = error.lines().filter(|line| !canceled(line));
-    ensure!(complaints.all(|line| line.trim().is_empty()), "helm {line} complains: {error}");
-    ensure!(!said.contains("arning:"), "helm {line} warns: {said}");
-    Ok(said)
+    let mut errors = stderr.lines().filter(|line| !canceled(line));
+    ensure!(errors.all(|line| line.trim().is_empty()), "helm {line}: {stderr}");
+    ensure!(!stdout.contains("arning:"), "helm {line}: {stdout}");
+    Ok(stdout)
 }
 
 /// The release `numacast` on a cluster.
@@ -126,12 +126,12 @@ struct Release<'a> {
 
 impl Release<'_> {
     fn helm(&self, line: &str) -> Result<String> {
-        quiet(self.operator.run_and_hear("helm", line)?, line)
+        without_warnings(self.operator.run_with_stderr("helm", line)?, line)
     }
 
     /// Checks that the API server accepts every rendered object, including hooks, with strict validation and
     /// no warning.
-    fn is_taken(&self, chart: &str, values: &str) -> Result<()> {
+    fn is_accepted(&self, chart: &str, values: &str) -> Result<()> {
         let line = format!("template numacast {chart} --namespace {NAMESPACE} {values}");
         let file = self.cluster.dir().join("rendered.yaml");
         std::fs::write(&file, self.helm(&line)?)?;
@@ -139,8 +139,8 @@ impl Release<'_> {
             "apply --server-side --force-conflicts --dry-run=server --validate=strict --warnings-as-errors --filename {}",
             file.display()
         );
-        let (_, error) = self.operator.run_and_hear("kubectl", &line)?;
-        ensure!(error.trim().is_empty(), "kubectl says {error}");
+        let (_, error) = self.operator.run_with_stderr("kubectl", &line)?;
+        ensure!(error.trim().is_empty(), "kubectl prints {error}");
         Ok(())
     }
 
@@ -163,8 +163,8 @@ impl Release<'_> {
     }
 
     /// Installs an older chart, upgrades it several times, and uninstalls it.
-    async fn lives(&self, older: &str, values: &str) -> Result<()> {
-        self.is_taken("charts/numacast", values)?;
+    async fn cycle(&self, older: &str, values: &str) -> Result<()> {
+        self.is_accepted("charts/numacast", values)?;
         let at = format!("--namespace {NAMESPACE} {values}");
         self.helm(&format!("install numacast {older} {at}"))?;
         let (identities, of_old) = (self.identities().await?, self.agents().await?);
@@ -187,23 +187,23 @@ impl Release<'_> {
     /// Uninstalls the release, doing the Job controller's work for the hook meanwhile.
     async fn uninstall(&self) -> Result<()> {
         let line = format!("uninstall numacast --namespace {NAMESPACE} --timeout 80s");
-        let (operator, words) = (self.operator.clone(), line.clone());
-        let helm = tokio::task::spawn_blocking(move || operator.run_and_hear("helm", &words));
-        let played = self.play_the_job_controller().await;
-        let told = helm.await?;
-        played?;
-        let said = quiet(told?, &line)?;
-        ensure!(said.contains("kept due to the resource policy"), "{said}");
+        let (operator, arguments) = (self.operator.clone(), line.clone());
+        let helm = tokio::task::spawn_blocking(move || operator.run_with_stderr("helm", &arguments));
+        let acted = self.act_as_job_controller().await;
+        let output = helm.await?;
+        acted?;
+        let output = without_warnings(output?, &line)?;
+        ensure!(output.contains("kept due to the resource policy"), "{output}");
         Ok(())
     }
 
     /// Does what the Job's pod would do, with the Job's own command, configuration, environment and service
     /// account.
-    async fn play_the_job_controller(&self) -> Result<()> {
+    async fn act_as_job_controller(&self) -> Result<()> {
         let client = self.cluster.client();
         let jobs = Api::<Job>::namespaced(client.clone(), NAMESPACE);
         let job = until("the hook's Job is there", async || Ok(jobs.get(PURGE).await?)).await?;
-        let pod = job.spec.context("a Job of nothing")?.template.spec.context("a Job without a pod")?;
+        let pod = job.spec.context("a Job without a spec")?.template.spec.context("a Job without a pod")?;
         let account = pod.service_account_name.context("a pod without an account")?;
         let maps = Api::<ConfigMap>::namespaced(client, NAMESPACE);
         let map = maps.get("numacast-controller").await?;
@@ -243,8 +243,8 @@ fn published(operator: &Operator, dir: &Path, name: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn it_comes_is_upgraded_and_goes_for_every_values_file() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+async fn it_is_installed_upgraded_and_uninstalled_with_every_values_file() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let client = cluster.client();
     let operator = Operator::of(&parts, &cluster);
@@ -268,7 +268,7 @@ async fn it_comes_is_upgraded_and_goes_for_every_values_file() -> Result<()> {
     let release = Release { operator: &operator, cluster: &cluster };
     for values in values()? {
         release
-            .lives(&older.to_string_lossy(), &values)
+            .cycle(&older.to_string_lossy(), &values)
             .await
             .with_context(|| format!("values: {values}"))?;
         let after = inventory(&operator)?;
@@ -283,8 +283,8 @@ fn template(agents: &DaemonSet) -> Result<&PodTemplateSpec> {
 }
 
 #[tokio::test]
-async fn a_crd_of_somebody_else_is_left_alone() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+async fn a_crd_of_another_owner_is_not_changed() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let operator = Operator::of(&parts, &cluster);
     let crds = Api::<Crd>::all(cluster.client());
@@ -296,8 +296,8 @@ async fn a_crd_of_somebody_else_is_left_alone() -> Result<()> {
         crds.patch(CRD, &PatchParams::default(), &Patch::Merge(&patch)).await?;
         Ok(())
     };
-    for (owner, words) in [
-        (None, "belongs to somebody else, without Helm"),
+    for (owner, text) in [
+        (None, "belongs to another installation, without Helm"),
         (Some("nfd"), "belongs to the Helm release elsewhere/nfd"),
         (Some("numacast"), "belongs to the Helm release elsewhere/numacast"),
     ] {
@@ -306,25 +306,25 @@ async fn a_crd_of_somebody_else_is_left_alone() -> Result<()> {
         let what = |crd: &Crd| (crd.metadata.generation, crd.labels().clone(), crd.annotations().clone());
         let before = what(&crds.get(CRD).await?);
         let line = "install numacast charts/numacast --namespace numa --create-namespace";
-        let told = quiet(operator.run_and_hear("helm", line)?, line)?;
-        ensure!(told.contains(words), "{told}");
+        let output = without_warnings(operator.run_with_stderr("helm", line)?, line)?;
+        ensure!(output.contains(text), "{output}");
         let line = "upgrade numacast charts/numacast --namespace numa";
-        let told = quiet(operator.run_and_hear("helm", line)?, line)?;
-        ensure!(told.contains(words), "{told}");
+        let output = without_warnings(operator.run_with_stderr("helm", line)?, line)?;
+        ensure!(output.contains(text), "{output}");
         operator.run("helm", "uninstall numacast --namespace numa --no-hooks")?;
         ensure!(what(&crds.get(CRD).await?) == before, "{owner:?}: the CRD was touched");
     }
     // A CRD that does not serve the version that the agents write.
     let patch = r#"[{"op":"replace","path":"/spec/versions/1/served","value":false}]"#;
     operator.run("kubectl", &format!("patch crd {CRD} --type=json --patch={patch}"))?;
-    let told = operator.run("helm", "install numacast charts/numacast --namespace numa")?;
-    ensure!(told.contains("serves v1alpha1 and not v1alpha2"), "{told}");
+    let output = operator.run("helm", "install numacast charts/numacast --namespace numa")?;
+    ensure!(output.contains("serves v1alpha1 but not v1alpha2"), "{output}");
     Ok(())
 }
 
 #[tokio::test]
-async fn the_notes_warn_of_what_stands_in_the_way() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+async fn the_notes_warn_of_obstacles() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let client = cluster.client();
     let operator = Operator::of(&parts, &cluster);
@@ -342,8 +342,8 @@ async fn the_notes_warn_of_what_stands_in_the_way() -> Result<()> {
     .await?;
     let usual = notes("")?;
     ensure!(!usual.contains("WARNING"), "{usual}");
-    let told = notes("--set crd.install=false")?;
-    ensure!(told.contains("there is no CRD of NodeResourceTopology"), "{told}");
+    let output = notes("--set crd.install=false")?;
+    ensure!(output.contains("there is no CRD of NodeResourceTopology"), "{output}");
 
     namespace(&client, NAMESPACE, "baseline").await?;
     let kubeadm = json!({"metadata": {"name": "kubeadm-config"}});
@@ -365,30 +365,31 @@ async fn the_notes_warn_of_what_stands_in_the_way() -> Result<()> {
         let api = Api::<DaemonSet>::namespaced(client.clone(), "default");
         api.create(&PostParams::default(), &serde_json::from_value(agents)?).await?;
     }
-    let told = notes("")?;
-    for words in [
-        "the namespace enforces the Pod Security Standard baseline, which refuses the agents' host paths",
-        "kubeadm made this cluster",
+    let output = notes("")?;
+    for text in [
+        "the namespace enforces the Pod Security Standard baseline, which forbids the agents' host paths",
+        "this cluster was created by kubeadm",
         "the DaemonSet default/nfd-topology-updater seems to write",
         "the DaemonSet default/rte seems to write",
         "the DaemonSet default/koordlet seems to write",
     ] {
-        ensure!(told.contains(words), "not a word of: {words}\n{told}");
+        ensure!(output.contains(text), "not there: {text}\n{output}");
     }
-    ensure!(told.matches("WARNING").count() == 5, "{told}");
-    let told = notes("--values charts/numacast/values-kubeadm.yaml")?;
-    ensure!(!told.contains("kubeadm made"), "{told}");
-    let told = notes("--set lookup=false")?;
-    ensure!(!told.contains("WARNING"), "{told}");
+    ensure!(output.matches("WARNING").count() == 5, "{output}");
+    let output = notes("--values charts/numacast/values-kubeadm.yaml")?;
+    ensure!(!output.contains("created by kubeadm"), "{output}");
+    let output = notes("--set lookup=false")?;
+    ensure!(!output.contains("WARNING"), "{output}");
 
     // Another numacast would write the same objects.
     namespace(&client, NAMESPACE, "privileged").await?;
     operator.run("helm", &format!("install numacast charts/numacast --namespace {NAMESPACE}"))?;
-    let told = operator.run("helm", "install second charts/numacast --namespace default --dry-run=server")?;
-    ensure!(told.contains("the DaemonSet numa/numacast-agent is of another numacast"), "{told}");
+    let output =
+        operator.run("helm", "install second charts/numacast --namespace default --dry-run=server")?;
+    ensure!(output.contains("the DaemonSet numa/numacast-agent belongs to another numacast"), "{output}");
     let line = format!("upgrade numacast charts/numacast --namespace {NAMESPACE}");
-    let told = operator.run("helm", &line)?;
-    ensure!(!told.contains("another numacast"), "{told}");
+    let output = operator.run("helm", &line)?;
+    ensure!(!output.contains("another numacast"), "{output}");
     Ok(())
 }
 
@@ -396,7 +397,7 @@ async fn the_notes_warn_of_what_stands_in_the_way() -> Result<()> {
 /// `restricted`.
 #[tokio::test]
 async fn pods_are_admitted_where_the_documents_say() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let client = cluster.client();
     let operator = Operator::of(&parts, &cluster);
@@ -424,11 +425,11 @@ async fn pods_are_admitted_where_the_documents_say() -> Result<()> {
             let mut pod = Pod { spec: spec.clone(), ..Pod::default() };
             pod.metadata.name = Some(who.to_owned());
             let params = PostParams { dry_run: true, ..PostParams::default() };
-            let answer = Api::namespaced(client.clone(), standard).create(&params, &pod).await;
+            let result = Api::namespaced(client.clone(), standard).create(&params, &pod).await;
             let admitted = standard == "privileged" || least == "restricted";
-            ensure!(answer.is_ok() == admitted, "{who} in {standard}: {:?}", answer.err());
-            let told = answer.err().map(|error| error.to_string()).unwrap_or_default();
-            ensure!(admitted || told.contains("hostPath"), "{who} in {standard}: {told}");
+            ensure!(result.is_ok() == admitted, "{who} in {standard}: {:?}", result.err());
+            let output = result.err().map(|error| error.to_string()).unwrap_or_default();
+            ensure!(admitted || output.contains("hostPath"), "{who} in {standard}: {output}");
         }
     }
     Ok(())

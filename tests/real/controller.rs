@@ -19,15 +19,16 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use numacast::cluster::ClusterError;
 use serde_json::json;
 
 use crate::sim_node::get;
 use crate::support::cluster::free_port;
 use crate::support::process::{Process, tethered};
 use crate::support::wait::until;
-use crate::support::{Cluster, Needs, Parts};
+use crate::support::{Cluster, Needs, Parts, usage};
 use fleet::{DAEMON_SET, Fleet, NAMESPACE, names, object, same};
-use proxy::{Lie, Proxy};
+use proxy::{Fault, Proxy};
 
 const CRD: &str = "noderesourcetopologies.topology.node.k8s.io";
 
@@ -54,14 +55,7 @@ struct Controller {
 }
 
 /// Short intervals, so that a test sees the effects.
-const QUICK: [&str; 6] = [
-    "--set",
-    "controller.garbage.interval=2s",
-    "--set",
-    "controller.garbage.grace=1s",
-    "--set",
-    "controller.fleet.interval=1s",
-];
+const QUICK: [&str; 2] = ["--set", "controller.garbage.interval=1s"];
 
 impl Controller {
     fn start(name: &str, cluster: &Cluster, kubeconfig: &Path, more: &[&str]) -> Result<Self> {
@@ -75,9 +69,9 @@ impl Controller {
     /// Returns the value of a sample, given its name with labels; fails if it does not exist.
     async fn metric(&mut self, name: &str) -> Result<f64> {
         self.process.still_runs()?;
-        tokio::net::TcpStream::connect(self.probes).await.context("nobody listens yet")?;
-        let answer = get(self.probes, "/metrics").await;
-        let line = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        tokio::net::TcpStream::connect(self.probes).await.context("it does not listen yet")?;
+        let response = get(self.probes, "/metrics").await;
+        let line = response.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         let value = line.with_context(|| format!("there is no {name}"))?;
         Ok(value.parse()?)
     }
@@ -90,15 +84,16 @@ impl Controller {
             Ok(())
         })
         .await
-        .with_context(|| self.process.last_words())
+        .with_context(|| self.process.log_tail())
     }
 
     /// Waits until `count` more passes over all objects were made.
     async fn passes(&mut self, count: usize) -> Result<()> {
-        let mut before = self.metric("numacast_garbage_last_pass_timestamp_seconds").await?;
+        let last_pass = "numacast_controller_last_pass_timestamp_seconds{pass=\"garbage\"}";
+        let mut before = self.metric(last_pass).await?;
         for _ in 0..count {
             before = until("another pass", async || {
-                let now = self.metric("numacast_garbage_last_pass_timestamp_seconds").await?;
+                let now = self.metric(last_pass).await?;
                 ensure!(now > before);
                 Ok(now)
             })
@@ -108,16 +103,13 @@ impl Controller {
     }
 
     async fn probe(&self, path: &str) -> Result<String> {
-        let answer = get(self.probes, path).await;
-        Ok(answer.split_once("\r\n\r\n").context("no answer")?.1.to_owned())
+        let response = get(self.probes, path).await;
+        Ok(response.split_once("\r\n\r\n").context("no HTTP response")?.1.to_owned())
     }
 
     /// Returns the process's peak memory in MiB.
     fn peak(&self) -> Result<f64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
-        let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
-        Ok(kib / 1024.0)
+        Ok(usage::status(self.process.id(), "VmHWM")? as f64 / 1024.0)
     }
 }
 
@@ -126,8 +118,8 @@ fn set(names: &[String]) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+async fn objects_of_removed_nodes_are_deleted_and_nothing_else() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     fleet.add_lease().await?;
@@ -149,7 +141,7 @@ async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()>
     let mut rack = object("rack");
     rack["zones"] = json!([{"name": "rack-1", "type": "Rack"}]);
     for object in [kept, owned, rack] {
-        fleet.add_object(object, "somebody").await?;
+        fleet.add_object(object, "another").await?;
     }
     let stay = ["kept", "owned", "rack"].map(str::to_owned);
 
@@ -164,7 +156,7 @@ async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()>
         Ok(())
     })
     .await
-    .with_context(|| controller.process.last_words())?;
+    .with_context(|| controller.process.log_tail())?;
     let expected: BTreeSet<String> = all.iter().chain(&stay).cloned().collect();
     same(&fleet.object_names().await?, &expected)?;
 
@@ -193,9 +185,9 @@ async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()>
 
     // The sums are those of the remaining objects.
     let cpus = 64.0 * (rest.len() + 2) as f64;
-    controller.shows("numacast_fleet_capacity{resource=\"cpu\"}", cpus).await?;
+    controller.shows("numacast_fleet_resources{resource=\"cpu\",type=\"capacity\"}", cpus).await?;
     controller.shows("numacast_fleet_foreign_objects", 3.0).await?;
-    let policy = "numacast_fleet_nodes{policy=\"single-numa-node\",scope=\"pod\"}";
+    let policy = "numacast_fleet_objects{policy=\"single-numa-node\",scope=\"pod\"}";
     controller.shows(policy, (rest.len() + 3) as f64).await?;
     eprintln!(
         "{size} Nodes and objects (made in {made:?}): {} deleted while it ran in {running:?}, {} at the start in {down:?} \
@@ -208,8 +200,8 @@ async fn objects_of_nodes_that_are_gone_go_and_nothing_else_does() -> Result<()>
 }
 
 #[tokio::test]
-async fn a_list_of_nodes_that_is_wrong_deletes_nothing() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+async fn a_wrong_list_of_nodes_deletes_nothing() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let all = names("worker", 60);
@@ -219,19 +211,19 @@ async fn a_list_of_nodes_that_is_wrong_deletes_nothing() -> Result<()> {
     fleet.add_objects(&["gone".to_owned()], "numacast").await?;
     let everything: BTreeSet<String> = all.iter().cloned().chain(["gone".to_owned()]).collect();
     let alone = ["--set", "controller.lease=", "--set", "controller.daemonSet="];
-    let mut liars = Vec::new();
-    for lie in [Lie::Forbidden, Lie::Failure, Lie::Empty, Lie::Half, Lie::HalfListed] {
-        let proxy = Proxy::start(cluster.client(), cluster.dir(), lie).await?;
-        let name = format!("controller-{lie:?}");
+    let mut faulty = Vec::new();
+    for fault in [Fault::Forbidden, Fault::Failure, Fault::Empty, Fault::Half, Fault::HalfListed] {
+        let proxy = Proxy::start(cluster.client(), cluster.dir(), fault).await?;
+        let name = format!("controller-{fault:?}");
         let controller = Controller::start(&name, &cluster, &proxy.kubeconfig, &alone)?;
-        liars.push((lie, proxy, controller));
+        faulty.push((fault, proxy, controller));
     }
-    for (lie, _, controller) in &mut liars {
-        controller.shows("numacast_garbage_held_back", 1.0).await.with_context(|| format!("{lie:?}"))?;
-        match lie {
+    for (fault, _, controller) in &mut faulty {
+        controller.shows("numacast_garbage_held_back", 1.0).await.with_context(|| format!("{fault:?}"))?;
+        match fault {
             // Without a list there is no pass.
-            Lie::Forbidden | Lie::Failure => {
-                let kind = "numacast_controller_errors_total{kind=\"watch\"}";
+            Fault::Forbidden | Fault::Failure => {
+                let kind = "numacast_controller_errors_total{operation=\"request\",kind=\"watch\"}";
                 let before = controller.metric(kind).await?;
                 until("it has tried again", async || {
                     ensure!(controller.metric(kind).await? > before);
@@ -241,109 +233,109 @@ async fn a_list_of_nodes_that_is_wrong_deletes_nothing() -> Result<()> {
             }
             _ => controller.passes(3).await?,
         }
-        ensure!(controller.metric("numacast_garbage_deleted_total").await? == 0.0, "{lie:?}");
+        ensure!(controller.metric("numacast_garbage_deleted_total").await? == 0.0, "{fault:?}");
     }
     same(&fleet.object_names().await?, &everything)?;
     let notes = fleet.events("GarbageHeldBack", CRD).await?;
-    for words in [
+    for text in [
         "the list of Nodes is not known",
         "the list of Nodes is empty while there are 61 objects",
         "31 of 61 objects have no Node, more than the 20 %",
         "30 Nodes are known while the API server counts 60",
     ] {
-        ensure!(notes.iter().any(|note| note.contains(words)), "{words}: {notes:#?}");
+        ensure!(notes.iter().any(|note| note.contains(text)), "{text}: {notes:#?}");
     }
 
     // The controller whose list failed receives the correct list, and resumes by itself.
     let (_, proxy, controller) =
-        liars.iter_mut().find(|(lie, ..)| *lie == Lie::Failure).context("no such lie")?;
-    proxy.tell(Lie::None);
+        faulty.iter_mut().find(|(fault, ..)| *fault == Fault::Failure).context("no such fault")?;
+    proxy.set(Fault::None);
     until("the object without a Node is gone", async || same(&fleet.object_names().await?, &set(&all)))
         .await?;
     controller.shows("numacast_garbage_held_back", 0.0).await
 }
 
 #[tokio::test]
-async fn a_deletion_means_one_object_as_it_was_seen() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+async fn a_deletion_applies_to_one_version_of_an_object() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let one = names("worker", 1);
     fleet.add_objects(&one, "numacast").await?;
     let api = numacast::cluster::Cluster::new(Some(&fleet.kubeconfig()?), Duration::from_secs(5)).await?;
     let look = async || {
-        let page = api.marks().next().await?.context("no page")?;
+        let page = api.topology_metas().next().await?.context("no page")?;
         page.into_iter().next().context("no object")
     };
     let first = look().await?;
     // First the object is changed, then replaced by another one of the same name.
-    fleet.add_objects(&one, "somebody").await?;
-    let written = api.delete_object(&first).await;
-    ensure!(written.as_ref().is_err_and(numacast::cluster::ClusterError::is_conflict), "{written:?}");
+    fleet.add_objects(&one, "another").await?;
+    let written = api.delete_topology(&first).await;
+    ensure!(written.as_ref().is_err_and(ClusterError::is_other_object_or_version), "{written:?}");
     fleet.delete_object(&one[0]).await?;
     fleet.add_objects(&one, "numacast").await?;
-    for result in [api.delete_object(&first).await, api.delete_object_of_any_version(&first).await] {
-        ensure!(result.as_ref().is_err_and(numacast::cluster::ClusterError::is_conflict), "{result:?}");
+    for result in [api.delete_topology(&first).await, api.delete_topology_by_uid(&first).await] {
+        ensure!(result.as_ref().is_err_and(ClusterError::is_other_object_or_version), "{result:?}");
     }
     let second = look().await?;
-    ensure!(api.delete_object(&second).await?, "it is the one");
-    ensure!(!api.delete_object(&second).await?, "it is gone");
+    ensure!(api.delete_topology(&second).await?, "it is the one");
+    ensure!(!api.delete_topology(&second).await?, "it is gone");
 
     // Only the API server's own NotFound means that there is no Node.
     fleet.add_nodes(&one).await?;
     ensure!(!api.has_no_node(&one[0]).await? && api.has_no_node("nobody").await?);
-    let proxy = Proxy::start(cluster.client(), cluster.dir(), Lie::Nowhere).await?;
+    let proxy = Proxy::start(cluster.client(), cluster.dir(), Fault::Nowhere).await?;
     let api = numacast::cluster::Cluster::new(Some(&proxy.kubeconfig), Duration::from_secs(5)).await?;
-    let nobody = api.has_no_node("nobody").await;
-    ensure!(nobody.is_err(), "{nobody:?}");
+    let result = api.has_no_node("nobody").await;
+    ensure!(result.is_err(), "{result:?}");
     Ok(())
 }
 
 #[tokio::test]
-async fn what_has_to_stay_keeps_nothing_else() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+async fn objects_that_cannot_be_deleted_keep_no_others() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let all = names("worker", 40);
     fleet.add_nodes(&all).await?;
     fleet.add_objects(&all, "numacast").await?;
     // One whose deletion a policy denies, one kept by a finalizer, and after them one that can be deleted.
-    let [refused, held, gone] = ["a-refused", "b-held", "z-gone"].map(str::to_owned);
-    fleet.add_objects(&[refused.clone(), held.clone(), gone.clone()], "numacast").await?;
-    let finalizer = json!({"metadata": {"finalizers": ["example.com/held"]}});
+    let [denied, kept, gone] = ["a-denied", "b-kept", "z-gone"].map(str::to_owned);
+    fleet.add_objects(&[denied.clone(), kept.clone(), gone.clone()], "numacast").await?;
+    let finalizer = json!({"metadata": {"finalizers": ["example.com/kept"]}});
     let objects = fleet::objects(&cluster.client());
-    objects.patch(&held, &PatchParams::default(), &Patch::Merge(&finalizer)).await?;
-    refuse_deletion(&cluster, &refused).await?;
+    objects.patch(&kept, &PatchParams::default(), &Patch::Merge(&finalizer)).await?;
+    deny_deletion(&cluster, &denied).await?;
     // More than a fifth of all objects belong to no Node.
     let racks = names("rack", 20);
     for name in &racks {
         let mut rack = object(name);
         rack["zones"] = json!([{"name": "rack-1", "type": "Rack"}]);
-        fleet.add_object(rack, "somebody").await?;
+        fleet.add_object(rack, "another").await?;
     }
     // And the list omits some Nodes that exist.
-    let proxy = Proxy::start(cluster.client(), cluster.dir(), Lie::Hidden).await?;
+    let proxy = Proxy::start(cluster.client(), cluster.dir(), Fault::Hidden).await?;
     let alone = ["--set", "controller.lease=", "--set", "controller.daemonSet="];
     let mut controller = Controller::start("controller", &cluster, &proxy.kubeconfig, &alone)?;
-    let stay: BTreeSet<String> = all.iter().chain(&racks).chain([&refused, &held]).cloned().collect();
+    let stay: BTreeSet<String> = all.iter().chain(&racks).chain([&denied, &kept]).cloned().collect();
     until("the one that may go is gone", async || same(&fleet.object_names().await?, &stay))
         .await
-        .with_context(|| controller.process.last_words())?;
+        .with_context(|| controller.process.log_tail())?;
     controller.passes(3).await?;
     same(&fleet.object_names().await?, &stay)?;
     ensure!(controller.metric("numacast_garbage_held_back").await? == 0.0);
     let deleted = controller.metric("numacast_garbage_deleted_total").await?;
-    ensure!(deleted == 2.0, "{deleted}: what the finalizer holds was deleted once");
-    ensure!(objects.get_metadata(&held).await?.metadata.deletion_timestamp.is_some());
-    let words = controller.process.last_words();
-    let sentence = "objects of Nodes that are gone cannot be deleted (a-refused): the API server refused";
-    ensure!(words.matches(sentence).count() == 1 && words.contains("it stays"), "{words}");
+    ensure!(deleted == 2.0, "{deleted}: the object with the finalizer was deleted once");
+    ensure!(objects.get_metadata(&kept).await?.metadata.deletion_timestamp.is_some());
+    let log = controller.process.log_tail();
+    let message = "objects of deleted Nodes cannot be deleted (a-denied): the API server rejected";
+    ensure!(log.matches(message).count() == 1 && log.contains("it stays"), "{log}");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_dry_run_says_what_would_go() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+async fn a_dry_run_logs_what_would_be_deleted() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let all = names("worker", 3);
@@ -352,20 +344,20 @@ async fn a_dry_run_says_what_would_go() -> Result<()> {
     let dry = ["--dry-run", "--set", "controller.lease=", "--set", "controller.daemonSet="];
     let mut controller = Controller::start("controller", &cluster, &fleet.kubeconfig()?, &dry)?;
     controller.shows("numacast_garbage_objects", 1.0).await?;
-    let sentence = "dry run: the object worker-00002 would be deleted, its Node is gone";
-    until("it says so", async || {
-        ensure!(controller.process.last_words().contains(sentence), "{}", controller.process.last_words());
+    let message = "dry run: the object worker-00002 would be deleted, its Node is gone";
+    until("it is logged", async || {
+        ensure!(controller.process.log_tail().contains(message), "{}", controller.process.log_tail());
         Ok(())
     })
     .await?;
     controller.passes(2).await?;
-    ensure!(controller.process.last_words().matches(sentence).count() == 1, "said once");
+    ensure!(controller.process.log_tail().matches(message).count() == 1, "once");
     same(&fleet.object_names().await?, &set(&all))
 }
 
 #[tokio::test]
-async fn another_replica_takes_over_and_goes_on() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+async fn another_replica_takes_over() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     fleet.add_lease().await?;
@@ -381,8 +373,8 @@ async fn another_replica_takes_over_and_goes_on() -> Result<()> {
     other.shows("numacast_controller_leader", 0.0).await?;
     for path in ["/livez", "/readyz", "/startupz"] {
         until("the other one is ready to lead", async || {
-            let answer = other.probe(path).await?;
-            ensure!(answer == "ok\n", "{path}: {answer}");
+            let response = other.probe(path).await?;
+            ensure!(response == "ok\n", "{path}: {response}");
             Ok(())
         })
         .await?;
@@ -390,18 +382,20 @@ async fn another_replica_takes_over_and_goes_on() -> Result<()> {
     // It is ready, so it has checked the Lease.
     ensure!(other.metric("numacast_controller_leader").await? == 0.0, "two lead");
     fleet.delete_nodes(&all[..3]).await?;
-    until("the leader works", async || same(&fleet.object_names().await?, &set(&all[3..]))).await?;
+    until("the leader deletes the objects", async || same(&fleet.object_names().await?, &set(&all[3..])))
+        .await?;
     leader.shows("numacast_garbage_deleted_total", 3.0).await?;
-    ensure!(other.metric("numacast_garbage_deleted_total").await? == 0.0, "two at work");
-    ensure!(other.metric("numacast_fleet_objects").await.is_err(), "it counts what it does not see");
+    ensure!(other.metric("numacast_garbage_deleted_total").await? == 0.0, "both delete objects");
+    ensure!(other.metric("numacast_fleet_foreign_objects").await.is_err(), "it counts what it does not see");
 
-    // It is killed without releasing the Lease, and Nodes are deleted while nobody leads.
+    // It is killed without releasing the Lease, and Nodes are deleted while no replica leads.
     leader.process.kill()?;
     fleet.delete_nodes(&all[3..5]).await?;
     other.shows("numacast_controller_leader", 1.0).await?;
     ensure!(fleet.holder().await? != first);
     fleet.delete_nodes(&all[5..6]).await?;
-    until("the other one goes on", async || same(&fleet.object_names().await?, &set(&all[6..]))).await?;
+    until("the other one deletes the objects", async || same(&fleet.object_names().await?, &set(&all[6..])))
+        .await?;
     other.shows("numacast_garbage_deleted_total", 3.0).await?;
 
     // This one releases the Lease, so that another can lead at once.
@@ -412,8 +406,8 @@ async fn another_replica_takes_over_and_goes_on() -> Result<()> {
 }
 
 #[tokio::test]
-async fn silent_agents_are_told_of() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+async fn silent_agents_are_reported() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     fleet.add_lease().await?;
@@ -424,20 +418,18 @@ async fn silent_agents_are_told_of() -> Result<()> {
     for node in [0, 1, 3, 4] {
         fleet.add_agent(&all[node], node != 1).await?;
     }
-    let soon = ["--set", "controller.silent.after=2s"];
-    let mut controller = Controller::start("controller", &cluster, &fleet.kubeconfig()?, &soon)?;
+    let mut controller = Controller::start("controller", &cluster, &fleet.kubeconfig()?, &[])?;
     controller.shows("numacast_fleet_covered_nodes", 5.0).await?;
-    controller.shows("numacast_fleet_ready_agents", 3.0).await?;
     controller.shows("numacast_fleet_silent_nodes", 2.0).await?;
     controller.shows("numacast_fleet_missing_objects", 1.0).await?;
-    for (reason, node, words) in [
+    for (reason, node, end) in [
         ("AgentSilent", 1, "its agent agent-worker-00001 is not Ready"),
         ("AgentSilent", 2, "no agent runs on it"),
         ("ObjectMissing", 4, "it has no NodeResourceTopology although its agent is Ready"),
     ] {
         until("the Event is there", async || {
             let notes = fleet.events(reason, &all[node]).await?;
-            ensure!(notes.len() == 1 && notes[0].ends_with(words), "{reason} {node}: {notes:?}");
+            ensure!(notes.len() == 1 && notes[0].ends_with(end), "{reason} {node}: {notes:?}");
             Ok(())
         })
         .await?;
@@ -456,7 +448,7 @@ async fn silent_agents_are_told_of() -> Result<()> {
     controller.shows("numacast_fleet_daemonset", 1.0).await?;
     fleet.namespaced::<DaemonSet>().delete(DAEMON_SET, &DeleteParams::default()).await?;
     controller.shows("numacast_fleet_daemonset", 0.0).await?;
-    until("nothing is said of silent agents", async || {
+    until("silent agents are not counted any more", async || {
         ensure!(controller.metric("numacast_fleet_silent_nodes").await.is_err());
         Ok(())
     })
@@ -464,8 +456,8 @@ async fn silent_agents_are_told_of() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_leader_that_stood_still_leads_no_longer() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+async fn a_leader_that_was_frozen_loses_the_lead() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     fleet.add_lease().await?;
@@ -482,9 +474,10 @@ async fn a_leader_that_stood_still_leads_no_longer() -> Result<()> {
     leader.process.signal("CONT")?;
     leader.shows("numacast_controller_leader", 0.0).await?;
     fleet.delete_nodes(&all[..1]).await?;
-    until("the other one works", async || same(&fleet.object_names().await?, &set(&all[1..]))).await?;
+    until("the other one deletes the object", async || same(&fleet.object_names().await?, &set(&all[1..])))
+        .await?;
     other.shows("numacast_garbage_deleted_total", 1.0).await?;
-    ensure!(leader.metric("numacast_garbage_deleted_total").await? == 0.0, "two at work");
+    ensure!(leader.metric("numacast_garbage_deleted_total").await? == 0.0, "both delete objects");
     ensure!(fleet.holder().await? == holder);
     Ok(())
 }
@@ -498,7 +491,7 @@ async fn run(kubeconfig: &Path, more: &[&str]) -> Result<(Option<i32>, String, S
 
 #[tokio::test]
 async fn a_check_prints_what_is_wrong() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let kubeconfig = fleet.kubeconfig()?;
@@ -542,7 +535,7 @@ async fn a_check_prints_what_is_wrong() -> Result<()> {
 
 #[tokio::test]
 async fn objects_that_are_newer_than_the_scheduler_are_reported() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let kubeconfig = fleet.kubeconfig()?;
@@ -555,11 +548,11 @@ async fn objects_that_are_newer_than_the_scheduler_are_reported() -> Result<()> 
     let series = "numacast_fleet_objects_newer_than_scheduler";
     let mut controller = Controller::start("controller", &cluster, &kubeconfig, &settings)?;
 
-    controller.shows("numacast_fleet_objects", 3.0).await?;
-    ensure!(controller.metric(series).await.is_err(), "nobody knows yet");
+    controller.shows("numacast_fleet_objects{policy=\"single-numa-node\",scope=\"pod\"}", 3.0).await?;
+    ensure!(controller.metric(series).await.is_err(), "it is not known yet");
     let (code, stdout, stderr) = check().await?;
-    let nobody = "- no pod of the scheduler runs: kube-system/component=kube-scheduler\n";
-    ensure!(code == Some(1) && stdout.contains(nobody), "{stdout}{stderr}");
+    let missing = "- no pod of the scheduler runs: kube-system/component=kube-scheduler\n";
+    ensure!(code == Some(1) && stdout.contains(missing), "{stdout}{stderr}");
 
     fleet.delete_object(&all[2]).await?;
     fleet.run_scheduler(fleet.created(&all[1]).await?).await?;
@@ -587,8 +580,8 @@ async fn delete_crd(cluster: &Cluster) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_purge_removes_what_we_wrote_when_the_agents_are_gone() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+async fn a_purge_removes_our_objects_once_the_agents_are_gone() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let kubeconfig = fleet.kubeconfig()?;
@@ -603,20 +596,20 @@ async fn a_purge_removes_what_we_wrote_when_the_agents_are_gone() -> Result<()> 
     let would = "the agents' DaemonSet and 620 objects would be removed\n";
     ensure!((code, stdout.as_str()) == (Some(0), would), "{stdout}{stderr}");
 
-    // While an agent lives, its object would be recreated: nothing is removed before it is gone.
+    // While an agent runs, its object would be recreated: nothing is removed before it is gone.
     let mut purge = Process::start("purge", cluster.dir(), command(&kubeconfig, &["--purge"]))?;
     until("the DaemonSet is gone", async || {
         ensure!(fleet.namespaced::<DaemonSet>().get_opt(DAEMON_SET).await?.is_none());
         Ok(())
     })
     .await
-    .with_context(|| purge.last_words())?;
+    .with_context(|| purge.log_tail())?;
     ensure!(fleet.namespaced::<Pod>().get_opt("agent-worker-00000").await?.is_some());
     ensure!(fleet.object_names().await?.len() == 621);
     purge.still_runs()?;
     // As garbage collection and the kubelet would.
     fleet.delete_agent(&all[0]).await?;
-    let status = tokio::task::spawn_blocking(move || (purge.wait(), purge.last_words())).await?;
+    let status = tokio::task::spawn_blocking(move || (purge.wait(), purge.log_tail())).await?;
     ensure!(status.0?.success(), "{}", status.1);
     ensure!(status.1.contains("the agents' DaemonSet and 620 objects removed"), "{}", status.1);
     same(&fleet.object_names().await?, &set(&["theirs".to_owned()]))?;
@@ -633,14 +626,17 @@ async fn a_purge_removes_what_we_wrote_when_the_agents_are_gone() -> Result<()> 
     let (code, stdout, stderr) = run(&kubeconfig, &["--purge"]).await?;
     let nothing = "no object removed: the CRD of NodeResourceTopology is not installed\n";
     ensure!((code, stdout.as_str()) == (Some(0), nothing), "{stdout}{stderr}");
-    let nobody = cluster.kubeconfig_as("system:serviceaccount:numacast:nobody", &[])?;
-    let (code, _, stderr) = run(&nobody, &["--purge"]).await?;
-    ensure!(code == Some(1) && stderr.starts_with("numacast: RBAC refuses: daemonsets.apps"), "{stderr}");
+    let without_rights = cluster.kubeconfig_as("system:serviceaccount:numacast:nobody", &[])?;
+    let (code, _, stderr) = run(&without_rights, &["--purge"]).await?;
+    ensure!(
+        code == Some(1) && stderr.starts_with("numacast: RBAC denied the request: daemonsets.apps"),
+        "{stderr}"
+    );
     Ok(())
 }
 
 /// Installs an admission policy that denies the deletion of one object, as other people's policies may.
-async fn refuse_deletion(cluster: &Cluster, name: &str) -> Result<()> {
+async fn deny_deletion(cluster: &Cluster, name: &str) -> Result<()> {
     let policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": {"name": "stays"},
         "spec": {
@@ -662,16 +658,16 @@ async fn refuse_deletion(cluster: &Cluster, name: &str) -> Result<()> {
     Api::all(cluster.client()).create(&made, &binding).await?;
     let dry = DeleteParams { dry_run: true, ..DeleteParams::default() };
     until("the policy is in force", async || {
-        let refused = fleet::objects(&cluster.client()).delete(name, &dry).await;
-        ensure!(refused.is_err(), "it would let the object go");
+        let result = fleet::objects(&cluster.client()).delete(name, &dry).await;
+        ensure!(result.is_err(), "the deletion is allowed");
         Ok(())
     })
     .await
 }
 
 #[tokio::test]
-async fn a_purge_goes_on_past_what_stays_and_takes_nobody_elses_daemon_set() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+async fn a_purge_skips_what_cannot_be_deleted_and_other_daemon_sets() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let kubeconfig = cluster.admin_kubeconfig();
@@ -692,10 +688,10 @@ async fn a_purge_goes_on_past_what_stays_and_takes_nobody_elses_daemon_set() -> 
     ensure!(sets.get_opt("kube-proxy").await?.is_some() && fleet.object_names().await?.len() == 12);
 
     // The first is kept by a finalizer, the second by another policy.
-    let held = json!({"metadata": {"finalizers": ["example.com/held"]}});
+    let kept = json!({"metadata": {"finalizers": ["example.com/kept"]}});
     let objects = fleet::objects(&cluster.client());
-    objects.patch(&all[0], &PatchParams::default(), &Patch::Merge(&held)).await?;
-    refuse_deletion(&cluster, &all[1]).await?;
+    objects.patch(&all[0], &PatchParams::default(), &Patch::Merge(&kept)).await?;
+    deny_deletion(&cluster, &all[1]).await?;
     let (code, _, stderr) = run(&kubeconfig, &["--purge"]).await?;
     ensure!(code == Some(1) && stderr.contains("it stays"), "{stderr}");
     same(&fleet.object_names().await?, &set(&all[..2]))?;

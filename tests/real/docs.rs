@@ -7,14 +7,14 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::PostParams;
-use numacast::sim::pods_api::SimPodsApi;
+use numacast_sim::pods_api::SimPodsApi;
 use serde_json::json;
 
-use crate::sim_node::SimNode;
+use crate::sim_node::Node as SimNode;
 use crate::support::parts::repository;
 use crate::support::{Cluster, Needs, Parts};
 
-/// Minimum number of commands found, to notice a change of format that would hide them.
+/// Minimum number of commands found, to detect a change of format that would hide them.
 const LEAST: usize = 45;
 
 /// Returns all documents with commands, in a working order: the first one creates the object that others
@@ -29,9 +29,8 @@ fn documents() -> Result<Vec<PathBuf>> {
     Ok(others.into_iter().chain(docs).collect())
 }
 
-/// Uninstalls the releases that documents install. No Jobs run here, so hooks would never complete.
-const NOTHING_INSTALLED: &str = "for release in numacast moved; do \
-     helm uninstall $release --namespace $release --no-hooks --ignore-not-found; done";
+/// Uninstalls the release that documents install. No Jobs run here, so hooks would never complete.
+const NOTHING_INSTALLED: &str = "helm uninstall numacast --namespace numacast --no-hooks --ignore-not-found";
 
 /// Returns the lines of a document's `sh` blocks.
 fn commands(text: &str) -> Vec<String> {
@@ -76,7 +75,7 @@ fn install(dir: &Path, host: &Path, parts: &Parts) -> Result<()> {
 
 #[tokio::test]
 async fn every_command_in_the_documents_runs() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "worker"}}))?;
     Api::<Node>::all(cluster.client()).create(&PostParams::default(), &node).await?;

@@ -2,7 +2,7 @@
 //! oracle reflects it.
 
 use anyhow::{Result, ensure};
-use numacast::sim::machine::Device;
+use numacast_sim::machine::Device;
 
 use crate::support::node::Fate;
 use crate::support::nrt::Figures;
@@ -13,8 +13,8 @@ const NIC: &str = "example.com/nic";
 
 #[tokio::test]
 async fn the_oracle_follows_a_real_kubelet() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
-    let cluster = Cluster::start(&parts).await?;
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
 
     let at_first = oracle::expected(&node).await?;
@@ -28,16 +28,17 @@ async fn the_oracle_follows_a_real_kubelet() -> Result<()> {
     ensure!(free(&with_a, "memory")? + (1 << 30) == free(&at_first, "memory")?);
 
     ensure!(node.try_to_run(pod("greedy").cpus(14).memory("1Gi")).await? != Fate::Running);
-    let ends = with_a.figures("node-0", "cpu")?;
-    ensure!(oracle::expected(&node).await?.figures("node-0", "cpu")? == ends, "a refused pod took CPUs");
+    let before = with_a.figures("node-0", "cpu")?;
+    let now = oracle::expected(&node).await?.figures("node-0", "cpu")?;
+    ensure!(now == before, "a rejected pod was allocated CPUs");
 
     node.restart_kubelet(Stop::Kill).await?;
     ensure!(free(&oracle::expected(&node).await?, "cpu")? == 12);
 
     // All of them stay listed: a kubelet that starts panics if a device in use is missing from its plugin's
     // list.
-    let sick = |device: &Device| Device { unhealthy: true, ..device.clone() };
-    let nics: Vec<Device> = node.machine().devices[0].devices.iter().map(sick).collect();
+    let unhealthy = |device: &Device| Device { unhealthy: true, ..device.clone() };
+    let nics: Vec<Device> = node.machine().devices[0].devices.iter().map(unhealthy).collect();
     node.set_devices(NIC, &nics)?;
     until("only devices in use are left", async || {
         let now = oracle::expected(&node).await?;
@@ -49,15 +50,18 @@ async fn the_oracle_follows_a_real_kubelet() -> Result<()> {
     .await?;
 
     node.finish("a", 1).await?;
-    ensure!(free(&oracle::expected(&node).await?, "cpu")? == 14, "a pod that has ended holds CPUs");
+    ensure!(
+        free(&oracle::expected(&node).await?, "cpu")? == 14,
+        "CPUs stay allocated to a pod that has ended"
+    );
     node.delete("a").await?;
     node.delete("greedy").await
 }
 
 #[tokio::test]
-async fn the_oracle_sums_what_a_pod_has_from_two_nodes() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
-    let cluster = Cluster::start(&parts).await?;
+async fn the_oracle_adds_up_what_a_pod_has_on_two_nodes() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
     let node = RealNode::on("two-by-eight")?.start(&cluster).await?;
     let at_first = free(&oracle::expected(&node).await?, "memory")?;
 
@@ -73,9 +77,9 @@ async fn the_oracle_sums_what_a_pod_has_from_two_nodes() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_oracle_counts_what_init_containers_keep() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
-    let cluster = Cluster::start(&parts).await?;
+async fn the_oracle_counts_what_stays_allocated_to_init_containers() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
     let at_first = free_of(&node).await?;
 
@@ -93,7 +97,7 @@ async fn the_oracle_counts_what_init_containers_keep() -> Result<()> {
 
     // A restarted kubelet finds no memory for an init container that has ended, and allocates some.
     node.restart_kubelet(Stop::Kill).await?;
-    until("the kubelet has taken the pod again", async || {
+    until("the kubelet has admitted the pod again", async || {
         let now = free_of(&node).await?;
         ensure!(now == at_first.less(3, 2 << 30, 0), "{now:?}");
         Ok(())

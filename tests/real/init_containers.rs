@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::Write as _;
 
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
@@ -15,7 +14,7 @@ use crate::support::node::Fate;
 use crate::support::nrt::{self, Figures, Zones};
 use crate::support::pods::{PodSpec, pod};
 use crate::support::wait::until;
-use crate::support::{Cluster, Needs, Parts, RealNode, oracle};
+use crate::support::{Cluster, Needs, Parts, RealNode, oracle, seed};
 
 const NIC: &str = "example.com/nic";
 const COUNTING: Counting = Counting { informer: "dedicated", method: "all", plugin: "v0.35" };
@@ -24,12 +23,12 @@ const STEPS: usize = 20;
 const GIB: u64 = 1 << 30;
 
 #[tokio::test]
-async fn no_pod_is_refused_where_each_container_is_aligned() -> Result<()> {
+async fn no_pod_is_rejected_where_each_container_is_aligned() -> Result<()> {
     walk("single-numa-node", "container").await
 }
 
 #[tokio::test]
-async fn no_pod_is_refused_where_pods_are_aligned() -> Result<()> {
+async fn no_pod_is_rejected_where_pods_are_aligned() -> Result<()> {
     walk("restricted", "pod").await
 }
 
@@ -52,21 +51,21 @@ impl Shape {
     }
 
     fn pod(&self, name: &str) -> PodSpec {
-        let ask = |one: PodSpec, (cpus, memory, devices): Amounts| {
+        let request = |one: PodSpec, (cpus, memory, devices): Amounts| {
             let one = one.cpus(cpus).memory(&format!("{memory}Gi"));
             if devices > 0 { one.device(NIC, devices) } else { one }
         };
-        let mut one = ask(pod(name), self.apps[0]);
+        let mut one = request(pod(name), self.apps[0]);
         for app in &self.apps[1..] {
-            one = ask(one.container("second"), *app);
+            one = request(one.container("second"), *app);
         }
-        ask(one.init("first"), self.init)
+        request(one.init("first"), self.init)
     }
 
     /// Returns the pod's requests: CPUs, memory and devices.
     fn requests(&self) -> [u64; 3] {
-        let most = |of: fn(&Amounts) -> u64| of(&self.init).max(self.apps.iter().map(of).sum());
-        [most(cpus), most(memory), most(devices)]
+        let larger = |of: fn(&Amounts) -> u64| of(&self.init).max(self.apps.iter().map(of).sum());
+        [larger(cpus), larger(memory), larger(devices)]
     }
 
     /// Returns whether the whole pod fits into one zone, as seen by the scheduler. The kubelet places the
@@ -107,12 +106,9 @@ fn devices(amounts: &Amounts) -> u64 {
 }
 
 async fn walk(policy: &str, scope: &str) -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
-    let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = given.unwrap_or_else(|| fastrand::u64(..));
-    let _ = writeln!(std::io::stderr(), "init containers, {policy}, {scope}: NUMACAST_SEED={seed}");
-    let mut random = Rng::with_seed(seed);
-    let cluster = Cluster::start(&parts).await?;
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
+    let mut random = Rng::with_seed(seed(&format!("init containers, {policy}, {scope}")));
+    let cluster = Cluster::shared(&parts).await?;
     let node = RealNode::on("two-by-eight")?
         .kubelet("topologyManagerPolicy", policy.into())
         .kubelet("topologyManagerScope", scope.into())
@@ -122,7 +118,7 @@ async fn walk(policy: &str, scope: &str) -> Result<()> {
     let upstream = Upstream::of(&parts);
     let (mut pods, mut history): (Vec<(String, Shape)>, String) = (Vec::new(), String::new());
     for step in 0..STEPS {
-        let (zones, truth) = agreed(&node, &mut agent, &upstream).await.with_context(|| history.clone())?;
+        let (zones, truth) = matching(&node, &mut agent, &upstream).await.with_context(|| history.clone())?;
         let fits_node = |shape: &Shape| fit_node(pods.iter().map(|(_, pod)| pod).chain([shape]), &zones);
         let fitting = (0..8)
             .map(|_| Shape::any(&mut random))
@@ -137,7 +133,7 @@ async fn walk(policy: &str, scope: &str) -> Result<()> {
         let spec = shape.pod(&name);
         writeln!(history, "{spec} was started beside {}", free(&zones))?;
         let fate = node.try_to_run(spec).await?;
-        ensure!(fate == Fate::Running, "the kubelet refused a pod that fits: {fate:?}\n{history}");
+        ensure!(fate == Fate::Running, "the kubelet rejected a pod that fits: {fate:?}\n{history}");
         pods.push((name, shape));
     }
     Ok(())
@@ -156,16 +152,16 @@ fn free(zones: &Zones) -> String {
 
 /// Waits until the object's fingerprint matches the existing pods and its zones report no more as available
 /// than the kubelet's checkpoints; returns its zones and those of the checkpoints.
-async fn agreed(node: &RealNode, agent: &mut Agent, upstream: &Upstream) -> Result<(Zones, Zones)> {
-    until("the object agrees and promises no more than there is", async || {
+async fn matching(node: &RealNode, agent: &mut Agent, upstream: &Upstream) -> Result<(Zones, Zones)> {
+    until("the fingerprint matches, and no more is available than there is", async || {
         agent.still_runs()?;
         node.kubelet_still_runs()?;
         let object = nrt::read(&node.client(), node.name()).await?;
         let expected = upstream.expects(COUNTING, &node.pods().await?, &object)?;
-        ensure!(published(&object) == Some(&expected.fingerprint), "it does not agree");
+        ensure!(published(&object) == Some(&expected.fingerprint), "the fingerprint does not match");
         let truth = oracle::expected(node).await?;
-        let beyond = truth.promises_beyond(&object.zones);
-        ensure!(beyond.is_empty(), "it promises too much: {}", beyond.join(", "));
+        let beyond = truth.overstated(&object.zones);
+        ensure!(beyond.is_empty(), "too much is available: {}", beyond.join(", "));
         Ok((object.zones, truth.into_zones()))
     })
     .await

@@ -2,6 +2,14 @@
 //! server.
 //!
 //! Where they cannot run, the tests print one line and pass, except under `CI=true`.
+//!
+//! - zones: `steps`, `init_containers`, `pod_level`, `steady`, `restarts`, `faults`; their oracle: `harness`
+//! - pods: `fingerprint`, `sources`, `pod_list`, `protobuf`, `made_pods`, `quantities`
+//! - the kubelet: `configuration`, `order`
+//! - the object: `publisher`, `refusals`, `admitted`, `kubectl`
+//! - the proxy and the Pods API: `proxy`, `pods_served`, `hostile`
+//! - the controller: `controller`
+//! - the chart: `chart`, `rendered`, `security`, `migration`, `docs`
 
 mod admitted;
 mod chart;
@@ -14,9 +22,9 @@ mod harness;
 mod hostile;
 mod init_containers;
 mod kubectl;
+mod made_pods;
 mod migration;
 mod order;
-mod pod_json;
 mod pod_level;
 mod pod_list;
 mod pods_served;

@@ -43,8 +43,8 @@ async fn install_old(operator: &Operator, crds: &Api<Crd>, dir: &Path) -> Result
 }
 
 #[tokio::test]
-async fn the_crd_and_the_objects_outlive_the_old_publisher() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+async fn the_crd_and_the_objects_remain_after_the_old_publisher() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let operator = Operator::of(&parts, &cluster);
     let crds: Api<Crd> = Api::all(cluster.client());
@@ -105,8 +105,8 @@ async fn the_crd_and_the_objects_outlive_the_old_publisher() -> Result<()> {
 
 /// The reason for the document's first step: what happens without it.
 #[tokio::test]
-async fn without_the_mark_the_crd_goes_with_every_object() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+async fn without_the_annotation_the_crd_is_deleted_with_every_object() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let operator = Operator::of(&parts, &cluster);
     let crds: Api<Crd> = Api::all(cluster.client());

@@ -1,4 +1,5 @@
-//! The order in which a restarted kubelet reports its state, which `src/agent/settle.rs` relies on.
+//! The order in which a restarted kubelet reports its state, which `src/agent/reconcile/restart_guard.rs`
+//! relies on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -8,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 
-use crate::support::prober::{Answer, Heard, Offer, Pods, Prober, Questions};
-use crate::support::wait::until;
+use crate::support::prober::{Allocatable, Allocated, Pods, Prober, Recorded, Requests, Response};
+use crate::support::wait::{pause, until};
 use crate::support::{Cluster, Needs, Parts, RealNode, Stop, pod};
 
 /// Pause between alternating List and `GetAllocatableResources` requests: 80 per second, below the kubelet's
@@ -18,7 +19,7 @@ const PAUSE: Duration = Duration::from_micros(12_500);
 
 /// What happens while the kubelet is down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Away {
+enum Meanwhile {
     Nothing,
     /// The directory of its socket is recreated.
     DirectoryLost,
@@ -33,8 +34,8 @@ enum Away {
 }
 
 #[tokio::test]
-async fn a_restarted_kubelet_lists_a_pod_with_all_it_has_or_not_at_all() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
+async fn a_restarted_kubelet_lists_a_pod_with_everything_or_not_at_all() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
     let mut cluster = Cluster::start(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?.static_pods(&cluster)?.start(&cluster).await?;
     node.run(pod("old-nic").cpus(2).memory("1Gi").device("example.com/nic", 1)).await?;
@@ -46,20 +47,20 @@ async fn a_restarted_kubelet_lists_a_pod_with_all_it_has_or_not_at_all() -> Resu
     }
     node.run(pod("old-nothing")).await?;
 
-    for (round, (how, away)) in [
-        (Stop::Term, Away::Nothing),
-        (Stop::Kill, Away::Nothing),
-        (Stop::Kill, Away::DirectoryLost),
-        (Stop::Kill, Away::PodsChange),
-        (Stop::Kill, Away::ApiServerDead),
-        (Stop::Term, Away::ApiServerFrozen),
-        (Stop::Kill, Away::StaticPod),
+    for (round, (how, meanwhile)) in [
+        (Stop::Term, Meanwhile::Nothing),
+        (Stop::Kill, Meanwhile::Nothing),
+        (Stop::Kill, Meanwhile::DirectoryLost),
+        (Stop::Kill, Meanwhile::PodsChange),
+        (Stop::Kill, Meanwhile::ApiServerDead),
+        (Stop::Term, Meanwhile::ApiServerFrozen),
+        (Stop::Kill, Meanwhile::StaticPod),
     ]
     .into_iter()
     .enumerate()
     {
-        let what = format!("{how:?}, {away:?}");
-        restart(&mut cluster, &mut node, how, away, round).await.with_context(|| what)?;
+        let what = format!("{how:?}, {meanwhile:?}");
+        restart(&mut cluster, &mut node, how, meanwhile, round).await.with_context(|| what)?;
     }
     Ok(())
 }
@@ -69,81 +70,77 @@ async fn restart(
     cluster: &mut Cluster,
     node: &mut RealNode,
     how: Stop,
-    away: Away,
+    meanwhile: Meanwhile,
     round: usize,
 ) -> Result<()> {
-    let prober = Prober::start(node.socket(), Questions::Both, PAUSE)?;
-    let before = until("the prober has heard both answers", async || {
-        let heard = Story::of(&prober.answers(), Instant::now());
-        heard
-            .pods
-            .last()
-            .zip(heard.offers.last())
-            .map(|((.., p), (.., o))| (p.clone(), o.clone()))
-            .context("no")
+    let prober = Prober::start(node.socket(), Requests::Both, PAUSE)?;
+    let (pods, allocatable) = until("the prober has both responses", async || {
+        let story = Story::of(&prober.responses(), Instant::now());
+        let (.., pods) = story.pods.last().context("no List")?;
+        let (.., allocatable) = story.allocatable.last().context("no allocatable resources")?;
+        Ok((pods.clone(), allocatable.clone()))
     })
     .await?;
-    prober.forget();
+    prober.clear();
     let start = Instant::now();
     node.stop_kubelet(how)?;
     let stopped = start.elapsed();
     let mut gone = BTreeSet::new();
-    match away {
-        Away::Nothing => {}
-        Away::DirectoryLost => node.recreate_pod_resources_dir()?,
-        Away::PodsChange => {
+    match meanwhile {
+        Meanwhile::Nothing => {}
+        Meanwhile::DirectoryLost => node.recreate_pod_resources_dir()?,
+        Meanwhile::PodsChange => {
             gone.insert("old-0".to_owned());
-            node.ask_to_delete("old-0").await?;
+            node.request_deletion("old-0").await?;
             node.submit(&pod("new").cpus(2).memory("1Gi").device("example.com/nic", 1)).await?;
         }
-        Away::ApiServerDead => cluster.kill_api_server()?,
-        Away::StaticPod => {
+        Meanwhile::ApiServerDead => cluster.kill_api_server()?,
+        Meanwhile::StaticPod => {
             cluster.kill_api_server()?;
-            let manifest = pod("static").cpus(1).memory("64Mi").bound_to("")?;
-            std::fs::write(cluster.dir().join("manifests/static.yaml"), serde_json::to_vec(&manifest)?)?;
+            let manifest = node.manifest(&pod("static").cpus(1).memory("64Mi"))?;
+            std::fs::write(cluster.dir().join("manifests/static.yaml"), manifest)?;
         }
-        Away::ApiServerFrozen => cluster.signal_api_server("STOP")?,
+        Meanwhile::ApiServerFrozen => cluster.signal_api_server("STOP")?,
     }
     let launched = start.elapsed();
     node.launch_kubelet()?;
-    if matches!(away, Away::ApiServerDead | Away::ApiServerFrozen | Away::StaticPod) {
-        // Long enough for everything that does not need the API server.
-        tokio::time::sleep(Duration::from_secs(6)).await;
+    if matches!(meanwhile, Meanwhile::ApiServerDead | Meanwhile::ApiServerFrozen | Meanwhile::StaticPod) {
+        pause("everything that needs no API server", Duration::from_secs(6)).await;
     }
     let returned = start.elapsed();
-    match away {
-        Away::ApiServerDead | Away::StaticPod => cluster.restart_api_server().await?,
-        Away::ApiServerFrozen => cluster.signal_api_server("CONT")?,
+    match meanwhile {
+        Meanwhile::ApiServerDead | Meanwhile::StaticPod => cluster.restart_api_server().await?,
+        Meanwhile::ApiServerFrozen => cluster.signal_api_server("CONT")?,
         _ => {}
     }
-    node.kubelet_is_ready().await?;
-    let rest: BTreeSet<&String> = before.0.keys().filter(|name| !gone.contains(*name)).collect();
+    node.wait_until_ready().await?;
+    let rest: BTreeSet<&String> = pods.keys().filter(|name| !gone.contains(*name)).collect();
     until("every pod that stays is listed again", async || {
-        let story = Story::of(&prober.answers(), start);
+        let story = Story::of(&prober.responses(), start);
         let (.., last) = story.pods.last().context("no List")?;
         ensure!(rest.iter().all(|name| last.contains_key(*name)), "only {:?}", last.keys());
         ensure!(
-            away != Away::PodsChange || last.get("new").is_some_and(|has| !has.cpus.is_empty()),
+            meanwhile != Meanwhile::PodsChange || last.get("new").is_some_and(|has| !has.cpus.is_empty()),
             "no new pod"
         );
-        let (.., offer) = story.offers.last().context("no offer")?;
-        ensure!(offer == &before.1, "it offers {offer:?}");
+        let (.., now) = story.allocatable.last().context("no allocatable resources")?;
+        ensure!(now == &allocatable, "allocatable: {now:?}");
         Ok(())
     })
     .await?;
-    let story = Story::of(&prober.answers(), start);
-    story.tell(&format!(
-        "round {round}: {how:?}, {away:?}; ended after {stopped:.0?}, started at {launched:.0?}, API server there from {returned:.0?}"
+    let story = Story::of(&prober.responses(), start);
+    story.print(&format!(
+        "round {round}: {how:?}, {meanwhile:?}; ended after {stopped:.0?}, started at {launched:.0?}, API server up from {returned:.0?}"
     ));
-    story.judge(&before.0, &before.1, &ages(node).await?, &gone)?;
-    if away == Away::StaticPod {
+    story.check(&pods, &allocatable, &ages(node).await?, &gone)?;
+    if meanwhile == Meanwhile::StaticPod {
         // It needs no API server, so it proves nothing about the other pods.
         let alone =
-            story.pods.iter().any(|(.., pods)| pods.len() == 1 && pods.contains_key("static-two-by-eight"));
+            story.pods.iter().any(|(.., pods)| pods.len() == 1 && pods.contains_key(&node.mirror("static")));
         ensure!(alone, "the static pod was never listed alone");
     }
     for name in &gone {
-        node.is_gone(name).await?;
+        node.wait_until_gone(name).await?;
     }
     Ok(())
 }
@@ -158,33 +155,31 @@ async fn ages(node: &RealNode) -> Result<BTreeMap<String, Time>> {
     pods.map(|pod| Ok((pod.name_any(), pod.creation_timestamp().context("a pod without an age")?))).collect()
 }
 
-/// The responses, with the time since the kubelet was told to stop.
+/// The responses, with the time since the kubelet was stopped.
 #[derive(Default)]
 struct Story {
     pods: Vec<(Duration, u64, Pods)>,
-    offers: Vec<(Duration, u64, Offer)>,
+    /// The second time is when the response before it was last requested.
+    allocatable: Vec<(Duration, u64, Option<Duration>, Allocatable)>,
     lines: Vec<(Duration, String)>,
 }
 
 impl Story {
-    fn of(answers: &[Answer], start: Instant) -> Self {
+    fn of(responses: &[Recorded], start: Instant) -> Self {
         let mut story = Self::default();
-        for answer in answers {
-            let at = answer.at.saturating_duration_since(start);
-            let line = match &answer.heard {
-                Heard::Nothing(why) => format!("nothing ({})", why.lines().next().unwrap_or_default()),
-                Heard::Offer(offer) => {
-                    story.offers.push((at, answer.socket, offer.clone()));
-                    format!(
-                        "offers {} CPUs, {} MiB, devices {:?}",
-                        offer.cpus,
-                        offer.memory >> 20,
-                        offer.devices
-                    )
+        for recorded in responses {
+            let at = recorded.received.saturating_duration_since(start);
+            let line = match &recorded.response {
+                Response::Error(error) => format!("error ({})", error.lines().next().unwrap_or_default()),
+                Response::Allocatable(now) => {
+                    let other = recorded.last_other.map(|sent| sent.saturating_duration_since(start));
+                    story.allocatable.push((at, recorded.socket, other, now.clone()));
+                    let memory = now.memory >> 20;
+                    format!("allocatable: {} CPUs, {memory} MiB, devices {:?}", now.cpus, now.devices)
                 }
-                Heard::Pods(pods) => {
-                    story.pods.push((at, answer.socket, pods.clone()));
-                    let of = |name: &String, has: &crate::support::prober::Has| {
+                Response::Pods(pods) => {
+                    story.pods.push((at, recorded.socket, pods.clone()));
+                    let of = |name: &String, has: &Allocated| {
                         format!(
                             "{name}({} CPUs, {} MiB, {} dev)",
                             has.cpus.len(),
@@ -196,13 +191,13 @@ impl Story {
                     format!("lists {}: {}", pods.len(), each.join(" "))
                 }
             };
-            story.lines.push((at, format!("[{}] {line}", answer.socket % 100_000)));
+            story.lines.push((at, format!("[{}] {line}", recorded.socket % 100_000)));
         }
         story
     }
 
     /// Prints to stderr directly, since the test harness captures the output of passing tests.
-    fn tell(&self, title: &str) {
+    fn print(&self, title: &str) {
         let mut out = std::io::stderr().lock();
         let _ = writeln!(out, "{title}");
         for (at, line) in &self.lines {
@@ -211,30 +206,30 @@ impl Story {
     }
 
     /// Checks what the agent relies on.
-    fn judge(
+    fn check(
         &self,
         before: &Pods,
-        offered: &Offer,
+        allocatable: &Allocatable,
         ages: &BTreeMap<String, Time>,
         gone: &BTreeSet<String>,
     ) -> Result<()> {
         let last = self.pods.last().map(|(_, socket, _)| *socket).context("no List")?;
         let since = self.pods.iter().filter(|(_, socket, _)| *socket == last);
-        let complete = self.offers.iter().find(|(_, socket, offer)| {
-            *socket == last && offer.cpus == offered.cpus && offer.memory == offered.memory
+        let complete = self.allocatable.iter().find(|(_, socket, _, now)| {
+            *socket == last && now.cpus == allocatable.cpus && now.memory == allocatable.memory
         });
-        let complete = complete.context("CPUs and memory were never offered again")?.0;
+        let (.., other, _) = complete.context("CPUs and memory never became allocatable again")?;
+        let incomplete = other.unwrap_or_default();
         for (at, _, pods) in since {
             for (name, has) in pods {
                 // A pod that is listed again has everything at once: none of it may appear available.
                 let had = before.get(name);
                 ensure!(had.is_none_or(|had| had == has), "{at:?}: {name} has {has:?}, and had {had:?}");
             }
-            // No pod is listed before CPUs and memory are reported as allocatable. The two requests
-            // alternate.
+            // No pod is listed before all CPUs and memory are reported as allocatable.
             ensure!(
-                pods.is_empty() || *at + PAUSE * 2 >= complete,
-                "{at:?}: pods, and no CPUs until {complete:?}"
+                pods.is_empty() || *at >= incomplete,
+                "{at:?}: pods, and not all CPUs and memory for a request at {incomplete:?}"
             );
             // Pods of the API server are listed by age: a missing pod is not older than a listed one.
             let missing = ages.iter().filter(|(name, _)| !gone.contains(*name) && !pods.contains_key(*name));

@@ -2,10 +2,10 @@
 //! resources count once, though the List has them for the pod and for its containers.
 
 use anyhow::{Context, Result, ensure};
-use numacast::kubelet::{StatePaths, read_state};
+use numacast::kubelet::{CheckpointPaths, read_checkpoints};
 
 use crate::support::agent::Agent;
-use crate::support::nrt::{self, Seen};
+use crate::support::nrt::{self, ObjectVersion};
 use crate::support::pods::pod;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, RealNode};
@@ -13,21 +13,21 @@ use crate::support::{Cluster, Needs, Parts, RealNode};
 const GIB: u64 = 1 << 30;
 
 #[tokio::test]
-async fn a_pod_that_is_placed_as_a_whole_counts_once() -> Result<()> {
+async fn a_pod_placed_as_a_whole_counts_once() -> Result<()> {
     // The other three CPUs and 2 GiB are for the helper, and not shared with other pods.
-    holds("pod", (5, 3 * GIB), Some(5)).await
+    check("pod", (5, 3 * GIB), Some(5)).await
 }
 
 #[tokio::test]
-async fn a_pod_whose_containers_are_placed_one_by_one_holds_what_they_have() -> Result<()> {
-    holds("container", (2, GIB), None).await
+async fn a_pod_whose_containers_are_placed_one_by_one_counts_what_they_have() -> Result<()> {
+    check("container", (2, GIB), None).await
 }
 
 /// Checks what a pod with one exclusive container and one that shares the rest is allocated, and how many
 /// pod-level CPUs the CPU Manager's checkpoint has for it.
-async fn holds(scope: &str, (cpus, memory): (u64, u64), written: Option<usize>) -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { return Ok(()) };
-    let cluster = Cluster::start(&parts).await?;
+async fn check(scope: &str, (cpus, memory): (u64, u64), written: Option<usize>) -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
     let node = RealNode::on("two-by-eight")?
         .kubelet("topologyManagerPolicy", "single-numa-node".into())
         .kubelet("topologyManagerScope", scope.into())
@@ -40,9 +40,9 @@ async fn holds(scope: &str, (cpus, memory): (u64, u64), written: Option<usize>) 
     available_is(&node, Some((all.0 - cpus, all.1 - memory))).await?;
 
     let dir = node.kubelet_dir();
-    let (state, problems) = read_state(&StatePaths::new(&dir, &dir.join("device-plugins")));
-    ensure!(problems.is_empty(), "{problems:?}");
-    let of_pods = state.context("no state files")?.pods;
+    let (checkpoints, errors) = read_checkpoints(&CheckpointPaths::new(&dir, &dir.join("device-plugins")));
+    ensure!(errors.is_empty(), "{errors:?}");
+    let of_pods = checkpoints.context("no checkpoints")?.pods;
     let whole = of_pods.values().flatten().find(|container| container.name.is_empty());
     ensure!(whole.map(|whole| whole.cpus.iter().count()) == written, "{of_pods:?}");
 
@@ -63,6 +63,6 @@ async fn available_is(node: &RealNode, expected: Option<(u64, u64)>) -> Result<(
     .await
 }
 
-fn sum(seen: &Seen, resource: &str) -> u64 {
+fn sum(seen: &ObjectVersion, resource: &str) -> u64 {
     seen.zones.values().filter_map(|zone| zone.get(resource)).map(|figures| figures.available).sum()
 }

@@ -71,10 +71,10 @@ async fn listed(
     let mut pods = 0;
     loop {
         match timeout(DEADLINE, events.next()).await?.context("it has ended")? {
-            Ok(PodEvent::Listing) => pods = 0,
-            Ok(PodEvent::Listed(_)) => pods += 1,
-            Ok(PodEvent::Complete) => return Ok(pods),
-            Ok(PodEvent::Again) => {}
+            Ok(PodEvent::Init) => pods = 0,
+            Ok(PodEvent::InitApply(_)) => pods += 1,
+            Ok(PodEvent::InitDone) => return Ok(pods),
+            Ok(PodEvent::Resumed) => {}
             Ok(event) => bail!("{event:?}"),
             Err(sentence) => errors.push(sentence),
         }
@@ -83,7 +83,7 @@ async fn listed(
 
 #[tokio::test]
 async fn the_list_of_a_node_costs_the_api_server_the_pods_of_the_node() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let mut cluster = Cluster::start(&parts).await?;
     let pods: Api<Object> = Api::namespaced(cluster.client(), "default");
     let specs = (0..NODES).flat_map(|node| (0..PODS).map(move |index| (node, index)));
@@ -99,20 +99,20 @@ async fn the_list_of_a_node_costs_the_api_server_the_pods_of_the_node() -> Resul
 
     // The initial list.
     let api_server = ApiServer::new(Some(&cluster.admin_kubeconfig()), DEADLINE).await?;
-    let (mut events, mut errors) = (Box::pin(api_server.pods_of(NODE, Wanted::default())), Vec::new());
+    let (mut events, mut errors) = (Box::pin(api_server.watch_pods(NODE, Wanted::default())), Vec::new());
     let before = Cost::of(&cluster).await?;
     ensure!(listed(&mut events, &mut errors).await? == PODS);
     let cost = Cost::of(&cluster).await?.since(before);
     let node = Cost { cached: PODS as u64, indexed: PODS as u64, stored: 0 };
     ensure!(cost == node && errors.is_empty(), "{cost:?} {errors:?}");
-    ensure!(timeout(Duration::from_secs(2), events.next()).await.is_err(), "a watch that says nothing");
+    ensure!(timeout(Duration::from_secs(2), events.next()).await.is_err(), "an event without a change");
     let cost = Cost::of(&cluster).await?.since(before);
     ensure!(cost == node, "with the watch: {cost:?}");
 
     // A single pod by name.
     let before = Cost::of(&cluster).await?;
     let name = ("default".to_owned(), "pod-0-7".to_owned());
-    ensure!(api_server.pod_of(NODE, &name, &Wanted::default()).await?.is_some());
+    ensure!(api_server.get_pod(NODE, &name, &Wanted::default()).await?.is_some());
     let cost = Cost::of(&cluster).await?.since(before);
     ensure!(cost.cached + cost.stored <= 1, "{cost:?}");
 
@@ -131,7 +131,7 @@ async fn the_list_of_a_node_costs_the_api_server_the_pods_of_the_node() -> Resul
     let cost = Cost::of(&cluster).await?.since(before);
     ensure!(cost.cached + cost.stored > 10 * node.cached, "{cost:?}");
 
-    // After a restart the cache is filled once. A watch from the last resourceVersion is refused, and the
+    // After a restart the cache is filled once. A watch from the last resourceVersion is rejected, and the
     // next list is not older than that version.
     pods.create(&PostParams::default(), &pod("newer").bound_to("node-1")?).await?;
     cluster.kill_api_server()?;

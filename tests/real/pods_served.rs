@@ -1,5 +1,5 @@
 //! The Pods API as the kubelet serves it, and as numacast serves it with each of its sources: clients
-//! generated from upstream's definitions receive the same, whatever happens to the pods.
+//! generated from upstream's definitions receive the same through all changes of the pods.
 
 mod differences;
 mod outage;
@@ -34,8 +34,8 @@ fn the_document_has_the_differences() -> Result<()> {
 }
 
 #[tokio::test]
-async fn everybody_hears_the_same_of_pods_whoever_serves_them() -> Result<()> {
-    let Some(parts) = Parts::with_pods_clients(Needs::Kubelet).await? else { return Ok(()) };
+async fn all_servers_and_clients_agree_about_pods() -> Result<()> {
+    let Some(parts) = Parts::with_pods_clients(Needs::Kubelet)? else { return Ok(()) };
     let mut world = World::start(&parts, SOURCES).await?;
     scenarios!(world:
         many_pods,
@@ -46,15 +46,15 @@ async fn everybody_hears_the_same_of_pods_whoever_serves_them() -> Result<()> {
         deletions,
         terminal_pods,
         a_finalizer,
-        the_page,
-        a_finalizer_goes,
-        terminal_pods_go,
+        the_pods_endpoint,
+        a_finalizer_is_removed,
+        terminal_pods_are_deleted,
         force_deletion,
-        a_name_returns,
+        a_name_is_reused,
         deletions_while_disconnected,
         a_slow_watcher,
         bad_requests,
-        ours_restarts,
+        our_server_restarts,
         the_kubelet_restarts,
         the_api_server_restarts,
         start_up,
@@ -62,14 +62,14 @@ async fn everybody_hears_the_same_of_pods_whoever_serves_them() -> Result<()> {
     let needed = |row: &Row| !row.sometimes && row.is_of(world.node.minor());
     let rows = DIFFERENCES.iter().enumerate().filter(|(_, row)| needed(row));
     let unused: Vec<_> = rows.filter(|(row, _)| !world.used.contains(row)).map(|(_, row)| row).collect();
-    ensure!(unused.is_empty(), "nobody needs these any more: {unused:#?}");
+    ensure!(unused.is_empty(), "these are not needed any more: {unused:#?}");
     Ok(())
 }
 
 #[tokio::test]
-async fn ours_goes_on_while_there_is_no_api_server() -> Result<()> {
-    let Some(parts) = Parts::with_pods_clients(Needs::Kubelet).await? else { return Ok(()) };
+async fn our_server_keeps_serving_during_an_outage_of_the_api_server() -> Result<()> {
+    let Some(parts) = Parts::with_pods_clients(Needs::Kubelet)? else { return Ok(()) };
     let mut world = World::start(&parts, SOURCES).await?;
-    scenarios!(world: the_api_server_is_away);
+    scenarios!(world: the_api_server_is_down);
     Ok(())
 }

@@ -11,12 +11,13 @@ use kube::api::{ApiResource, DeleteParams, DynamicObject, PostParams};
 use kube::core::GroupVersionKind;
 use numacast::cluster::Cluster as Client;
 use numacast::nrt::{NodeResourceTopology, NodeResourceTopologyFields};
-use numacast::topology::{Fingerprint, pod_hash};
+use numacast::scheduler::{Fingerprint, pod_hash};
 use serde_json::{Value, json};
 
-use crate::refusals::{agent, with_node};
-use crate::sim_node::SimNode;
+use crate::refusals::{NO_PORTS, add_node, agent};
+use crate::sim_node::Node as SimNode;
 use crate::support::chart::{self, AGENT, Chart, RELEASE};
+use crate::support::cluster::ApiServerOptions;
 use crate::support::process::Process;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, tokens};
@@ -36,7 +37,7 @@ impl World {
         let kubectl = parts.program("kubectl");
         let node = SimNode::start();
         let mut values = json!({});
-        let mut arguments: Vec<String> = with.iter().map(|word| (*word).to_owned()).collect();
+        let mut arguments: Vec<String> = with.iter().map(|argument| (*argument).to_owned()).collect();
         for (key, value) in config {
             let (section, name) = key.split_once('.').context("no key of two parts")?;
             values[section][name] = serde_saphyr::from_str(value)?;
@@ -55,8 +56,7 @@ impl World {
         with: &[impl AsRef<str>],
     ) -> Result<Process> {
         let with = with.iter().map(AsRef::as_ref);
-        let more: Vec<&str> =
-            ["--set", "metrics.address=none", "--log-level", "debug"].into_iter().chain(with).collect();
+        let more: Vec<&str> = NO_PORTS.into_iter().chain(["--log-level", "debug"]).chain(with).collect();
         Process::start("agent", cluster.dir(), agent(node, kubeconfig, "worker", &more))
     }
 
@@ -73,43 +73,50 @@ impl World {
             ensure!(zones == 2, "it has {zones} zones");
             let names = |zone: &Value| zone["resources"].as_array().map_or(0, Vec::len);
             ensure!(names(&object["zones"][0]) > 2, "they list too little");
-            ensure!(!object.to_string().contains("\"77\""), "an edit stands: {object}");
+            ensure!(!object.to_string().contains("\"77\""), "an edit was kept: {object}");
             probe(&object)?;
             Ok(object)
         })
         .await;
-        found.with_context(|| format!("the agent's last words:\n{}", self.agent.last_words()))
+        found.with_context(|| format!("the end of the agent's log:\n{}", self.agent.log_tail()))
     }
 
     /// Deletes this object with kubectl; returns the next one.
-    async fn made_again(&mut self, object: &Value) -> Result<Value> {
+    async fn recreated(&mut self, object: &Value) -> Result<Value> {
         self.kubectl(&["delete", "noderesourcetopologies", "worker"]).await?;
         let uid = &object["metadata"]["uid"];
-        self.until("the object is made again", |again| {
-            ensure!(again["metadata"]["uid"] != *uid, "it is the same");
+        self.until("the object is recreated", |next| {
+            ensure!(next["metadata"]["uid"] != *uid, "it is the same");
             Ok(())
         })
         .await
     }
 
-    async fn kubectl(&self, words: &[&str]) -> Result<String> {
-        run(&self.kubectl, &self.cluster, words, &[]).await
+    async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        run(&self.kubectl, &self.cluster, arguments, &[]).await
     }
 }
 
 async fn run(
     kubectl: &PathBuf,
     cluster: &Cluster,
-    words: &[&str],
+    arguments: &[&str],
     environment: &[(&str, &str)],
 ) -> Result<String> {
     let mut command = Command::new(kubectl);
-    command.arg("--cache-dir").arg(cluster.dir().join("cache")).args(words);
+    command.arg("--cache-dir").arg(cluster.dir().join("cache")).args(arguments);
     command.env("KUBECONFIG", cluster.admin_kubeconfig()).envs(environment.iter().copied());
     let output = tokio::task::spawn_blocking(move || command.output()).await??;
     let (out, err) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
-    ensure!(output.status.success(), "kubectl {words:?}: {out}{err}");
+    ensure!(output.status.success(), "kubectl {arguments:?}: {out}{err}");
     Ok(out)
+}
+
+/// Starts a cluster with the Node `worker`.
+async fn with_node(parts: &Parts) -> Result<Cluster> {
+    let cluster = Cluster::start(parts).await?;
+    add_node(&cluster).await?;
+    Ok(cluster)
 }
 
 fn topologies(cluster: &Cluster) -> Api<DynamicObject> {
@@ -142,7 +149,7 @@ async fn leave_behind(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-fn nothing_misleads(object: &Value) -> Result<()> {
+fn is_taken_over(object: &Value) -> Result<()> {
     let metadata = &object["metadata"];
     ensure!(object.get("topologyPolicies").is_none(), "{}", object["topologyPolicies"]);
     ensure!(metadata["annotations"] == json!({"note": "mine"}), "{}", metadata["annotations"]);
@@ -158,13 +165,13 @@ async fn owned_by_the_node(cluster: &Cluster, object: &Value) -> Result<()> {
 }
 
 #[tokio::test]
-async fn whoever_writes_the_object_it_becomes_ours_again() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
-    let cluster = with_node(Cluster::start(&parts).await?).await?;
+async fn an_object_that_others_write_is_taken_over() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
+    let cluster = with_node(&parts).await?;
     leave_behind(&cluster).await?;
     let mut world = World::start(&parts, cluster, &[], &[]).await?;
 
-    let object = world.until("what NFD left is taken over", nothing_misleads).await?;
+    let object = world.until("what NFD left is taken over", is_taken_over).await?;
     owned_by_the_node(&world.cluster, &object).await?;
     let managers: Vec<&Value> = object["metadata"]["managedFields"]
         .as_array()
@@ -180,16 +187,16 @@ async fn whoever_writes_the_object_it_becomes_ours_again() -> Result<()> {
     // Edited with an editor.
     let editor = [("KUBE_EDITOR", "sed -i 's/available: .*/available: \"77\"/'")];
     run(&world.kubectl, &world.cluster, &["edit", "noderesourcetopologies", "worker"], &editor).await?;
-    let edited = world.until("the edit is written over", |_| Ok(())).await?;
+    let edited = world.until("the edit is overwritten", |_| Ok(())).await?;
     owned_by_the_node(&world.cluster, &edited).await?;
 
     // Deleted with kubectl.
-    let again = world.made_again(&edited).await?;
+    let again = world.recreated(&edited).await?;
     owned_by_the_node(&world.cluster, &again).await?;
 
     // `kubectl describe node` shows the Events.
-    for part in ["`nfd` wrote", "somebody with `kubectl-edit`"] {
-        until("the node's description tells", async || {
+    for part in ["`nfd` wrote", "a person with `kubectl-edit`"] {
+        until("the node's description shows the Event", async || {
             let shown = world.kubectl(&["describe", "node", "worker"]).await?;
             let line = shown.lines().find(|line| line.contains("ObjectTakenOver") && line.contains(part));
             ensure!(line.is_some_and(|line| line.contains("numacast/agent")), "{shown}");
@@ -198,15 +205,15 @@ async fn whoever_writes_the_object_it_becomes_ours_again() -> Result<()> {
         .await?;
     }
     // The agent never needed a right that it lacks.
-    let words = world.agent.last_words();
-    ensure!(!words.contains("RBAC refuses") && !words.contains("forbidden"), "{words}");
+    let log = world.agent.log_tail();
+    ensure!(!log.contains("RBAC denied") && !log.contains("forbidden"), "{log}");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_node_that_is_made_anew_owns_the_next_object_once_the_token_names_it() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
-    let cluster = with_node(Cluster::start(&parts).await?).await?;
+async fn a_recreated_node_owns_the_next_object_once_the_token_names_it() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
+    let cluster = with_node(&parts).await?;
     let with = ["--set", "publish.refresh=1s"];
     let mut world = World::start(&parts, cluster, &[], &with).await?;
     let first = world.until("the object is there", |_| Ok(())).await?;
@@ -217,7 +224,7 @@ async fn a_node_that_is_made_anew_owns_the_next_object_once_the_token_names_it()
     nodes.delete("worker", &DeleteParams::default()).await?;
     let node: Node = serde_json::from_value(json!({"metadata": {"name": "worker"}}))?;
     nodes.create(&PostParams::default(), &node).await?;
-    until("the node's description tells", async || {
+    until("the node's description shows the Event", async || {
         let shown = world.kubectl(&["describe", "node", "worker"]).await?;
         ensure!(shown.contains("StaleOwner") && shown.contains("belongs to an earlier Node"), "{shown}");
         Ok(())
@@ -230,13 +237,10 @@ async fn a_node_that_is_made_anew_owns_the_next_object_once_the_token_names_it()
     );
 
     // The agent's token is bound to the earlier Node, and the policy allows no other owner.
-    let next = world.made_again(&first).await?;
+    let next = world.recreated(&first).await?;
     ensure!(next["metadata"].get("ownerReferences").is_none(), "{}", next["metadata"]);
-    let words = world.agent.last_words();
-    ensure!(
-        words.contains("by the UID that its token names") && words.contains("made without an owner"),
-        "{words}"
-    );
+    let log = world.agent.log_tail();
+    ensure!(log.contains("with the UID in its token") && log.contains("created without an owner"), "{log}");
 
     // The kubelet renews tokens.
     let admin = world.cluster.client();
@@ -245,36 +249,38 @@ async fn a_node_that_is_made_anew_owns_the_next_object_once_the_token_names_it()
     let renewed = world.cluster.kubeconfig_of("renewed", &token)?;
     world.agent.kill()?;
     world.agent = World::agent(&world.cluster, &world.node, &renewed, &with)?;
-    let last = world.made_again(&next).await?;
+    let last = world.recreated(&next).await?;
     owned_by_the_node(&world.cluster, &last).await
 }
 
 #[tokio::test]
-async fn an_owner_that_may_not_be_changed_stays_and_is_told() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+async fn an_owner_that_may_not_be_changed_stays_and_is_reported() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     // As on OpenShift.
-    let cluster = Cluster::start_with(&parts, &["OwnerReferencesPermissionEnforcement"]).await?;
-    let cluster = with_node(cluster).await?;
+    let admission = &["OwnerReferencesPermissionEnforcement"];
+    let options = ApiServerOptions { admission, ..ApiServerOptions::default() };
+    let cluster = Cluster::start_with(&parts, &options).await?;
+    add_node(&cluster).await?;
     leave_behind(&cluster).await?;
     let mut world = World::start(&parts, cluster, &[], &[]).await?;
-    let object = world.until("all but the owner is taken over", nothing_misleads).await?;
+    let object = world.until("all but the owner is taken over", is_taken_over).await?;
     ensure!(object["metadata"]["ownerReferences"][0]["kind"] == "Namespace", "{}", object["metadata"]);
-    until("the node's description tells", async || {
+    until("the node's description shows the Event", async || {
         let shown = world.kubectl(&["describe", "node", "worker"]).await?;
         ensure!(shown.contains("StaleOwner") && shown.contains("stays owned by a Namespace"), "{shown}");
         Ok(())
     })
     .await?;
     // The agent keeps writing, and an object that it creates has the right owner.
-    let again = world.made_again(&object).await?;
+    let again = world.recreated(&object).await?;
     owned_by_the_node(&world.cluster, &again).await
 }
 
 /// As read by koord-scheduler and similar schedulers.
 #[tokio::test]
-async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
-    let cluster = with_node(Cluster::start(&parts).await?).await?;
+async fn an_object_of_v1alpha1_stays_one_and_is_kept_correct() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
+    let cluster = with_node(&parts).await?;
     leave_behind(&cluster).await?;
     let config = [("publish.apiVersion", "v1alpha1"), ("publish.refresh", "1s")];
     let mut world = World::start(&parts, cluster, &config, &[]).await?;
@@ -291,7 +297,7 @@ async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
         ensure!(object["metadata"]["ownerReferences"][0]["kind"] == "Node", "{}", object["metadata"]);
         Ok(())
     };
-    let object = world.until("the object is in the old form", is_right).await?;
+    let object = world.until("the object is of the old version", is_right).await?;
     owned_by_the_node(&world.cluster, &object).await?;
     let kind = GroupVersionKind::gvk("topology.node.k8s.io", "v1alpha1", "NodeResourceTopology");
     let resource = ApiResource::from_gvk_with_plural(&kind, "noderesourcetopologies");
@@ -299,25 +305,25 @@ async fn an_object_of_v1alpha1_stays_one_and_is_kept_true() -> Result<()> {
     ensure!(old.data["topologyPolicies"] == json!(["BestEffortContainerLevel"]), "{}", old.data);
 
     // Refreshes find the agent's own content, and no other manager's.
-    let words = until("it was refreshed", async || {
-        let words = world.agent.last_words();
-        ensure!(words.matches("(Refresh)").count() > 2, "{words}");
-        Ok(words)
+    let log = until("it was refreshed", async || {
+        let log = world.agent.log_tail();
+        ensure!(log.matches("(Refresh)").count() > 2, "{log}");
+        Ok(log)
     })
     .await?;
-    ensure!(!words.contains("(Repair)") && !words.contains("written over"), "{words}");
+    ensure!(!log.contains("(Repair)") && !log.contains("overwritten"), "{log}");
 
     // Manual changes are repaired, in v1alpha1.
     let patch = r#"{"topologyPolicies": ["None"], "metadata": {"annotations": {"topology.node.k8s.io/fingerprint": "x"}}}"#;
     world.kubectl(&["patch", "noderesourcetopologies", "worker", "--type=merge", "-p", patch]).await?;
-    world.until("the edit is written over", is_right).await?;
+    world.until("the edit is overwritten", is_right).await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn deprecated_policies_stand_beside_the_attributes_on_request() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
-    let cluster = with_node(Cluster::start(&parts).await?).await?;
+async fn deprecated_policies_are_written_with_the_attributes_on_request() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
+    let cluster = with_node(&parts).await?;
     leave_behind(&cluster).await?;
     let mut world = World::start(&parts, cluster, &[("publish.topologyPolicies", "true")], &[]).await?;
     let object = world
@@ -333,27 +339,29 @@ async fn deprecated_policies_stand_beside_the_attributes_on_request() -> Result<
 
 /// The simulated API server behaves the same: its own tests compare with these results.
 #[tokio::test]
-async fn an_apply_means_the_object_whose_uid_it_names() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
-    let cluster = Cluster::start(&parts).await?;
+async fn an_apply_with_a_uid_applies_to_that_object_only() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
+    let name = cluster.node_name("worker");
     let client = Client::new(Some(&cluster.admin_kubeconfig()), std::time::Duration::from_secs(10)).await?;
-    ensure!(client.topology("worker").await?.is_none());
-    let mut object = NodeResourceTopology::new("worker", NodeResourceTopologyFields::default());
+    ensure!(client.topology(&name).await?.is_none());
+    let mut object = NodeResourceTopology::new(&name, NodeResourceTopologyFields::default());
     object.metadata.uid = Some("b6a1d1a0-0000-4000-8000-000000000000".to_owned());
     let missing = client.apply(&object).await.err().context("there is no such object")?;
-    ensure!(missing.is_conflict() && missing.to_string().contains("uid mismatch"), "{missing}");
+    ensure!(missing.is_other_object_or_version(), "{missing}");
+    ensure!(missing.to_string().contains("uid mismatch"), "{missing}");
     object.metadata.uid = None;
     let made = client.apply(&object).await?;
     object.metadata.uid = Some("b6a1d1a0-0000-4000-8000-000000000000".to_owned());
     let other = client.apply(&object).await.err().context("it is another object")?;
-    ensure!(other.is_conflict(), "{other}");
+    ensure!(other.is_other_object_or_version(), "{other}");
     ensure!(other.to_string().contains("metadata.uid: Invalid value"), "{other}");
     object.metadata.uid.clone_from(&made.uid);
     let same = client.apply(&object).await?;
     ensure!(same.resource_version == made.resource_version, "nothing changed");
     // A merge patch with a resourceVersion applies to that version only.
     let stale = json!({"metadata": {"resourceVersion": "1"}, "topologyPolicies": null});
-    let stale = client.merge("worker", &stale).await.err().context("that is long ago")?;
-    ensure!(stale.is_conflict(), "{stale}");
+    let stale = client.merge(&name, &stale).await.err().context("that is long ago")?;
+    ensure!(stale.is_other_object_or_version(), "{stale}");
     Ok(())
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -11,9 +10,10 @@ use numacast::quantity::Parsed;
 use serde_json::Value;
 
 use crate::support::parts::{fetched, repository, script};
+use crate::support::seed;
 
-/// Number of generated texts.
-const MADE_UP: usize = 100_000;
+/// Number of random texts.
+const RANDOM: usize = 100_000;
 /// How many of them are kept as vectors for the tests without Go.
 const KEPT: usize = 3000;
 const VECTORS: &str = "tests/vectors/quantities.tsv";
@@ -22,7 +22,7 @@ const VECTORS: &str = "tests/vectors/quantities.tsv";
 const TABLES: &str = "k8s.io/apimachinery@v0.37.0";
 
 /// Returns the program's output, one line for each text.
-fn said(program: &Path, arguments: &[&str]) -> Result<Vec<String>> {
+fn lines_of(program: &Path, arguments: &[&str]) -> Result<Vec<String>> {
     let output = Command::new(program).args(arguments).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?.lines().map(str::to_owned).collect())
@@ -33,23 +33,21 @@ fn ours(line: &str) -> String {
     let text = line.split('\t').next().unwrap_or_default();
     let Ok(parsed) = Parsed::of(text) else { return text.to_owned() };
     let sign = parsed.quantity().nano().signum();
-    format!("{text}\t{}\t{}\t{sign}\t{}", parsed.value(), parsed.milli_value(), parsed.canonical())
+    format!("{text}\t{}\t{}\t{sign}", parsed.value(), parsed.milli_value())
 }
 
 #[test]
-fn made_up_quantities_are_understood_as_go_understands_them() -> Result<()> {
+fn random_quantities_are_parsed_as_in_go() -> Result<()> {
     let Some(dir) = fetched(&["quantity"])? else { return Ok(()) };
-    let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed: u64 = given.unwrap_or_else(|| RandomState::new().hash_one(0) >> 1);
-    eprintln!("NUMACAST_SEED={seed}");
-    let lines = said(&dir.join("quantity"), &["random", &seed.to_string(), &MADE_UP.to_string()])?;
-    ensure!(lines.len() == MADE_UP, "{} lines", lines.len());
+    let seed = seed("random quantities") >> 1;
+    let lines = lines_of(&dir.join("quantity"), &["random", &seed.to_string(), &RANDOM.to_string()])?;
+    ensure!(lines.len() == RANDOM, "{} lines", lines.len());
     let wrong: Vec<&String> = lines.iter().filter(|line| ours(line) != **line).collect();
     let first = wrong.first().map(|line| format!("Go: {line:?}, ours: {:?}", ours(line)));
-    ensure!(wrong.is_empty(), "{} of {MADE_UP} differ: {}", wrong.len(), first.unwrap_or_default());
+    ensure!(wrong.is_empty(), "{} of {RANDOM} differ: {}", wrong.len(), first.unwrap_or_default());
     let read = lines.iter().filter(|line| line.contains('\t')).count();
     eprintln!("{read} of them are quantities");
-    ensure!(read > MADE_UP / 2 && read < MADE_UP, "{read} of them are quantities");
+    ensure!(read > RANDOM / 2 && read < RANDOM, "{read} of them are quantities");
     Ok(())
 }
 
@@ -57,33 +55,33 @@ fn made_up_quantities_are_understood_as_go_understands_them() -> Result<()> {
 fn tables() -> Result<PathBuf> {
     let mut go = Command::new("go");
     let output = go.args(["mod", "download", "-json", TABLES]).current_dir(script("kubernetes")).output()?;
-    let said: Value = serde_json::from_slice(&output.stdout)?;
-    Ok(Path::new(said["Dir"].as_str().context("no directory")?).join("pkg/api/resource"))
+    let module: Value = serde_json::from_slice(&output.stdout)?;
+    Ok(Path::new(module["Dir"].as_str().context("no directory")?).join("pkg/api/resource"))
 }
 
 /// Checks the vectors that the tests without Go read. `NUMACAST_WRITE_VECTORS=1` writes them.
 #[test]
-fn the_vectors_are_what_go_says() -> Result<()> {
+fn the_vectors_are_the_results_of_go() -> Result<()> {
     if std::env::var_os("NUMACAST_WRITE_VECTORS").is_none() {
         return Ok(());
     }
     let dir = fetched(&["quantity"])?.context("needs Go")?;
     let program = dir.join("quantity");
     let tables = tables()?;
-    let tables = said(&program, &["tables", tables.to_str().context("a path that is no text")?])?;
-    let random = said(&program, &["random", "19", &KEPT.to_string()])?;
+    let tables = lines_of(&program, &["tables", tables.to_str().context("a path that is no text")?])?;
+    let random = lines_of(&program, &["random", "19", &KEPT.to_string()])?;
     let mut file = String::new();
-    writeln!(file, "# text, Value(), MilliValue(), Sign(), String() in Go; the text alone is no quantity")?;
+    writeln!(file, "# text, Value(), MilliValue(), Sign() in Go; a text alone is not a quantity")?;
     writeln!(
         file,
-        "# NUMACAST_WRITE_VECTORS=1 cargo test --locked --test real the_vectors_are_what_go_says"
+        "# NUMACAST_WRITE_VECTORS=1 cargo test --locked --test real the_vectors_are_the_results_of_go"
     )?;
     writeln!(file, "# the tables of {TABLES}, pkg/api/resource")?;
     let mut seen = BTreeSet::new();
     for line in tables.iter().filter(|line| seen.insert(*line)) {
         writeln!(file, "{line}")?;
     }
-    writeln!(file, "# made up")?;
+    writeln!(file, "# random")?;
     for line in random.iter().filter(|line| seen.insert(*line)) {
         writeln!(file, "{line}")?;
     }

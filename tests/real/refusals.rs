@@ -12,21 +12,22 @@ use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 
-use crate::sim_node::SimNode;
+use crate::sim_node::Node as SimNode;
 use crate::support::process::{Process, tethered};
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, nrt};
 
 const CRD: &str = "noderesourcetopologies.topology.node.k8s.io";
 
-async fn cluster_with_node(parts: &Parts) -> Result<Cluster> {
-    with_node(Cluster::start(parts).await?).await
-}
+/// Agents of concurrent tests would use the same ports.
+pub(crate) const NO_PORTS: [&str; 4] = ["--metrics-address", "none", "--health-address", "none"];
 
-pub(crate) async fn with_node(cluster: Cluster) -> Result<Cluster> {
-    let node: Node = serde_json::from_value(json!({"metadata": {"name": "worker"}}))?;
+/// Creates a Node in a cluster; returns its name.
+pub(crate) async fn add_node(cluster: &Cluster) -> Result<String> {
+    let name = cluster.node_name("worker");
+    let node: Node = serde_json::from_value(json!({"metadata": {"name": name}}))?;
     Api::<Node>::all(cluster.client()).create(&PostParams::default(), &node).await?;
-    Ok(cluster)
+    Ok(name)
 }
 
 pub(crate) fn agent(node: &SimNode, kubeconfig: &Path, name: &str, more: &[&str]) -> Command {
@@ -45,30 +46,31 @@ async fn once(node: &SimNode, kubeconfig: &Path, name: &str) -> Result<(Option<i
 
 #[tokio::test]
 async fn one_pass_publishes_an_object_that_the_server_accepts_strictly() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
-    let cluster = cluster_with_node(&parts).await?;
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
+    let name = add_node(&cluster).await?;
     let node = SimNode::start();
-    let (code, stderr) = once(&node, &cluster.admin_kubeconfig(), "worker").await?;
+    let (code, stderr) = once(&node, &cluster.admin_kubeconfig(), &name).await?;
     ensure!(code == Some(0), "{stderr}");
-    let seen = nrt::read(&cluster.client(), "worker").await?;
-    ensure!(seen.zones.len() == 2, "{:?}", seen.zones);
+    let first = nrt::read(&cluster.client(), &name).await?;
+    ensure!(first.zones.len() == 2, "{:?}", first.zones);
     // Again: the same content does not create a new version.
-    let (code, stderr) = once(&node, &cluster.admin_kubeconfig(), "worker").await?;
+    let (code, stderr) = once(&node, &cluster.admin_kubeconfig(), &name).await?;
     ensure!(code == Some(0), "{stderr}");
-    ensure!(nrt::read(&cluster.client(), "worker").await?.version == seen.version);
+    ensure!(nrt::read(&cluster.client(), &name).await?.version == first.version);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_node_that_the_cluster_does_not_know() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
-    let cluster = cluster_with_node(&parts).await?;
+async fn a_node_that_the_cluster_does_not_have() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
     let (code, stderr) = once(&SimNode::start(), &cluster.admin_kubeconfig(), "ghost").await?;
     ensure!(
         (code, stderr.as_str())
             == (
                 Some(1),
-                "numacast: the cluster has no node `ghost`: is `nodeName` (NODE_NAME) right, and has the \
+                "numacast: the cluster has no node `ghost`: is NODE_NAME right, and has the \
                  kubelet registered?\n"
             ),
         "{code:?} {stderr}"
@@ -77,40 +79,35 @@ async fn a_node_that_the_cluster_does_not_know() -> Result<()> {
 }
 
 #[tokio::test]
-async fn rbac_that_refuses() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
-    let cluster = cluster_with_node(&parts).await?;
+async fn rbac_that_denies_requests() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
+    let name = add_node(&cluster).await?;
     let node = SimNode::start();
     let kubeconfig = cluster.kubeconfig_as("system:serviceaccount:numacast:agent", &[])?;
-    let (code, stderr) = once(&node, &kubeconfig, "worker").await?;
-    ensure!(
-        (code, stderr.as_str())
-            == (
-                Some(1),
-                "numacast: RBAC refuses: nodes \"worker\" is forbidden: User \
-                 \"system:serviceaccount:numacast:agent\" cannot get resource \"nodes\" in API group \"\" at the \
-                 cluster scope\n"
-            ),
-        "{code:?} {stderr}"
+    let (code, stderr) = once(&node, &kubeconfig, &name).await?;
+    let denied = format!(
+        "numacast: RBAC denied the request: nodes \"{name}\" is forbidden: User \
+         \"system:serviceaccount:numacast:agent\" cannot get resource \"nodes\" in API group \"\" at the \
+         cluster scope\n"
     );
+    ensure!((code, stderr.as_str()) == (Some(1), denied.as_str()), "{code:?} {stderr}");
     allow(&cluster, "", "nodes", &["get"]).await?;
+    let denied = format!(
+        "numacast: RBAC denied the request: noderesourcetopologies.topology.node.k8s.io \"{name}\" is forbidden: \
+         User \"system:serviceaccount:numacast:agent\" cannot patch resource \
+         \"noderesourcetopologies\" in API group \"topology.node.k8s.io\" at the cluster scope\n"
+    );
     until("the API server has the role", async || {
-        let (code, stderr) = once(&node, &kubeconfig, "worker").await?;
-        ensure!(code == Some(1));
-        ensure!(
-            stderr
-                == "numacast: RBAC refuses: noderesourcetopologies.topology.node.k8s.io \"worker\" is forbidden: \
-                    User \"system:serviceaccount:numacast:agent\" cannot patch resource \
-                    \"noderesourcetopologies\" in API group \"topology.node.k8s.io\" at the cluster scope\n",
-            "{stderr}"
-        );
+        let (code, stderr) = once(&node, &kubeconfig, &name).await?;
+        ensure!((code, stderr.as_str()) == (Some(1), denied.as_str()), "{stderr}");
         Ok(())
     })
     .await?;
     // The agent's minimum rights: apply is a patch, and creating by apply requires `create`.
     allow(&cluster, "topology.node.k8s.io", "noderesourcetopologies", &["patch", "create"]).await?;
-    until("the agent may", async || {
-        let (code, stderr) = once(&node, &kubeconfig, "worker").await?;
+    until("the agent is allowed to", async || {
+        let (code, stderr) = once(&node, &kubeconfig, &name).await?;
         ensure!(code == Some(0), "{stderr}");
         Ok(())
     })
@@ -134,8 +131,9 @@ async fn allow(cluster: &Cluster, group: &str, resource: &str, verbs: &[&str]) -
 
 #[tokio::test]
 async fn a_crd_that_is_not_installed_is_waited_for() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
-    let cluster = cluster_with_node(&parts).await?;
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let name = add_node(&cluster).await?;
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
     crds.delete(CRD, &DeleteParams::default()).await?;
     until("the CRD is gone", async || {
@@ -145,40 +143,41 @@ async fn a_crd_that_is_not_installed_is_waited_for() -> Result<()> {
     .await?;
     let node = SimNode::start();
     let kubeconfig = cluster.admin_kubeconfig();
-    let sentence = "the API server does not know noderesourcetopologies.topology.node.k8s.io/v1alpha2: install \
+    let message = "the API server does not know noderesourcetopologies.topology.node.k8s.io/v1alpha2: install \
                     the CRD (`numacast crd | kubectl apply -f -`)";
-    let (code, stderr) = once(&node, &kubeconfig, "worker").await?;
-    ensure!((code, stderr.as_str()) == (Some(1), format!("numacast: {sentence}\n").as_str()), "{stderr}");
+    let (code, stderr) = once(&node, &kubeconfig, &name).await?;
+    ensure!((code, stderr.as_str()) == (Some(1), format!("numacast: {message}\n").as_str()), "{stderr}");
 
-    let mut agent = Process::start("agent", cluster.dir(), agent(&node, &kubeconfig, "worker", &[]))?;
-    until("the agent says so", async || {
+    let mut agent = Process::start("agent", cluster.dir(), agent(&node, &kubeconfig, &name, &NO_PORTS))?;
+    until("the agent logs it", async || {
         agent.still_runs()?;
-        let words = agent.last_words();
-        ensure!(words.matches(sentence).count() == 1, "{words}");
+        let log = agent.log_tail();
+        ensure!(log.matches(message).count() == 1, "{log}");
         Ok(())
     })
     .await?;
     cluster.apply_crds().await?;
     until("the object is there", async || {
         agent.still_runs()?;
-        nrt::read(&cluster.client(), "worker").await.map(drop)
+        nrt::read(&cluster.client(), &name).await.map(drop)
     })
     .await?;
-    let words = agent.last_words();
-    ensure!(words.matches(sentence).count() == 1, "said once: {words}");
+    let log = agent.log_tail();
+    ensure!(log.matches(message).count() == 1, "once: {log}");
     Ok(())
 }
 
 #[tokio::test]
 async fn sigterm_ends_the_agent_with_exit_code_0() -> Result<()> {
-    let Some(parts) = Parts::for_test(Needs::ApiServer).await? else { return Ok(()) };
-    let cluster = cluster_with_node(&parts).await?;
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
+    let name = add_node(&cluster).await?;
     let node = SimNode::start();
-    let mut agent =
-        Process::start("agent", cluster.dir(), agent(&node, &cluster.admin_kubeconfig(), "worker", &[]))?;
+    let command = agent(&node, &cluster.admin_kubeconfig(), &name, &NO_PORTS);
+    let mut agent = Process::start("agent", cluster.dir(), command)?;
     until("the object is there", async || {
         agent.still_runs()?;
-        nrt::read(&cluster.client(), "worker").await.map(drop)
+        nrt::read(&cluster.client(), &name).await.map(drop)
     })
     .await?;
     agent.signal("TERM")?;

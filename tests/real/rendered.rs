@@ -20,8 +20,8 @@ use serde_json::{Value, json};
 
 use crate::support::chart::{self, AGENT, Chart, POLICIES, RELEASE, RIGHTS};
 use crate::support::koordinator::{self, DEVICE_ALLOCATED};
-use crate::support::podresources::{Clients, Held, Rpc, Who, held};
-use crate::support::wait::{Hopeless, until};
+use crate::support::podresources::{Allocation, ClientKind, Clients, Rpc, allocations};
+use crate::support::wait::{Fatal, until};
 use crate::support::{Cluster, Needs, Parts, RealNode, Stop, nrt, oracle, parts, pod, tokens};
 
 const NODE: &str = "two-by-eight";
@@ -67,7 +67,7 @@ impl World {
         let (_, number) = port.rsplit_once(':').context("the kubelet has no port")?;
         let kubelet = format!("{own}:{number}");
         let reach = [(SERVICE.to_owned(), cluster.address().to_owned()), (kubelet, port)];
-        node.pods_reach(&BTreeMap::from(reach))?;
+        node.map_addresses(&BTreeMap::from(reach))?;
         Ok(Self { node, chart, cluster })
     }
 
@@ -106,7 +106,7 @@ impl World {
     }
 
     /// Waits until the published object matches the kubelet's own checkpoints.
-    async fn is_true(&self, agent: &Running<'_>) -> Result<()> {
+    async fn matches_oracle(&self, agent: &Running<'_>) -> Result<()> {
         let true_now = until("the published object equals the oracle", async || {
             agent.still_runs().await?;
             self.node.kubelet_still_runs()?;
@@ -116,7 +116,7 @@ impl World {
             ensure!(differences.is_empty(), "it does not:\n  {}", differences.join("\n  "));
             Ok(())
         });
-        true_now.await.with_context(|| agent.last_words())
+        true_now.await.with_context(|| agent.log_tail())
     }
 }
 
@@ -139,10 +139,14 @@ impl Running<'_> {
         files.iter().map(|file| std::fs::read_to_string(file).unwrap_or_default()).collect()
     }
 
-    fn last_words(&self) -> String {
+    fn log_tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
-        format!("the last words of {}:\n{}", self.name, lines[lines.len().saturating_sub(20)..].join("\n"))
+        format!(
+            "the end of the log of {}:\n{}",
+            self.name,
+            lines[lines.len().saturating_sub(20)..].join("\n")
+        )
     }
 
     /// Returns an error if its container has ended or was restarted.
@@ -152,12 +156,12 @@ impl Running<'_> {
         let ended = statuses.iter().any(|one| {
             one.restart_count > 0 || one.state.as_ref().is_some_and(|state| state.terminated.is_some())
         });
-        ensure!(!ended, Hopeless(format!("it has ended; {}", self.last_words())));
+        ensure!(!ended, Fatal(format!("it has ended; {}", self.log_tail())));
         Ok(())
     }
 
     /// Waits until the kubelet's probes report it ready.
-    async fn is_ready(&self) -> Result<()> {
+    async fn wait_until_ready(&self) -> Result<()> {
         let what = format!("{} is ready", self.name);
         let ready = until(&what, async || {
             self.still_runs().await?;
@@ -169,16 +173,16 @@ impl Running<'_> {
             );
             Ok(())
         });
-        ready.await.with_context(|| self.last_words())
+        ready.await.with_context(|| self.log_tail())
     }
 
     /// Waits until it ends by itself; returns the exit code.
-    async fn ends(&self) -> Result<i32> {
+    async fn wait_for_exit(&self) -> Result<i32> {
         until(&format!("{} has ended", self.name), async || {
             let pod = self.world.pods().get(&self.name).await?;
             let statuses = pod.status.unwrap_or_default().container_statuses.unwrap_or_default();
             let state = statuses.into_iter().next().and_then(|one| one.state).unwrap_or_default();
-            Ok(state.terminated.with_context(|| self.last_words())?.exit_code)
+            Ok(state.terminated.with_context(|| self.log_tail())?.exit_code)
         })
         .await
     }
@@ -191,7 +195,7 @@ impl Running<'_> {
                 return Ok(entry.path());
             }
         }
-        anyhow::bail!("no process is {}: {}", self.name, self.last_words())
+        anyhow::bail!("no process is {}: {}", self.name, self.log_tail())
     }
 
     /// Returns whether a process is the pod's: the kubelet mounts a file of the pod's directory over
@@ -201,13 +205,13 @@ impl Running<'_> {
         mounts.lines().any(|line| line.contains(&self.uid))
     }
 
-    /// Checks that it has no privileges on the host, cannot gain any, and sees only what it was given.
-    fn is_confined(&self, user: u32, beyond: Option<&str>) -> Result<()> {
-        self.is_confined_but_for(user, beyond, None)
+    /// Checks that it has no privileges on the host, cannot gain any, and sees only what is mounted.
+    fn is_confined(&self, user: u32, inherits: Option<&str>) -> Result<()> {
+        self.is_confined_except(user, inherits, None)
     }
 
     /// Like [`Running::is_confined`], except for one writable directory.
-    fn is_confined_but_for(&self, user: u32, beyond: Option<&str>, writes: Option<&Path>) -> Result<()> {
+    fn is_confined_except(&self, user: u32, inherits: Option<&str>, writes: Option<&Path>) -> Result<()> {
         let process = self.process()?;
         let status = std::fs::read_to_string(process.join("status"))?;
         let of = |key: &str| {
@@ -225,18 +229,18 @@ impl Running<'_> {
         );
         let mounts = std::fs::read_to_string(process.join("mountinfo"))?;
         for line in mounts.lines() {
-            let words: Vec<&str> = line.split(' ').collect();
-            let (place, options) = (words[4], words[5]);
+            let fields: Vec<&str> = line.split(' ').collect();
+            let (place, options) = (fields[4], fields[5]);
             let own =
                 ["/proc", "/dev"].iter().any(|own| place == *own || place.starts_with(&format!("{own}/")));
             let below = |of: &str| place.starts_with(&format!("{of}/"));
             // Mounts below a read-only mount remain writable: the described machine's trees, which a real
             // machine does not have there, and pods' volumes if the kubelet's directory is mounted.
             let inherited =
-                ["/host/sys/devices/system", "/host/sys/kernel/mm"].into_iter().chain(beyond).any(below);
+                ["/host/sys/devices/system", "/host/sys/kernel/mm"].into_iter().chain(inherits).any(below);
             let read_only = options.split(',').any(|option| option == "ro") || place == "/etc/hosts";
-            let given = writes.is_some_and(|dir| Path::new(place) == dir);
-            ensure!(own || inherited || read_only || given, "{place} may be written: {options}");
+            let writable = writes.is_some_and(|dir| Path::new(place) == dir);
+            ensure!(own || inherited || read_only || writable, "{place} may be written: {options}");
         }
         Ok(())
     }
@@ -269,6 +273,14 @@ fn attribute(object: &Value, name: &str) -> Option<String> {
     Some(all.find(|one| one["name"] == name)?["value"].as_str()?.to_owned())
 }
 
+/// Probes readiness every second instead of every 10 seconds.
+fn quick(mut values: Value) -> Value {
+    for part in ["agent", "controller"] {
+        values[part]["probes"]["readiness"] = json!({"periodSeconds": 1});
+    }
+    values
+}
+
 /// Reads the kubelet's configuration from its file, with as few mounts as possible.
 fn with_file() -> Value {
     json!({"kubelet": {"configFile": "/var/lib/kubelet/config.yaml", "devicePluginsDir": ""}})
@@ -280,42 +292,42 @@ fn with_directory() -> Value {
 }
 
 /// The agent's normal operation.
-async fn works(world: &World, beyond: Option<&str>) -> Result<()> {
+async fn works(world: &World, inherits: Option<&str>) -> Result<()> {
     let agent = world.start_pod("DaemonSet", AGENT, "agent-1").await?;
-    agent.is_ready().await?;
-    world.is_true(&agent).await?;
-    agent.is_confined(0, beyond)?;
+    agent.wait_until_ready().await?;
+    world.matches_oracle(&agent).await?;
+    agent.is_confined(0, inherits)?;
     let object = nrt::read(&world.node.client(), NODE).await?.content;
     ensure!(attribute(&object, "topologyManagerPolicy").as_deref() == Some("best-effort"), "{object}");
 
     // Allocations and releases; one spans the memory of both NUMA nodes.
     world.node.run(pod("wide").cpus(1).memory("14Gi")).await?;
-    world.is_true(&agent).await?;
+    world.matches_oracle(&agent).await?;
     world.node.delete("wide").await?;
-    world.is_true(&agent).await?;
+    world.matches_oracle(&agent).await?;
     world.node.run(pod("a").cpus(2).memory("1Gi").device(NIC, 1)).await?;
-    world.is_true(&agent).await?;
+    world.matches_oracle(&agent).await?;
 
     // Manual changes of the object.
     let objects = nrt::api(&world.node.client());
     let edit = Patch::Merge(json!({"zones": []}));
     let person = PatchParams { field_manager: Some("kubectl-edit".to_owned()), ..PatchParams::default() };
-    let told = until("an Event tells of an edit", async || {
+    let reported = until("an Event reports the edit", async || {
         // Again: a concurrent write of the agent may have overwritten the previous edit.
         objects.patch(NODE, &person, &edit).await?;
-        world.is_true(&agent).await?;
+        world.matches_oracle(&agent).await?;
         let events = Api::<Event>::namespaced(world.node.client(), "default");
         let all = events.list(&ListParams::default()).await?.items;
         let reasons: Vec<String> = all.into_iter().filter_map(|event| event.reason).collect();
-        ensure!(reasons.iter().any(|reason| reason == "ObjectTakenOver"), "only of {reasons:?}");
+        ensure!(reasons.iter().any(|reason| reason == "ObjectTakenOver"), "only {reasons:?}");
         Ok(())
     });
-    told.await.with_context(|| agent.last_words())?;
+    reported.await.with_context(|| agent.log_tail())?;
     objects.delete(NODE, &DeleteParams::default()).await?;
-    world.is_true(&agent).await?;
-    agent.is_ready().await?;
-    let words = agent.log();
-    ensure!(!words.contains("RBAC refuses") && !words.contains("forbidden"), "{words}");
+    world.matches_oracle(&agent).await?;
+    agent.wait_until_ready().await?;
+    let log = agent.log();
+    ensure!(!log.contains("RBAC denied") && !log.contains("forbidden"), "{log}");
     Ok(())
 }
 
@@ -323,15 +335,18 @@ async fn works(world: &World, beyond: Option<&str>) -> Result<()> {
 async fn survives_a_kubelet(world: &mut World) -> Result<()> {
     world.node.restart_kubelet(Stop::Kill).await?;
     let agent = world.running("agent-1").await?;
-    agent.is_ready().await?;
-    world.is_true(&agent).await?;
+    agent.wait_until_ready().await?;
+    world.matches_oracle(&agent).await?;
     world.node.run(pod("c").cpus(2).memory("1Gi").device(NIC, 1)).await?;
-    world.is_true(&agent).await?;
+    world.matches_oracle(&agent).await?;
     if std::env::var_os("NUMACAST_MEASURE").is_some() {
-        eprintln!("allocations, from the kubelet's books to the API server: {}", latencies(world).await?);
+        eprintln!(
+            "allocations, from the kubelet's checkpoint to the API server: {}",
+            latencies(world).await?
+        );
     }
-    let said = agent.delete().await?;
-    ensure!(!said.contains("in-pod:"), "{said}");
+    let log = agent.delete().await?;
+    ensure!(!log.contains("in-pod:"), "{log}");
     Ok(())
 }
 
@@ -339,17 +354,19 @@ async fn survives_a_kubelet(world: &mut World) -> Result<()> {
 /// published object.
 async fn latencies(world: &World) -> Result<String> {
     let node = world.node.name().to_owned();
-    let free = |object: &nrt::Seen| -> u64 { object.zones.values().map(|zone| zone["cpu"].available).sum() };
+    let free = |object: &nrt::ObjectVersion| -> u64 {
+        object.zones.values().map(|zone| zone["cpu"].available).sum()
+    };
     let before = free(&nrt::read(&world.node.client(), &node).await?);
     let (client, of) = (world.node.client(), node.clone());
     let first = nrt::read(&client, &node).await?.version;
-    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let (sender, mut versions) = tokio::sync::mpsc::unbounded_channel();
     let watching = tokio::spawn(async move {
         let only = WatchParams::default().fields(&format!("metadata.name={of}"));
         let mut stream = std::pin::pin!(nrt::api(&client).watch(&only, &first).await?);
         while let Some(Ok(event)) = stream.next().await {
             if let WatchEvent::Modified(object) | WatchEvent::Added(object) = event {
-                tell.send((Instant::now(), nrt::Seen::of(&object)?))?;
+                sender.send((Instant::now(), nrt::ObjectVersion::of(&object)?))?;
             }
         }
         anyhow::Ok(())
@@ -361,7 +378,7 @@ async fn latencies(world: &World) -> Result<String> {
         let uid = world.node.pods().await?.into_iter().find(|pod| pod.metadata.name.as_ref() == Some(&name));
         let uid = uid.and_then(|pod| pod.metadata.uid).context("a pod without a UID")?;
         let file = world.node.kubelet_dir().join("cpu_manager_state");
-        let booked = tokio::task::spawn_blocking(move || {
+        let written = tokio::task::spawn_blocking(move || {
             loop {
                 if std::fs::read_to_string(&file).unwrap_or_default().contains(&uid) {
                     return Instant::now();
@@ -371,14 +388,14 @@ async fn latencies(world: &World) -> Result<String> {
         })
         .await?;
         loop {
-            let (at, object) = told.recv().await.context("the watch ended")?;
+            let (at, object) = versions.recv().await.context("the watch ended")?;
             if free(&object) + 2 == before {
-                all.push(at.saturating_duration_since(booked).as_secs_f64() * 1e3);
+                all.push(at.saturating_duration_since(written).as_secs_f64() * 1e3);
                 break;
             }
         }
         world.node.delete(&name).await?;
-        while free(&told.recv().await.context("the watch ended")?.1) != before {}
+        while free(&versions.recv().await.context("the watch ended")?.1) != before {}
     }
     watching.abort();
     all.sort_by(f64::total_cmp);
@@ -398,7 +415,7 @@ impl World {
 
 #[tokio::test]
 async fn the_agent_works_as_the_chart_runs_it() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     let mut world = World::start(&parts, &with_kubelet_ca()).await?;
     works(&world, None).await?;
     survives_a_kubelet(&mut world).await
@@ -406,18 +423,20 @@ async fn the_agent_works_as_the_chart_runs_it() -> Result<()> {
 
 #[tokio::test]
 async fn the_agent_works_with_the_kubelets_file() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
-    let mut world = World::start(&parts, &with_file()).await?;
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
+    let mut world = World::start(&parts, &quick(with_file())).await?;
     works(&world, None).await?;
     survives_a_kubelet(&mut world).await
 }
 
 /// The mount still shows the directory that was moved away; only a new container sees its replacement.
 #[tokio::test]
-async fn drop_ins_whose_directory_was_replaced_are_not_believed() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
-    let mut values = with_file();
+async fn drop_ins_whose_directory_was_replaced_are_not_used() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
+    let mut values = quick(with_file());
     values["kubelet"]["configDir"] = json!("/var/lib/kubelet/conf.d");
+    // The default takes up to 90 seconds.
+    values["agent"]["probes"]["liveness"] = json!({"periodSeconds": 5});
     let mut world = World::start(&parts, &values).await?;
     let dir = world.node.kubelet_dir().join("conf.d");
     let policy = |name: &str| -> Result<()> {
@@ -426,40 +445,40 @@ async fn drop_ins_whose_directory_was_replaced_are_not_believed() -> Result<()> 
     };
     policy("restricted")?;
     let agent = world.start_pod("DaemonSet", AGENT, "agent-1").await?;
-    agent.is_ready().await?;
-    let says = async |client: &kube::Client, name: &str| {
-        until(&format!("the object says {name}"), async || {
+    agent.wait_until_ready().await?;
+    let wait_for_policy = async |client: &kube::Client, name: &str| {
+        until(&format!("the policy is {name}"), async || {
             let object = nrt::read(client, NODE).await?.content;
-            let said = attribute(&object, "topologyManagerPolicy");
-            ensure!(said.as_deref() == Some(name), "it says {said:?}");
+            let policy = attribute(&object, "topologyManagerPolicy");
+            ensure!(policy.as_deref() == Some(name), "it is {policy:?}");
             Ok(())
         })
         .await
     };
-    says(&world.node.client(), "restricted").await?;
+    wait_for_policy(&world.node.client(), "restricted").await?;
 
     std::fs::rename(&dir, dir.with_extension("old"))?;
     policy("none")?;
     world.node.restart_kubelet(Stop::Kill).await?;
     let agent = world.running("agent-1").await?;
-    until("the agent tells", async || {
-        ensure!(agent.log().contains("conf.d: it was replaced on the host"), "{}", agent.last_words());
+    until("the agent reports it", async || {
+        ensure!(agent.log().contains("conf.d: it was replaced on the host"), "{}", agent.log_tail());
         Ok(())
     })
     .await?;
-    // Its liveness probe restarts the container. It fails for up to 90 seconds first.
+    // Its liveness probe restarts the container.
     until("the container is stopped", async || {
-        ensure!(agent.log().contains("SIGTERM received"), "{}", agent.last_words());
+        ensure!(agent.log().contains("SIGTERM received"), "{}", agent.log_tail());
         Ok(())
     })
     .await?;
-    says(&world.node.client(), "none").await.with_context(|| agent.last_words())
+    wait_for_policy(&world.node.client(), "none").await.with_context(|| agent.log_tail())
 }
 
 #[tokio::test]
 async fn the_agent_works_with_the_kubelets_directory() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
-    let mut world = World::start(&parts, &with_directory()).await?;
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
+    let mut world = World::start(&parts, &quick(with_directory())).await?;
     works(&world, Some("/host/var/lib/kubelet")).await?;
     survives_a_kubelet(&mut world).await
 }
@@ -468,32 +487,32 @@ async fn the_agent_works_with_the_kubelets_directory() -> Result<()> {
 #[tokio::test]
 async fn the_proxy_works_as_the_chart_runs_it() -> Result<()> {
     const GROUP: u32 = 4711;
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     parts::fetched(&["podresources"])?.context("no clients")?;
     let clients = Clients::of(&parts);
     let host = tempfile::tempdir()?;
     // It does not exist yet.
     let dir = host.path().join("run/pod-resources");
-    let mut values = with_kubelet_ca();
-    values["config"]["proxy"] = json!({"enabled": true, "dir": dir, "mode": "0660", "group": GROUP});
+    let mut values = quick(with_kubelet_ca());
+    values["config"]["proxy"] = json!({"enabled": true, "dir": dir, "group": GROUP});
     let world = World::start(&parts, &values).await?;
     let admin = world.cluster.client();
     koordinator::install(&admin).await?;
     let topology = json!({"socketID": 0, "nodeID": 1, "pcieID": "", "busID": ""});
     let gpu = json!({"type": "gpu", "id": "GPU-a", "minor": 0, "health": true, "topology": topology});
     koordinator::describe(&admin, NODE, json!([gpu])).await?;
-    let given = json!({"gpu": [{"minor": 0, "id": "GPU-a"}]}).to_string();
-    world.node.run(pod("given").device(NIC, 1).annotation(DEVICE_ALLOCATED, &given)).await?;
+    let allocated = json!({"gpu": [{"minor": 0, "id": "GPU-a"}]}).to_string();
+    world.node.run(pod("a").device(NIC, 1).annotation(DEVICE_ALLOCATED, &allocated)).await?;
 
     let agent = world.start_pod("DaemonSet", AGENT, "agent-1").await?;
-    agent.is_ready().await?;
-    world.is_true(&agent).await?;
-    agent.is_confined_but_for(0, None, Some(&dir))?;
+    agent.wait_until_ready().await?;
+    world.matches_oracle(&agent).await?;
+    agent.is_confined_except(0, None, Some(&dir))?;
     let socket = dir.join("kubelet.sock");
     let file = std::fs::metadata(&socket)?;
     ensure!((file.uid(), file.gid(), file.mode() & 0o777) == (0, GROUP, 0o660), "{file:?}");
-    let right = Held {
-        pod: "default/given".to_owned(),
+    let right = Allocation {
+        pod: "default/a".to_owned(),
         container: "main".to_owned(),
         resource: "nvidia.com/gpu".to_owned(),
         id: "GPU-a".to_owned(),
@@ -502,29 +521,29 @@ async fn the_proxy_works_as_the_chart_runs_it() -> Result<()> {
     let has_it = async |agent: &Running<'_>| {
         let listed = until("the pod is listed with its device", async || {
             agent.still_runs().await?;
-            let heard = clients.ask(Who::Go, &socket, &Rpc::List).await?.ok()?;
-            ensure!(held(&heard.answer)?.contains(&right), "{}", heard.answer);
+            let response = clients.request(ClientKind::Go, &socket, &Rpc::List).await?.ok()?;
+            ensure!(allocations(&response.message)?.contains(&right), "{}", response.message);
             Ok(())
         });
-        listed.await.with_context(|| agent.last_words())
+        listed.await.with_context(|| agent.log_tail())
     };
     has_it(&agent).await?;
-    let words = agent.log();
-    ensure!(!words.contains("RBAC refuses") && !words.contains("forbidden"), "{words}");
+    let log = agent.log();
+    ensure!(!log.contains("RBAC denied") && !log.contains("forbidden"), "{log}");
 
     // While the agent is replaced the socket remains, and requests get `Unavailable` instead of a missing
     // socket.
     agent.delete().await?;
     ensure!(socket.exists(), "the socket is gone");
-    let heard = clients.ask(Who::Go, &socket, &Rpc::List).await?;
-    ensure!(heard.code == "Unavailable", "{heard:?}");
+    let response = clients.request(ClientKind::Go, &socket, &Rpc::List).await?;
+    ensure!(response.code == "Unavailable", "{response:?}");
     let next = world.start_pod("DaemonSet", AGENT, "agent-2").await?;
-    next.is_ready().await?;
+    next.wait_until_ready().await?;
     has_it(&next).await
 }
 
 /// Returns a pod's HTTP response at one of its ports.
-async fn answer(running: &Running<'_>, port: u16, path: &str) -> Result<String> {
+async fn response(running: &Running<'_>, port: u16, path: &str) -> Result<String> {
     let pod = running.world.pods().get(&running.name).await?;
     let address = pod.status.and_then(|status| status.pod_ip).context("the pod has no address")?;
     let stream = tokio::net::TcpStream::connect((address.as_str(), port)).await?;
@@ -532,28 +551,27 @@ async fn answer(running: &Running<'_>, port: u16, path: &str) -> Result<String> 
         hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(stream)).await?;
     tokio::spawn(connection);
     let request = Request::get(path).header("Host", &address).body(String::new())?;
-    let answer = sender.send_request(request).await?;
-    ensure!(answer.status().is_success(), "{path}: {}", answer.status());
-    Ok(String::from_utf8(answer.into_body().collect().await?.to_bytes().to_vec())?)
+    let response = sender.send_request(request).await?;
+    ensure!(response.status().is_success(), "{path}: {}", response.status());
+    Ok(String::from_utf8(response.into_body().collect().await?.to_bytes().to_vec())?)
 }
 
 #[tokio::test]
 async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
-    let mut values = with_kubelet_ca();
-    let quick = json!({"garbage": {"interval": "1s", "grace": "1s"}, "fleet": {"interval": "1s"}});
-    values["controller"]["config"]["controller"] = quick;
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
+    let mut values = quick(with_kubelet_ca());
+    values["controller"]["config"]["controller"] = json!({"garbage": {"interval": "1s"}});
     let world = World::start(&parts, &values).await?;
     let agent = world.start_pod("DaemonSet", AGENT, "agent-1").await?;
-    agent.is_ready().await?;
-    world.is_true(&agent).await?;
+    agent.wait_until_ready().await?;
+    world.matches_oracle(&agent).await?;
     let objects = nrt::api(&world.cluster.client());
     let mut stale = objects.get(NODE).await?;
     stale.metadata = kube::api::ObjectMeta { name: Some("gone".to_owned()), ..Default::default() };
     objects.create(&PostParams::default(), &stale).await?;
 
     let controller = world.start_pod("Deployment", "numacast-controller", "controller-1").await?;
-    controller.is_ready().await?;
+    controller.wait_until_ready().await?;
     controller.is_confined(65532, None)?;
     until("the object of no Node is gone", async || {
         controller.still_runs().await?;
@@ -561,10 +579,10 @@ async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
         Ok(())
     })
     .await
-    .with_context(|| controller.last_words())?;
+    .with_context(|| controller.log_tail())?;
     ensure!(objects.get_opt(NODE).await?.is_some(), "the object of a Node is gone, too");
     until("the controller counts the fleet", async || {
-        let metrics = answer(&controller, 9742, "/metrics").await?;
+        let metrics = response(&controller, 9742, "/metrics").await?;
         for line in [
             "numacast_controller_leader 1",
             "numacast_fleet_covered_nodes 1",
@@ -575,33 +593,33 @@ async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
         Ok(())
     })
     .await?;
-    let words = controller.log();
-    ensure!(!words.contains("forbidden") && !words.contains("cannot"), "{words}");
+    let log = controller.log();
+    ensure!(!log.contains("forbidden") && !log.contains("cannot"), "{log}");
 
     // `helm test`, and the pre-uninstall hook.
     let check = world.chart.object("Pod", "numacast-check")?;
     let check = world.run(json!({"metadata": {"name": "check"}, "spec": check.data["spec"]})).await?;
-    ensure!(check.ends().await? == 0, "{}", check.last_words());
+    ensure!(check.wait_for_exit().await? == 0, "{}", check.log_tail());
     controller.delete().await?;
     let purge = world.start_pod("Job", "numacast-purge", "purge").await?;
     let sets = chart::api(&world.cluster.client(), world.chart.object("DaemonSet", AGENT)?)?;
     until("the agents' DaemonSet is gone", async || {
-        ensure!(sets.get_opt(AGENT).await?.is_none(), "{}", purge.last_words());
+        ensure!(sets.get_opt(AGENT).await?.is_none(), "{}", purge.log_tail());
         Ok(())
     })
     .await?;
     // As the garbage collector would.
     agent.delete().await?;
-    ensure!(purge.ends().await? == 0, "{}", purge.last_words());
-    ensure!(objects.get_opt(NODE).await?.is_none(), "{}", purge.last_words());
+    ensure!(purge.wait_for_exit().await? == 0, "{}", purge.log_tail());
+    ensure!(objects.get_opt(NODE).await?.is_none(), "{}", purge.log_tail());
     Ok(())
 }
 
 /// [`Running::is_confined`] detects each violation.
 #[tokio::test]
 async fn a_pod_that_is_less_confined_is_noticed() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
-    let world = World::start(&parts, &with_kubelet_ca()).await?;
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
+    let world = World::start(&parts, &quick(with_kubelet_ca())).await?;
     type Loosen = fn(&mut Value);
     let less: [(&str, Loosen, &str); 3] = [
         ("writable", |c| c["securityContext"]["readOnlyRootFilesystem"] = json!(false), "/ may be written"),
@@ -613,7 +631,7 @@ async fn a_pod_that_is_less_confined_is_noticed() -> Result<()> {
         loosen(&mut template["spec"]["containers"][0]);
         let pod = json!({"metadata": {"name": name}, "spec": template["spec"]});
         let running = world.run(pod).await?;
-        running.is_ready().await?;
+        running.wait_until_ready().await?;
         let error = running.is_confined(0, None).err().with_context(|| format!("{name} is not noticed"))?;
         ensure!(format!("{error:#}").contains(found), "{name}: {error:#}");
         running.delete().await?;

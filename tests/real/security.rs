@@ -3,7 +3,7 @@
 //! has the table.
 //!
 //! Attempts on a resource that the policies cover are made twice more: without the policies, which shows what
-//! only the policies prevent; and with every right in RBAC, which shows what the policies prevent by
+//! only the policies prevent; and with every permission in RBAC, which shows what the policies prevent by
 //! themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +29,7 @@ const PURGE: &str = "numacast-purge";
 
 /// The result of an attempt, and which layer decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
+enum Outcome {
     Yes,
     /// RBAC denies it.
     Rights,
@@ -38,16 +38,16 @@ enum Answer {
     /// The server rejects it with this code, regardless of the user.
     Code(u16),
 }
-use Answer::{Code, Policy, Rights, Yes};
+use Outcome::{Code, Policy, Rights, Yes};
 
-impl std::fmt::Display for Answer {
+impl std::fmt::Display for Outcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Yes => f.write_str("yes"),
             Rights => f.write_str("no: RBAC"),
             Policy => f.write_str("no: policy"),
-            Code(401) => f.write_str("no: the token is void (401)"),
-            Code(code) => write!(f, "no: the request makes no sense ({code})"),
+            Code(401) => f.write_str("no: the token is invalid (401)"),
+            Code(code) => write!(f, "no: invalid request ({code})"),
         }
     }
 }
@@ -106,11 +106,11 @@ struct Attempt {
     what: &'static str,
     call: Call,
     /// Result under the chart's RBAC rules and policies.
-    answer: Answer,
+    outcome: Outcome,
     /// Result without the policies.
-    bare: Answer,
-    /// Result with every right in RBAC, under the policies; not tried if they do not cover the resource.
-    free: Option<Answer>,
+    bare: Outcome,
+    /// Result with every permission in RBAC, with the policies; not tried if they do not cover the resource.
+    free: Option<Outcome>,
     /// Whether there is no object at first.
     at_first: bool,
     /// Text expected in the message of the policy that denies it.
@@ -118,14 +118,14 @@ struct Attempt {
 }
 
 /// An attempt that the policies do not cover.
-fn plain(who: &'static str, what: &'static str, call: Call, answer: Answer) -> Attempt {
-    Attempt { who, what, call, answer, bare: answer, free: None, at_first: false, because: "" }
+fn plain(who: &'static str, what: &'static str, call: Call, outcome: Outcome) -> Attempt {
+    Attempt { who, what, call, outcome, bare: outcome, free: None, at_first: false, because: "" }
 }
 
 /// An attempt that the policies cover.
-fn held(who: &'static str, what: &'static str, call: Call, answers: [Answer; 3]) -> Attempt {
-    let [answer, bare, free] = answers;
-    Attempt { who, what, call, answer, bare, free: Some(free), at_first: false, because: "" }
+fn covered(who: &'static str, what: &'static str, call: Call, outcomes: [Outcome; 3]) -> Attempt {
+    let [outcome, bare, free] = outcomes;
+    Attempt { who, what, call, outcome, bare, free: Some(free), at_first: false, because: "" }
 }
 
 impl Attempt {
@@ -182,13 +182,13 @@ fn event(about: Value) -> Value {
     json!({
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
-        "metadata": {"generateName": "told-", "namespace": "default"},
+        "metadata": {"generateName": "event-", "namespace": "default"},
         "regarding": about,
         "eventTime": "2026-01-01T00:00:00.000000Z",
         "type": "Warning",
         "reason": "StaleOwner",
         "action": "Publish",
-        "note": "told",
+        "note": "a note",
         "reportingController": "numacast/agent",
         "reportingInstance": "alpha",
     })
@@ -213,13 +213,13 @@ fn events_of_core() -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"generateName": "told-", "namespace": "default"},
+        "metadata": {"generateName": "event-", "namespace": "default"},
         "involvedObject": about_node("beta"),
         "eventTime": "2026-01-01T00:00:00.000000Z",
         "type": "Warning",
         "reason": "StaleOwner",
         "action": "Publish",
-        "message": "told",
+        "message": "a note",
         "reportingComponent": "numacast/agent",
         "reportingInstance": "alpha",
     })
@@ -243,44 +243,44 @@ fn of_topologies(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
     controlling[0]["controller"] = json!(true);
     let anonymous = topology("v1alpha2", "", json!({"name": null, "generateName": "beta"}));
     vec![
-        held(who, "create the object of its node", create(V1ALPHA2, new("alpha")), yes).at_first(),
-        held(who, "create it by server-side apply", apply(&own, new("alpha")), yes).at_first(),
-        held(who, "apply it", apply(&own, new("alpha")), yes),
-        held(
+        covered(who, "create the object of its node", create(V1ALPHA2, new("alpha")), yes).at_first(),
+        covered(who, "create it by server-side apply", apply(&own, new("alpha")), yes).at_first(),
+        covered(who, "apply it", apply(&own, new("alpha")), yes),
+        covered(
             who,
-            "apply it in v1alpha1, its `topologyPolicies` as they were",
+            "apply it in v1alpha1 with unchanged `topologyPolicies`",
             apply(&at(V1ALPHA1, "alpha"), old("alpha")),
             yes,
         ),
-        held(who, "change it by a merge patch", merge(&own, change()), yes),
-        held(
+        covered(who, "change it by a merge patch", merge(&own, change()), yes),
+        covered(
             who,
             "make its Node the owner",
             merge(&own, with(json!({"ownerReferences": owner("Node", "alpha", "alpha")}))),
             yes,
         ),
-        held(who, "replace it (`update`)", put(&own, new("alpha")), [Rights, Rights, Yes]),
-        held(who, "call it otherwise", merge(&own, with(json!({"name": "beta"}))), [Code(400); 3]),
-        held(
+        covered(who, "replace it (`update`)", put(&own, new("alpha")), [Rights, Rights, Yes]),
+        covered(who, "rename it", merge(&own, with(json!({"name": "beta"}))), [Code(400); 3]),
+        covered(
             who,
             "create it in v1alpha1 (only with `publish.apiVersion: v1alpha1`)",
             create(V1ALPHA1, old("alpha")),
             foreign,
         )
         .at_first(),
-        held(who, "create the object of another node", create(V1ALPHA2, new("beta")), foreign).at_first(),
-        held(who, "create it by server-side apply", apply(&other, new("beta")), foreign).at_first(),
-        held(who, "create it in v1alpha1", create(V1ALPHA1, old("beta")), foreign).at_first(),
-        held(who, "apply it", apply(&other, new("beta")), foreign),
-        held(who, "apply it in v1alpha1", apply(&at(V1ALPHA1, "beta"), old("beta")), foreign),
-        held(who, "change it by a merge patch", merge(&other, change()), foreign),
-        held(
+        covered(who, "create the object of another node", create(V1ALPHA2, new("beta")), foreign).at_first(),
+        covered(who, "create it by server-side apply", apply(&other, new("beta")), foreign).at_first(),
+        covered(who, "create it in v1alpha1", create(V1ALPHA1, old("beta")), foreign).at_first(),
+        covered(who, "apply it", apply(&other, new("beta")), foreign),
+        covered(who, "apply it in v1alpha1", apply(&at(V1ALPHA1, "beta"), old("beta")), foreign),
+        covered(who, "change it by a merge patch", merge(&other, change()), foreign),
+        covered(
             who,
             "change it by a merge patch in v1alpha1",
             merge(at(V1ALPHA1, "beta"), json!({"topologyPolicies": ["Restricted"]})),
             foreign,
         ),
-        held(
+        covered(
             who,
             "change it by a JSON patch",
             json_patch(
@@ -289,39 +289,49 @@ fn of_topologies(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
             ),
             foreign,
         ),
-        held(who, "change it, dry run", merge(format!("{other}?dryRun=All"), change()), foreign),
-        held(who, "replace it (`update`)", put(&other, new("beta")), [Rights, Rights, Policy]),
-        held(who, "create an object of no node", create(V1ALPHA2, new("nowhere")), foreign),
-        held(who, "create an object with a generated name", create(V1ALPHA2, anonymous), foreign),
-        held(who, "delete the object of its node", delete(&own), [Rights, Rights, Policy]),
-        held(who, "delete another's", delete(&other), [Rights, Rights, Policy]),
-        held(who, "delete another's in v1alpha1", delete(at(V1ALPHA1, "beta")), [Rights, Rights, Policy]),
-        held(who, "delete all (`deletecollection`)", delete(V1ALPHA2), [Rights, Rights, Policy]),
-        held(
+        covered(who, "change it, dry run", merge(format!("{other}?dryRun=All"), change()), foreign),
+        covered(who, "replace it (`update`)", put(&other, new("beta")), [Rights, Rights, Policy]),
+        covered(
+            who,
+            "create an object for a node that does not exist",
+            create(V1ALPHA2, new("nowhere")),
+            foreign,
+        ),
+        covered(who, "create an object with a generated name", create(V1ALPHA2, anonymous), foreign),
+        covered(who, "delete the object of its node", delete(&own), [Rights, Rights, Policy]),
+        covered(who, "delete that of another node", delete(&other), [Rights, Rights, Policy]),
+        covered(
+            who,
+            "delete that of another node in v1alpha1",
+            delete(at(V1ALPHA1, "beta")),
+            [Rights, Rights, Policy],
+        ),
+        covered(who, "delete all (`deletecollection`)", delete(V1ALPHA2), [Rights, Rights, Policy]),
+        covered(
             who,
             "make another Node the owner of its object",
             merge(&own, with(json!({"ownerReferences": owner("Node", "beta", "beta")}))),
             owned,
         ),
-        held(
+        covered(
             who,
-            "make its Node the owner by the UID of another",
+            "make its Node the owner with the UID of another",
             merge(&own, with(json!({"ownerReferences": owner("Node", "alpha", "beta")}))),
             owned,
         ),
-        held(
+        covered(
             who,
             "make its Node the `controller` of its object",
             merge(&own, with(json!({"ownerReferences": controlling}))),
             owned,
         ),
-        held(
+        covered(
             who,
             "make something else the owner",
             merge(&own, with(json!({"ownerReferences": owner("ConfigMap", "alpha", "alpha")}))),
             owned,
         ),
-        held(
+        covered(
             who,
             "create its object with another owner",
             create(
@@ -331,26 +341,26 @@ fn of_topologies(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
             owned,
         )
         .at_first(),
-        held(
+        covered(
             who,
             "block the deletion of its Node (`blockOwnerDeletion`)",
             merge(&own, with(json!({"ownerReferences": blocking}))),
             owned,
         ),
-        held(
+        covered(
             who,
-            "put a finalizer on its object",
+            "add a finalizer to its object",
             merge(&own, with(json!({"finalizers": ["example.com/stay"]}))),
             owned,
         ),
-        held(
+        covered(
             who,
             "create its object with a finalizer",
             create(V1ALPHA2, topology("v1alpha2", "alpha", json!({"finalizers": ["example.com/stay"]}))),
             owned,
         )
         .at_first(),
-        held(
+        covered(
             who,
             "change the status subresource",
             merge(format!("{own}/status"), change()),
@@ -365,10 +375,10 @@ fn of_topologies(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
 fn of_content() -> Vec<Attempt> {
     type Change = Box<dyn Fn(&mut Value)>;
     let own = at(V1ALPHA2, "alpha");
-    let write = |what: &'static str, change: Change, answers: [Answer; 3]| {
+    let write = |what: &'static str, change: Change, outcomes: [Outcome; 3]| {
         let mut object = topology("v1alpha2", "alpha", json!({}));
         change(&mut object);
-        held("agent", what, apply(&own, object), answers)
+        covered("agent", what, apply(&own, object), outcomes)
     };
     let yes = |what: &'static str, change: Change| write(what, change, [Yes, Yes, Yes]);
     let no = |what: &'static str, because: &'static str, change: Change| Attempt {
@@ -396,7 +406,7 @@ fn of_content() -> Vec<Attempt> {
     };
     let annotated = |key: &str, value: &str| metadata(json!({"annotations": {key: value}}));
     vec![
-        yes("write every attribute that there is", Box::new(|object| *object = full("alpha"))),
+        yes("write every attribute that agents write", Box::new(|object| *object = full("alpha"))),
         yes("write eight zones", Box::new(|object| object["zones"] = json!(zones(8)))),
         no(
             "write nine zones (`admissionPolicy.maxZones`)",
@@ -404,7 +414,7 @@ fn of_content() -> Vec<Attempt> {
             Box::new(|o| o["zones"] = json!(zones(9))),
         ),
         no(
-            "write 64 zones without anything",
+            "write 64 empty zones",
             "has 64 zones, and agents may write 8",
             Box::new(|object| {
                 object["zones"] =
@@ -412,7 +422,7 @@ fn of_content() -> Vec<Attempt> {
             }),
         ),
         no(
-            "begin with `node-1`",
+            "start with zone `node-1`",
             "zones are node-0",
             Box::new(|object| object["zones"] = json!(zones(2)[1..])),
         ),
@@ -450,7 +460,7 @@ fn of_content() -> Vec<Attempt> {
             Box::new(|o| o["zones"][0]["costs"][0]["value"] = json!(-1)),
         ),
         no(
-            "list a resource in one zone alone",
+            "list a resource in only one zone",
             "every zone lists the same resources",
             Box::new(|object| {
                 object["zones"][1]["resources"].as_array_mut().map(Vec::pop);
@@ -466,7 +476,7 @@ fn of_content() -> Vec<Attempt> {
             }),
         ),
         no(
-            "list what is no resource",
+            "list an invalid resource name",
             "every zone lists the same resources",
             Box::new(|object| {
                 object["zones"] = json!(zones(1));
@@ -478,12 +488,12 @@ fn of_content() -> Vec<Attempt> {
         no("write an amount with an exponent (`1e999999`)", "amounts are whole numbers", amount("1e999999")),
         no("write an amount of 17 digits", "amounts are whole numbers", amount("10000000000000000")),
         no(
-            "write an attribute of its own",
+            "write an unknown attribute",
             "no agent writes the attribute a with the value b",
             attributed("a", "b"),
         ),
         no(
-            "write a policy that there is not",
+            "write an unknown policy",
             "no agent writes the attribute topologyManagerPolicy with the value all",
             attributed("topologyManagerPolicy", "all"),
         ),
@@ -523,15 +533,19 @@ fn of_content() -> Vec<Attempt> {
             "writes no topologyPolicies",
             Box::new(|object| object["topologyPolicies"] = json!(["Restricted"])),
         ),
-        yes("say on which NUMA node containers are (only with `publish.placement`)", placed("#$")),
-        no("write a vector of `&`, which decodes to -1", "the only attribute of a zone is", placed("&")),
-        no("write a vector that ends within a number", "the only attribute of a zone is", placed("#~")),
+        yes("write the NUMA nodes of containers (only with `consumer: schedulerPlugins`)", placed("#$")),
+        no("write the vector `&`, which decodes to -1", "the only attribute of a zone is", placed("&")),
+        no("write a vector with an unterminated number", "the only attribute of a zone is", placed("#~")),
         no(
             "write a vector with a number that overflows",
             "the only attribute of a zone is",
             placed("~~~~~~~~!"),
         ),
-        no("write a vector beyond ASCII", "the only attribute of a zone is", placed("\u{e9}")),
+        no(
+            "write a vector with a character outside ASCII",
+            "the only attribute of a zone is",
+            placed("\u{e9}"),
+        ),
         no("write an empty vector", "the only attribute of a zone is", placed("")),
         no(
             "write another attribute of a zone",
@@ -609,26 +623,26 @@ fn of_events() -> Vec<Attempt> {
     let mut lasting = event(about_node("alpha"));
     lasting["metadata"]["finalizers"] = json!(["example.com/stay"]);
     vec![
-        held(who, "post an Event about its Node", about(about_node("alpha")), [Yes, Yes, Yes]),
-        held(who, "post one about another Node", about(about_node("beta")), foreign),
-        held(who, "post one about a Pod", about(pod), foreign),
-        held(
+        covered(who, "post an Event about its Node", about(about_node("alpha")), [Yes, Yes, Yes]),
+        covered(who, "post one about another Node", about(about_node("beta")), foreign),
+        covered(who, "post one about a Pod", about(pod), foreign),
+        covered(
             who,
             "post one that also relates to another Node",
             create(EVENTS, event_with("related", about_node("beta"))),
             foreign,
         ),
-        held(
+        covered(
             who,
-            "post one in another's name",
+            "post one as another component",
             create(EVENTS, event_with("reportingController", json!("kubelet"))),
             foreign,
         ),
-        held(who, "post one with a finalizer", create(EVENTS, lasting), foreign),
-        held(who, "post one by the core API", create(core, events_of_core()), [Rights, Rights, Policy]),
-        held(who, "post one in another namespace", create(elsewhere, in_another), [Rights, Rights, Yes]),
-        held(who, "change an Event", merge(at(EVENTS, "somebodys"), label), [Rights, Rights, Policy]),
-        held(who, "delete an Event", delete(at(EVENTS, "somebodys")), [Rights, Rights, Policy]),
+        covered(who, "post one with a finalizer", create(EVENTS, lasting), foreign),
+        covered(who, "post one in the core API", create(core, events_of_core()), [Rights, Rights, Policy]),
+        covered(who, "post one in another namespace", create(elsewhere, in_another), [Rights, Rights, Yes]),
+        covered(who, "change an Event", merge(at(EVENTS, "anothers"), label), [Rights, Rights, Policy]),
+        covered(who, "delete an Event", delete(at(EVENTS, "anothers")), [Rights, Rights, Policy]),
     ]
 }
 
@@ -682,8 +696,8 @@ fn of_the_rest() -> Vec<Attempt> {
             merge(format!("/apis/apps/v1/namespaces/{RELEASE}/daemonsets/{AGENT}"), label.clone()),
         ),
         no("request a token of its own service account", create(format!("{own_account}/token"), token)),
-        no("act as somebody else", acting),
-        no("give itself rights", create(format!("{rbac}/clusterrolebindings"), binding)),
+        no("impersonate another user", acting),
+        no("grant itself permissions", create(format!("{rbac}/clusterrolebindings"), binding)),
         no("change its ClusterRole", merge(format!("{rbac}/clusterroles/{AGENT}"), label.clone())),
         no(
             "change the policy",
@@ -705,26 +719,26 @@ fn of_the_rest() -> Vec<Attempt> {
 /// The agent's service account with tokens other than its pod's.
 fn of_other_tokens() -> Vec<Attempt> {
     let own = at(V1ALPHA2, "alpha");
-    let write = |who, what, answers| held(who, what, merge(&own, change()), answers);
-    let refused = [Policy, Yes, Policy];
+    let write = |who, what, outcomes| covered(who, what, merge(&own, change()), outcomes);
+    let denied = [Policy, Yes, Policy];
     vec![
-        held(
+        covered(
             "agent on beta",
             "change the object of node `beta`",
             merge(at(V1ALPHA2, "beta"), change()),
             [Yes, Yes, Yes],
         ),
-        write("agent on beta", "change the object of node `alpha`", refused),
-        write("no pod's token", "change the object of node `alpha`", refused),
-        held(
-            "no pod's token",
+        write("agent on beta", "change the object of node `alpha`", denied),
+        write("no pod", "change the object of node `alpha`", denied),
+        covered(
+            "no pod",
             "post an Event about Node `alpha`",
             create(EVENTS, event(about_node("alpha"))),
-            refused,
+            denied,
         ),
-        plain("no pod's token", "read the object of any node", get(&own), Yes),
-        write("a pod's without a node", "change the object of node `alpha`", refused),
-        plain("a deleted pod's", "read the object of any node", get(&own), Code(401)),
+        plain("no pod", "read the object of any node", get(&own), Yes),
+        write("a pod without a node", "change the object of node `alpha`", denied),
+        plain("a deleted pod", "read the object of any node", get(&own), Code(401)),
     ]
 }
 
@@ -735,8 +749,8 @@ fn of_the_controller() -> Vec<Attempt> {
     let sets = |namespace: &str| format!("/apis/apps/v1/namespaces/{namespace}/daemonsets");
     let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{RELEASE}/leases");
     let lease = |name: &str| json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}, "spec": {}});
-    let mut told = event(about_node("alpha"));
-    told["reportingController"] = json!("numacast/controller");
+    let mut event = event(about_node("alpha"));
+    event["reportingController"] = json!("numacast/controller");
     let no = |what, call| plain(who, what, call, Rights);
     let yes = |what, call| plain(who, what, call, Yes);
     let (nudged, foreign) = ([Yes, Yes, Yes], [Policy, Yes, Policy]);
@@ -750,16 +764,16 @@ fn of_the_controller() -> Vec<Attempt> {
     vec![
         yes("list the objects of all nodes", get(V1ALPHA2)),
         yes("watch them", get(format!("{V1ALPHA2}?watch=true&timeoutSeconds=1"))),
-        held(who, "delete the object of any node", delete(&own), [Yes, Yes, Yes]),
+        covered(who, "delete the object of any node", delete(&own), [Yes, Yes, Yes]),
         no("delete all (`deletecollection`)", delete(V1ALPHA2)),
-        held(
+        covered(
             who,
             "change the annotation `numacast.io/nudge` of any object",
             merge(&own, nudge.clone()),
             nudged,
         ),
-        held(who, "change it in v1alpha1", merge(at(V1ALPHA1, "alpha"), nudge.clone()), nudged),
-        held(
+        covered(who, "change it in v1alpha1", merge(at(V1ALPHA1, "alpha"), nudge.clone()), nudged),
+        covered(
             who,
             "change it by a JSON patch",
             json_patch(
@@ -770,57 +784,57 @@ fn of_the_controller() -> Vec<Attempt> {
             ),
             nudged,
         ),
-        held(
+        covered(
             who,
-            "make it long",
+            "set it to a value that is too long",
             metadata("annotations", json!({"numacast.io/nudge": "x".repeat(65)})),
             foreign,
         ),
-        held(who, "change it, and the zones with it", merge(&own, more), foreign),
-        held(who, "change what an object says", merge(&own, change()), foreign),
-        held(
+        covered(who, "change it together with the zones", merge(&own, more), foreign),
+        covered(who, "change other content of an object", merge(&own, change()), foreign),
+        covered(
             who,
             "change it in v1alpha1",
             merge(at(V1ALPHA1, "alpha"), json!({"topologyPolicies": ["Restricted"]})),
             foreign,
         ),
-        held(
+        covered(
             who,
-            "remove what an object says",
+            "remove content of an object",
             json_patch(&own, json!([{"op": "remove", "path": "/attributes"}])),
             foreign,
         ),
-        held(
+        covered(
             who,
             "change another annotation",
             metadata("annotations", json!({"numacast.io/keep": "true"})),
             foreign,
         ),
-        held(who, "set a label", merge(&own, label.clone()), foreign),
-        held(
+        covered(who, "set a label", merge(&own, label.clone()), foreign),
+        covered(
             who,
-            "put a finalizer on an object",
+            "add a finalizer to an object",
             metadata("finalizers", json!(["example.com/stay"])),
             foreign,
         ),
-        held(who, "make a Node the owner", metadata("ownerReferences", node), foreign),
-        held(who, "apply an object", apply(&own, replaced.clone()), foreign),
-        held(who, "replace an object (`update`)", put(&own, replaced), [Rights, Rights, Policy]),
-        held(
+        covered(who, "make a Node the owner", metadata("ownerReferences", node), foreign),
+        covered(who, "apply an object", apply(&own, replaced.clone()), foreign),
+        covered(who, "replace an object (`update`)", put(&own, replaced), [Rights, Rights, Policy]),
+        covered(
             who,
             "create an object",
             create(V1ALPHA2, topology("v1alpha2", "alpha", json!({}))),
             [Rights, Rights, Policy],
         )
         .at_first(),
-        held(
+        covered(
             who,
             "create an object by server-side apply",
             apply(&own, topology("v1alpha2", "alpha", json!({}))),
             [Rights, Rights, Policy],
         )
         .at_first(),
-        held(
+        covered(
             who,
             "change the status subresource",
             merge(format!("{own}/status"), change()),
@@ -847,8 +861,8 @@ fn of_the_controller() -> Vec<Attempt> {
         no("delete the agents' DaemonSet", delete(format!("{}/{AGENT}", sets(RELEASE)))),
         yes("change its Lease", put(at(&leases, CONTROLLER), lease(CONTROLLER))),
         yes("create a Lease in its namespace", create(&leases, lease("new"))),
-        no("change another's Lease", put(at(&leases, "another"), lease("another"))),
-        yes("post an Event about any Node", create(EVENTS, told)),
+        no("change another Lease", put(at(&leases, "another"), lease("another"))),
+        yes("post an Event about any Node", create(EVENTS, event)),
         no("list Secrets", get(format!("/api/v1/namespaces/{RELEASE}/secrets"))),
         no("list ConfigMaps", get(format!("/api/v1/namespaces/{RELEASE}/configmaps"))),
         no(
@@ -913,25 +927,25 @@ impl World {
             clients.insert(who, cluster.client_of(&who.replace(' ', "-"), &token).await?);
         }
         let unbound = tokens::request(&admin, RELEASE, AGENT, None).await?;
-        clients.insert("no pod's token", cluster.client_of("unbound", &unbound).await?);
+        clients.insert("no pod", cluster.client_of("unbound", &unbound).await?);
         let pending = tokens::pod_of(&admin, RELEASE, AGENT, "pending", None).await?;
         let pending = tokens::request(&admin, RELEASE, AGENT, Some(tokens::to_pod(&pending))).await?;
-        clients.insert("a pod's without a node", cluster.client_of("pending", &pending).await?);
+        clients.insert("a pod without a node", cluster.client_of("pending", &pending).await?);
         let gone = tokens::pod_of(&admin, RELEASE, AGENT, "gone", Some("alpha")).await?;
         let token = tokens::request(&admin, RELEASE, AGENT, Some(tokens::to_pod(&gone))).await?;
-        clients.insert("a deleted pod's", cluster.client_of("gone", &token).await?);
+        clients.insert("a deleted pod", cluster.client_of("gone", &token).await?);
         let pods = Api::<Pod>::namespaced(admin.clone(), RELEASE);
         pods.delete("gone", &DeleteParams::default().grace_period(0)).await?;
         let world = Self { cluster, chart, clients, uids };
-        world.furnish().await?;
+        world.add_targets().await?;
         Ok(world)
     }
 
     /// Creates the objects that attempts target.
-    async fn furnish(&self) -> Result<()> {
+    async fn add_targets(&self) -> Result<()> {
         let admin = self.cluster.client();
-        let mut told = event(about_node("alpha"));
-        told["metadata"] = json!({"name": "somebodys", "namespace": "default"});
+        let mut event = event(about_node("alpha"));
+        event["metadata"] = json!({"name": "anothers", "namespace": "default"});
         let set = json!({
             "apiVersion": "apps/v1",
             "kind": "DaemonSet",
@@ -946,8 +960,8 @@ impl World {
         });
         let sets = format!("/apis/apps/v1/namespaces/{RELEASE}/daemonsets");
         let leases = format!("/apis/coordination.k8s.io/v1/namespaces/{RELEASE}/leases");
-        for call in [create(EVENTS, told), create(sets, set), create(leases, lease("another"))] {
-            ensure!(answer(&admin, &call).await?.0 == Yes, "{call:?}");
+        for call in [create(EVENTS, event), create(sets, set), create(leases, lease("another"))] {
+            ensure!(send(&admin, &call).await?.0 == Yes, "{call:?}");
         }
         Ok(())
     }
@@ -957,14 +971,14 @@ impl World {
         let admin = self.cluster.client();
         for name in ["alpha", "beta"] {
             let (path, none) = (at(V1ALPHA2, name), json!({"metadata": {"finalizers": null}}));
-            answer(&admin, &merge(&path, none)).await?;
-            answer(&admin, &delete(&path)).await?;
+            send(&admin, &merge(&path, none)).await?;
+            send(&admin, &delete(&path)).await?;
             if !attempt.at_first {
                 let mut object = topology("v1alpha2", name, json!({}));
                 // Required, or any change of it in v1alpha1 is invalid.
                 object["topologyPolicies"] = json!(["None"]);
                 let made = create(V1ALPHA2, object);
-                ensure!(answer(&admin, &made).await?.0 == Yes, "{name} cannot be made anew");
+                ensure!(send(&admin, &made).await?.0 == Yes, "{name} cannot be created again");
             }
         }
         Ok(())
@@ -973,42 +987,42 @@ impl World {
     /// Replaces the object of `alpha`.
     async fn reset_to(&self, object: Option<&Value>) -> Result<()> {
         let admin = self.cluster.client();
-        answer(&admin, &delete(at(V1ALPHA2, "alpha"))).await?;
+        send(&admin, &delete(at(V1ALPHA2, "alpha"))).await?;
         if let Some(object) = object {
-            let (found, words) = answer(&admin, &create(V1ALPHA2, object.clone())).await?;
-            ensure!(found == Yes, "{words}");
+            let (found, message) = send(&admin, &create(V1ALPHA2, object.clone())).await?;
+            ensure!(found == Yes, "{message}");
         }
         Ok(())
     }
 
-    /// Waits until the policy allows the agent `most` zones, which identifies the policy.
-    async fn until_so_many_zones_are_taken(&self, most: usize) -> Result<()> {
+    /// Waits until the policy allows the agent `max` zones, which identifies the policy.
+    async fn wait_until_zones_are_accepted(&self, max: usize) -> Result<()> {
         let mut object = topology("v1alpha2", "alpha", json!({}));
-        object["zones"] = json!(zones(most + 1));
+        object["zones"] = json!(zones(max + 1));
         let call = apply(&at(V1ALPHA2, "alpha"), object);
-        until(&format!("{most} zones are taken"), async || {
-            let (found, words) = answer(&self.clients["agent"], &call).await?;
-            ensure!(found == Policy && words.contains(&format!("agents may write {most}:")), "{words}");
+        until(&format!("{max} zones are accepted"), async || {
+            let (found, message) = send(&self.clients["agent"], &call).await?;
+            ensure!(found == Policy && message.contains(&format!("agents may write {max}:")), "{message}");
             Ok(())
         })
         .await
     }
 
-    async fn attempt(&self, attempt: &Attempt) -> Result<(Answer, String)> {
+    async fn attempt(&self, attempt: &Attempt) -> Result<(Outcome, String)> {
         self.reset(attempt).await?;
         let client = self.clients.get(attempt.who).with_context(|| attempt.who)?;
         let mut call = attempt.call.clone();
         if call.method == "PUT" {
-            let now = answer(&self.cluster.client(), &get(&call.path)).await?.1;
+            let now = send(&self.cluster.client(), &get(&call.path)).await?.1;
             let now: Value = serde_json::from_str(&now)?;
             call.body["metadata"]["resourceVersion"] = now["metadata"]["resourceVersion"].clone();
         }
-        answer(client, &call).await
+        send(client, &call).await
     }
 
     /// Waits until an agent's write of another node's object, its Event about another Node and a label set by
     /// the controller get this result: RBAC rules and policies take a moment to come into force.
-    async fn until_foreign_writes_are(&self, expected: Answer) -> Result<()> {
+    async fn wait_until_foreign_writes_are(&self, expected: Outcome) -> Result<()> {
         let write = apply(&at(V1ALPHA2, "beta"), topology("v1alpha2", "beta", json!({})));
         // A different value each time: the policy allows a no-op write.
         let label = || {
@@ -1017,28 +1031,28 @@ impl World {
         };
         let event = create(EVENTS, event(about_node("beta")));
         // Creates the object that gets the label.
-        answer(&self.cluster.client(), &write).await?;
-        self.until_answered("agent", || write.clone(), expected).await?;
-        self.until_answered("agent", || event.clone(), expected).await?;
-        self.until_answered("controller", label, expected).await
+        send(&self.cluster.client(), &write).await?;
+        self.wait_for_outcome("agent", || write.clone(), expected).await?;
+        self.wait_for_outcome("agent", || event.clone(), expected).await?;
+        self.wait_for_outcome("controller", label, expected).await
     }
 
     /// Repeats the call until it gets this result.
-    async fn until_answered(&self, who: &str, call: impl Fn() -> Call, expected: Answer) -> Result<()> {
+    async fn wait_for_outcome(&self, who: &str, call: impl Fn() -> Call, expected: Outcome) -> Result<()> {
         let client = self.clients.get(who).with_context(|| who.to_owned())?;
-        until(&format!("{} of the {who} is answered with {expected:?}", call().path), async || {
-            let (found, words) = answer(client, &call()).await?;
-            ensure!(found == expected, "{found:?}: {words}");
+        until(&format!("the outcome of {} of the {who} is {expected:?}", call().path), async || {
+            let (found, message) = send(client, &call()).await?;
+            ensure!(found == expected, "{found:?}: {message}");
             Ok(())
         })
         .await
     }
 
-    /// Grants the agents and the controller every right in RBAC, or revokes it, and waits until it is in
+    /// Grants the agents and the controller every permission in RBAC, or revokes it, and waits until it is in
     /// force.
-    async fn all_rights(&self, given: bool) -> Result<()> {
+    async fn all_rights(&self, granted: bool) -> Result<()> {
         let bindings = Api::<ClusterRoleBinding>::all(self.cluster.client());
-        if given {
+        if granted {
             let subject = |name: &str| json!({"kind": "ServiceAccount", "name": name, "namespace": RELEASE});
             let binding: ClusterRoleBinding = serde_json::from_value(json!({
                 "metadata": {"name": "everything"},
@@ -1051,8 +1065,8 @@ impl World {
         }
         let agent = self.clients.get("agent").context("there is no agent")?;
         until("the agent's rights have changed", async || {
-            let (found, words) = answer(agent, &get("/api/v1/nodes")).await?;
-            ensure!((found == Yes) == given, "{words}");
+            let (found, message) = send(agent, &get("/api/v1/nodes")).await?;
+            ensure!((found == Yes) == granted, "{message}");
             Ok(())
         })
         .await
@@ -1060,7 +1074,7 @@ impl World {
 }
 
 /// Makes a call; returns the result and the message.
-async fn answer(client: &Client, call: &Call) -> Result<(Answer, String)> {
+async fn send(client: &Client, call: &Call) -> Result<(Outcome, String)> {
     let mut request = Request::builder().method(call.method).uri(&call.path);
     request = request.header("Content-Type", call.content_type);
     if let Some(user) = call.acting_as {
@@ -1070,12 +1084,12 @@ async fn answer(client: &Client, call: &Call) -> Result<(Answer, String)> {
     match client.request_text(request.body(body)?).await {
         Ok(text) => Ok((Yes, text)),
         Err(kube::Error::Api(status)) => {
-            let answer = match status.code {
+            let outcome = match status.code {
                 403 if status.message.contains("ValidatingAdmissionPolicy") => Policy,
                 403 if status.message.contains(" cannot ") => Rights,
                 code => Code(code),
             };
-            Ok((answer, status.message.clone()))
+            Ok((outcome, status.message.clone()))
         }
         Err(error) => Err(error.into()),
     }
@@ -1089,13 +1103,13 @@ fn all_attempts(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
 /// Returns the table of docs/security.md.
 fn table(attempts: &[Attempt]) -> String {
     let mut table =
-        "| whose token | attempt | answer | without the policies | with every right, under them |\n\
+        "| token of | attempt | allowed | without the policies | with the policies and every permission |\n\
                      |---|---|---|---|---|\n"
             .to_owned();
-    for Attempt { who, what, answer, bare, free, .. } in attempts {
+    for Attempt { who, what, outcome, bare, free, .. } in attempts {
         let free = free.map_or_else(|| "-".to_owned(), |free| free.to_string());
-        let bold = if answer == bare { "" } else { "**" };
-        let _ = writeln!(table, "| {who} | {what} | {answer} | {bold}{bare}{bold} | {free} |");
+        let bold = if outcome == bare { "" } else { "**" };
+        let _ = writeln!(table, "| {who} | {what} | {outcome} | {bold}{bare}{bold} | {free} |");
     }
     table
 }
@@ -1105,12 +1119,12 @@ fn check_document(file: &str, name: &str, right: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_stolen_token_writes_nothing_elsewhere() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+async fn a_stolen_token_writes_nothing_else() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let world = World::start(&parts).await?;
     let attempts = all_attempts(&world.uids);
     let mut wrong = Vec::new();
-    let mut note = |attempt: &Attempt, when: &str, expected: Answer, found: (Answer, String)| {
+    let mut note = |attempt: &Attempt, when: &str, expected: Outcome, found: (Outcome, String)| {
         if found.0 != expected {
             let Attempt { who, what, .. } = attempt;
             wrong.push(format!("{who}: {what}, {when}: {expected}, but: {}: {}", found.0, found.1));
@@ -1118,12 +1132,12 @@ async fn a_stolen_token_writes_nothing_elsewhere() -> Result<()> {
     };
 
     // Before the policies are installed: what RBAC alone permits.
-    world.until_foreign_writes_are(Yes).await?;
+    world.wait_until_foreign_writes_are(Yes).await?;
     for attempt in attempts.iter().filter(|attempt| attempt.free.is_some()) {
         note(attempt, "without the policies", attempt.bare, world.attempt(attempt).await?);
     }
     world.chart.install(&world.cluster.client(), &POLICIES).await?;
-    world.until_foreign_writes_are(Policy).await?;
+    world.wait_until_foreign_writes_are(Policy).await?;
     world.all_rights(true).await?;
     for attempt in &attempts {
         if let Some(free) = attempt.free {
@@ -1134,9 +1148,9 @@ async fn a_stolen_token_writes_nothing_elsewhere() -> Result<()> {
     for attempt in &attempts {
         let found = world.attempt(attempt).await?;
         ensure!(found.1.contains(attempt.because), "{}: {}", attempt.what, found.1);
-        note(attempt, "as it is", attempt.answer, found);
+        note(attempt, "as it is", attempt.outcome, found);
     }
-    ensure!(wrong.is_empty(), "{} answers are others:\n{}", wrong.len(), wrong.join("\n"));
+    ensure!(wrong.is_empty(), "{} outcomes differ:\n{}", wrong.len(), wrong.join("\n"));
     check_document("docs/security.md", "attempts", &table(&attempts))
 }
 
@@ -1144,7 +1158,7 @@ async fn a_stolen_token_writes_nothing_elsewhere() -> Result<()> {
 fn rights_of(chart: &Chart, account: &str) -> Result<BTreeSet<String>> {
     let mut rights = BTreeSet::new();
     for binding in chart.of_kinds(&["ClusterRoleBinding", "RoleBinding"]) {
-        let subjects = binding.data["subjects"].as_array().context("a binding of nobody")?;
+        let subjects = binding.data["subjects"].as_array().context("a binding without subjects")?;
         if !subjects.iter().any(|subject| subject["name"] == account) {
             continue;
         }
@@ -1173,12 +1187,12 @@ fn set(rights: &[&str]) -> BTreeSet<String> {
 }
 
 /// The rights of every agent.
-const BASE: [&str; 3] = [
+const BASE: [&str; 4] = [
     "create noderesourcetopologies.topology.node.k8s.io",
     "get noderesourcetopologies.topology.node.k8s.io",
     "patch noderesourcetopologies.topology.node.k8s.io",
+    "watch noderesourcetopologies.topology.node.k8s.io",
 ];
-const WATCH: &str = "watch noderesourcetopologies.topology.node.k8s.io";
 const NODES: &str = "get nodes";
 const POST: &str = "create events.events.k8s.io in default";
 const LIST_PODS: [&str; 2] = ["list pods", "watch pods"];
@@ -1189,8 +1203,8 @@ const PODS_PAGE: &str = "get nodes/pods";
 
 #[tokio::test]
 async fn every_right_goes_with_its_feature() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
-    let all = [&BASE[..], &[WATCH, NODES, POST], &LIST_PODS, &[CONFIGZ]].concat();
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
+    let all = [&BASE[..], &[NODES, POST], &LIST_PODS, &[CONFIGZ]].concat();
     let without = |gone: &[&'static str]| -> Vec<&'static str> {
         all.iter().copied().filter(|right| !gone.contains(right)).collect()
     };
@@ -1206,7 +1220,6 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     };
     for (values, expected) in [
         (json!({}), all.clone()),
-        (json!({"config": {"publish": {"watch": false}}}), without(&[WATCH])),
         (json!({"config": {"publish": {"events": false}}}), without(&[POST])),
         (json!({"config": {"publish": {"ownerReference": false}}}), all.clone()),
         (pods("apiServer"), all.clone()),
@@ -1225,8 +1238,8 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
             without(&LIST_PODS),
         ),
         (proxy(json!({"enabled": true})), [&all[..], &[DEVICES]].concat()),
-        (proxy(json!({"enabled": true, "annotations": {"koordinator": false}})), all.clone()),
-        (proxy(json!({"enabled": false, "annotations": {"koordinator": true}})), all.clone()),
+        (proxy(json!({"enabled": true, "annotations": {"koordinator": []}})), all.clone()),
+        (proxy(json!({"enabled": false, "annotations": {"koordinator": ["devices"]}})), all.clone()),
         (pods_api("auto", "none"), all.clone()),
         (pods_api("apiServer", "none"), all.clone()),
         (pods_api("podsApi", "none"), without(&LIST_PODS)),
@@ -1241,7 +1254,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
             json!({
                 "kubelet": {"configFile": "/var/lib/kubelet/config.yaml"},
                 "config": {
-                    "publish": {"watch": false, "events": false, "ownerReference": false},
+                    "publish": {"events": false, "ownerReference": false},
                     "pods": {"source": "none"},
                 },
             }),
@@ -1273,7 +1286,6 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     ];
     for (config, gone) in [
         (json!({}), &whole[..0]),
-        (json!({"controller": {"dryRun": true}}), &whole[2..7]),
         (json!({"controller": {"nudge": "off"}}), &whole[3..7]),
         (json!({"controller": {"nudge": false}}), &whole[3..7]),
         (json!({"controller": {"nudge": "5s"}}), &whole[..0]),
@@ -1294,12 +1306,16 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     for (values, gone) in [
         (json!({"config": {"consumer": "kai"}}), &whole[3..7]),
         (json!({"config": {"consumer": "none"}}), &whole[3..7]),
-        (json!({"config": {"cache": "direct"}}), &whole[3..7]),
-        (json!({"config": {"cache": "overReserve"}}), &whole[..0]),
+        (json!({"config": {"consumer": "schedulerPluginsDirect"}}), &whole[3..7]),
+        (json!({"config": {"consumer": "schedulerPlugins"}}), &whole[..0]),
         (
-            json!({"config": {"cache": "direct"}, "controller": {"config": {"controller": {"nudge": "auto"}}}}),
+            json!({
+                "config": {"consumer": "schedulerPluginsDirect"},
+                "controller": {"config": {"controller": {"nudge": "auto"}}},
+            }),
             &whole[..0],
         ),
+        (json!({"controller": {"extraArgs": ["--dry-run"]}}), &whole[2..7]),
     ] {
         let found = rights_of(&Chart::render(&parts, &values)?, CONTROLLER)?;
         let expected: Vec<&str> = whole.into_iter().filter(|right| !gone.contains(right)).collect();
@@ -1328,8 +1344,8 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         }
     }
     check_document("docs/rbac.md", "rights", &list)?;
-    let given = Chart::render(&parts, &json!({"rbac": {"create": false}, "purge": {"enabled": false}}))?;
-    ensure!(given.of_kinds(&RIGHTS[1..]).next().is_none(), "rights are made all the same");
+    let without = Chart::render(&parts, &json!({"rbac": {"create": false}, "purge": {"enabled": false}}))?;
+    ensure!(without.of_kinds(&RIGHTS[1..]).next().is_none(), "rights are created");
     Ok(())
 }
 
@@ -1337,24 +1353,24 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
 /// a token without a node may then write any node's object, but nothing else that the policies deny.
 #[tokio::test]
 async fn a_missing_claim_may_be_allowed() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let world = World::start(&parts).await?;
     let lenient = Chart::render(&parts, &json!({"admissionPolicy": {"onMissingClaim": "Allow"}}))?;
     lenient.install(&world.cluster.client(), &POLICIES).await?;
-    world.until_foreign_writes_are(Policy).await?;
+    world.wait_until_foreign_writes_are(Policy).await?;
     world.all_rights(true).await?;
-    let who = "no pod's token";
+    let who = "no pod";
     let own = at(V1ALPHA2, "alpha");
     let foreign = json!([{"apiVersion": "v1", "kind": "Node", "name": "beta", "uid": world.uids["beta"]}]);
     let metadata = |key: &str, value: Value| merge(&own, json!({"metadata": {key: value}}));
     for (what, call, expected) in [
         ("write", merge(&own, json!({"attributes": []})), Yes),
-        ("tell", create(EVENTS, event(about_node("alpha"))), Yes),
+        ("event", create(EVENTS, event(about_node("alpha"))), Yes),
         ("delete", delete(&own), Policy),
         ("own", metadata("ownerReferences", foreign), Policy),
         ("stay", metadata("finalizers", json!(["example.com/stay"])), Policy),
         (
-            "tell of pods",
+            "event about a pod",
             create(
                 EVENTS,
                 event(json!({"apiVersion": "v1", "kind": "Pod", "name": "a", "namespace": "default"})),
@@ -1362,19 +1378,19 @@ async fn a_missing_claim_may_be_allowed() -> Result<()> {
             Policy,
         ),
     ] {
-        let (found, words) = world.attempt(&plain(who, what, call, expected)).await?;
-        ensure!(found == expected, "{what}: {found}: {words}");
+        let (found, message) = world.attempt(&plain(who, what, call, expected)).await?;
+        ensure!(found == expected, "{what}: {found}: {message}");
     }
     Ok(())
 }
 
-/// An owner or a finalizer set by somebody else does not make the policy deny the agent's other changes.
+/// An owner or a finalizer set by another client does not make the policy deny the agent's other changes.
 #[tokio::test]
-async fn what_others_left_does_not_lock_the_agent_out() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+async fn leftovers_of_others_do_not_deny_the_agents_writes() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let world = World::start(&parts).await?;
     world.chart.install(&world.cluster.client(), &POLICIES).await?;
-    world.until_foreign_writes_are(Policy).await?;
+    world.wait_until_foreign_writes_are(Policy).await?;
     let owner = json!({"apiVersion": "v1", "kind": "Namespace", "name": "default", "uid": "left-by-nfd"});
     let left = json!({"metadata": {
         "ownerReferences": [owner.clone()],
@@ -1386,13 +1402,13 @@ async fn what_others_left_does_not_lock_the_agent_out() -> Result<()> {
     let admin = world.cluster.client();
     let agent = &world.clients["agent"];
     let new = topology("v1alpha2", "alpha", json!({}));
-    ensure!(answer(&admin, &create(V1ALPHA2, new.clone())).await?.0 == Yes);
-    ensure!(answer(&admin, &merge(&own, left)).await?.0 == Yes);
+    ensure!(send(&admin, &create(V1ALPHA2, new.clone())).await?.0 == Yes);
+    ensure!(send(&admin, &merge(&own, left)).await?.0 == Yes);
     let mine = json!({"apiVersion": "v1", "kind": "Node", "name": "alpha", "uid": world.uids["alpha"]});
     let ours = topology("v1alpha2", "alpha", json!({"ownerReferences": [mine]}));
     for call in [apply(&own, ours), merge(&own, json!({"metadata": {"ownerReferences": [mine.clone()]}}))] {
-        let (found, words) = answer(agent, &call).await?;
-        ensure!(found == Yes, "{words}");
+        let (found, message) = send(agent, &call).await?;
+        ensure!(found == Yes, "{message}");
     }
     let metadata = |key: &str, value: Value| merge(&own, json!({"metadata": {key: value}}));
     for (call, expected) in [
@@ -1401,19 +1417,19 @@ async fn what_others_left_does_not_lock_the_agent_out() -> Result<()> {
         (metadata("labels", json!({"team": null})), Policy),
         (metadata("finalizers", json!([])), Policy),
     ] {
-        let (found, words) = answer(agent, &call).await?;
-        ensure!(found == expected, "{}: {found}: {words}", call.body);
+        let (found, message) = send(agent, &call).await?;
+        ensure!(found == expected, "{}: {found}: {message}", call.body);
     }
     let stays = json!({"metadata": {"ownerReferences": [mine, owner]}});
-    let (found, words) = answer(agent, &merge(&own, stays)).await?;
-    ensure!(found == Policy, "what went does not come back: {words}");
+    let (found, message) = send(agent, &merge(&own, stays)).await?;
+    ensure!(found == Policy, "a removed owner came back: {message}");
     Ok(())
 }
 
 /// The policy's rules follow the agents' configuration.
 #[tokio::test]
 async fn the_policy_follows_the_configuration() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let world = World::start(&parts).await?;
     let new = || topology("v1alpha2", "alpha", json!({}));
     let with = |key: &str, value: Value| {
@@ -1440,11 +1456,11 @@ async fn the_policy_follows_the_configuration() -> Result<()> {
     };
     let fingerprint = "pfp0v001ef46db3751d8e999";
     let policies = |names: Value| with("topologyPolicies", names);
-    type Case = (&'static str, Option<Value>, Value, Answer);
-    let of_placement = |answer: Answer| -> Vec<Case> {
+    type Case = (&'static str, Option<Value>, Value, Outcome);
+    let of_placement = |outcome: Outcome| -> Vec<Case> {
         vec![
-            ("placements", None, full("alpha"), answer),
-            ("a vector alone", None, without_metadata(), answer),
+            ("placements", None, full("alpha"), outcome),
+            ("a vector alone", None, without_metadata(), outcome),
             ("agents that are not replaced yet", Some(full("alpha")), full("alpha"), Yes),
             ("none", None, new(), Yes),
         ]
@@ -1467,27 +1483,26 @@ async fn the_policy_follows_the_configuration() -> Result<()> {
         ("a zone twice", None, sparse([8, 8]), Policy),
     ];
     let of_many = vec![("64 zones", None, with("zones", json!(zones(64))), Yes)];
-    for (most, config, cases) in [
+    for (max, config, cases) in [
         (9, json!({"consumer": "kai"}), of_placement(Policy)),
         (10, json!({"consumer": "none"}), of_placement(Policy)),
-        (11, json!({"cache": "direct"}), of_placement(Policy)),
-        (12, json!({"publish": {"placement": false}}), of_placement(Policy)),
-        (13, json!({"consumer": "kai", "publish": {"placement": true}}), of_placement(Yes)),
+        (11, json!({"consumer": "schedulerPluginsDirect"}), of_placement(Policy)),
+        (12, json!({"consumer": "schedulerPlugins"}), of_placement(Yes)),
         (14, json!({"publish": {"topologyPolicies": true}}), of_policies),
         (15, json!({"publish": {"apiVersion": "v1alpha1"}}), of_v1alpha1),
         (16, json!({"zones": {"fillers": false}}), of_sparse),
         (64, json!({}), of_many),
     ] {
-        let values = json!({"config": config, "admissionPolicy": {"maxZones": most}});
+        let values = json!({"config": config, "admissionPolicy": {"maxZones": max}});
         Chart::render(&parts, &values)?.install(&world.cluster.client(), &POLICIES).await?;
-        world.until_so_many_zones_are_taken(most).await?;
+        world.wait_until_zones_are_accepted(max).await?;
         for (what, before, object, expected) in cases {
             world.reset_to(before.as_ref()).await?;
             let version =
                 if object["apiVersion"] == "topology.node.k8s.io/v1alpha1" { V1ALPHA1 } else { V1ALPHA2 };
-            let (found, words) =
-                answer(&world.clients["agent"], &apply(&at(version, "alpha"), object)).await?;
-            ensure!(found == expected, "{config}: {what}: {found}: {words}");
+            let (found, message) =
+                send(&world.clients["agent"], &apply(&at(version, "alpha"), object)).await?;
+            ensure!(found == expected, "{config}: {what}: {found}: {message}");
         }
     }
     Ok(())

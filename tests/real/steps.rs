@@ -1,36 +1,34 @@
 //! After every step of a seeded random walk the published object matches the kubelet's own state files. The
 //! agent has the chart's rights, under the chart's admission policies.
 
-use std::io::Write;
-
 use anyhow::Result;
 use serde_json::Value;
 
 use crate::support::agent::Agent;
 use crate::support::chart;
 use crate::support::walk::Walk;
-use crate::support::{Cluster, Needs, Parts, RealNode};
+use crate::support::{Cluster, Needs, Parts, RealNode, seed};
 
 /// Steps of one walk.
 const STEPS: usize = 36;
 
 #[tokio::test]
-async fn two_zones_are_true_after_every_step() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
-    let cluster = Cluster::start(&parts).await?;
+async fn two_zones_are_correct_after_every_step() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
-    node.act_as(chart::agent_without_a_pod(&cluster, &parts).await?);
+    node.set_agent_kubeconfig(chart::agent_without_a_pod(&cluster, &parts).await?);
     let agent = Agent::start(&node, &[])?;
 
     walk(node, agent, 12).go(STEPS).await
 }
 
 #[tokio::test]
-async fn eight_zones_with_a_hundred_pods_are_true_after_every_step() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
-    let cluster = Cluster::start(&parts).await?;
+async fn eight_zones_with_a_hundred_pods_are_correct_after_every_step() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
     let mut node = RealNode::on("eight-by-sixty-four")?.start(&cluster).await?;
-    node.act_as(chart::agent_without_a_pod(&cluster, &parts).await?);
+    node.set_agent_kubeconfig(chart::agent_without_a_pod(&cluster, &parts).await?);
     let agent = Agent::start(&node, &[])?;
 
     let mut walk = walk(node, agent, 110);
@@ -39,9 +37,9 @@ async fn eight_zones_with_a_hundred_pods_are_true_after_every_step() -> Result<(
 }
 
 #[tokio::test]
-async fn a_kubelet_without_static_policies_has_every_cpu_for_everyone() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::Kubelet).await? else { return Ok(()) };
-    let cluster = Cluster::start(&parts).await?;
+async fn without_static_policies_every_cpu_is_available() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
     let mut node = RealNode::on("two-by-eight")?
         .kubelet("cpuManagerPolicy", "none".into())
         .kubelet("memoryManagerPolicy", "None".into())
@@ -50,17 +48,14 @@ async fn a_kubelet_without_static_policies_has_every_cpu_for_everyone() -> Resul
         .kubelet("reservedMemory", Value::Null)
         .start(&cluster)
         .await?;
-    node.act_as(chart::agent_without_a_pod(&cluster, &parts).await?);
+    node.set_agent_kubeconfig(chart::agent_without_a_pod(&cluster, &parts).await?);
     let agent = Agent::start(&node, &[])?;
 
     walk(node, agent, 12).go(12).await
 }
 
 /// Returns a walk with the seed `NUMACAST_SEED`, or a random one, and prints the seed.
-fn walk(node: RealNode, agent: Agent, crowd: usize) -> Walk {
-    let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = given.unwrap_or_else(|| fastrand::u64(..));
-    // To stderr directly, since the test harness captures the output of passing tests.
-    let _ = writeln!(std::io::stderr(), "walk on {}: NUMACAST_SEED={seed}", node.name());
-    Walk::new(node, agent, crowd, seed)
+fn walk(node: RealNode, agent: Agent, max_pods: usize) -> Walk {
+    let seed = seed(&format!("walk on {}", node.name()));
+    Walk::new(node, agent, max_pods, seed)
 }

@@ -23,7 +23,7 @@ use support::{Cluster, Needs, Parts};
 /// longest wait is the ten seconds, plus or minus a tenth, between two attempts to write.
 const BOUND: Duration = Duration::from_secs(12);
 
-/// `scan.settle`: how long a restarted kubelet that does not list a pod is distrusted if no source reports
+/// How long a restarted kubelet that does not list a pod is distrusted if no source reports
 /// the pod as gone. After a restart of the API server, the agents relist their pods at random moments within
 /// half a minute.
 const DOUBT: Duration = Duration::from_secs(30);
@@ -58,21 +58,17 @@ impl Row {
     }
 }
 
-#[tokio::main(flavor = "current_thread")] // child processes are killed when the thread that started them ends
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     let mut out = std::io::stdout();
-    let Some(parts) = Parts::for_test(Needs::Kubelet).await? else { bail!("the real parts cannot run here") };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { bail!("the real parts cannot run here") };
     let wanted = |fault: &Fault| {
         let name = fault.to_string();
         options.only.is_empty() || options.only.iter().any(|text| name.contains(text.as_str()))
     };
     let chosen: Vec<Fault> = Fault::ALL.into_iter().filter(wanted).collect();
-    ensure!(
-        !chosen.is_empty(),
-        "no fault is called like that; there are: {:?}",
-        Fault::ALL.map(|f| f.to_string())
-    );
+    ensure!(!chosen.is_empty(), "no fault has that name; there are: {:?}", Fault::ALL.map(|f| f.to_string()));
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     writeln!(out, "{} faults: NUMACAST_SEED={seed}", options.faults)?;
     let started = Instant::now();
@@ -80,13 +76,13 @@ async fn main() -> Result<ExitCode> {
     let mut faults = Faults::start(cluster, parts.program("kubectl"), seed).await?;
     let mut rows = BTreeMap::<Fault, Row>::new();
     for number in 1..=options.faults {
-        let fault = faults.any_of(&chosen);
-        let outcome = faults.happen(fault).await;
-        writeln!(out, "{number:>4} {fault}: {} ({})", tell(outcome.as_ref()), faults.notes())?;
+        let fault = faults.choose(&chosen);
+        let outcome = faults.inject(fault).await;
+        writeln!(out, "{number:>4} {fault}: {} ({})", describe(outcome.as_ref()), faults.notes())?;
         let outcome =
             outcome.with_context(|| format!("fault {number} with NUMACAST_SEED={seed}: {fault}"))?;
         let row = rows.entry(fault).or_default();
-        row.times.push(outcome.until_true);
+        row.times.push(outcome.until_correct);
         row.versions += outcome.versions;
     }
     writeln!(out, "\n| fault | times | true after, median, s | slowest, s | versions of the object |")?;
@@ -101,15 +97,15 @@ async fn main() -> Result<ExitCode> {
     let minutes = started.elapsed().as_secs_f64() / 60.0;
     writeln!(
         out,
-        "\n{} faults in {minutes:.1} minutes, {slow} of them over after more than {BOUND:?}, {late} beyond their bound",
+        "\n{} faults in {minutes:.1} minutes, after {slow} of them the object was correct only after more than {BOUND:?}, after {late} of them later than allowed",
         options.faults
     )?;
     Ok(if late == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn tell(outcome: Result<&Outcome, &anyhow::Error>) -> String {
+fn describe(outcome: Result<&Outcome, &anyhow::Error>) -> String {
     match outcome {
-        Ok(outcome) => format!("true after {:.2?}", outcome.until_true),
+        Ok(outcome) => format!("true after {:.2?}", outcome.until_correct),
         Err(error) => format!("FAILED: {error:#}"),
     }
 }

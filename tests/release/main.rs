@@ -1,5 +1,5 @@
-//! The release process, without a release build: the build script of binary and image with stand-ins for
-//! cargo and buildah, the workflows, and the version that many files contain.
+//! The release process, without a release build: the build script of binary and image with fake cargo and
+//! buildah, the workflows, and the version that many files contain.
 
 #![allow(clippy::unwrap_used)] // a failing test shows where
 
@@ -22,22 +22,22 @@ fn file(name: &str) -> String {
 }
 
 /// Returns a command's standard output, followed by its standard error.
-fn said(output: &Output) -> String {
+fn text_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Returns a program that `tests/parts/build` provides. `None` if it is not available here: this has been
-/// logged, and is an error with `CI=true`.
+/// Returns a program that `tests/parts/build` provides; `None` if it is not available here, which is an error
+/// with `CI=true`.
 fn part(name: &str) -> Option<Command> {
     let output =
         Command::new(repository().join("tests/parts/build")).args(["--only", name]).output().unwrap();
-    let why = String::from_utf8_lossy(&output.stderr);
+    let error = String::from_utf8_lossy(&output.stderr);
     if output.status.code() == Some(69) {
-        assert!(!std::env::var("CI").is_ok_and(|ci| ci == "true"), "CI=true, but {why}");
-        eprintln!("skipped, passing: what needs {name}: {why}");
+        assert!(!std::env::var("CI").is_ok_and(|ci| ci == "true"), "CI=true, but {error}");
+        eprintln!("skipped for lack of {name}: {error}");
         return None;
     }
-    assert!(output.status.success(), "{why}");
-    let said = String::from_utf8(output.stdout).unwrap();
-    Some(Command::new(Path::new(said.trim()).join(name)))
+    assert!(output.status.success(), "{error}");
+    let directory = String::from_utf8(output.stdout).unwrap();
+    Some(Command::new(Path::new(directory.trim()).join(name)))
 }

@@ -1,4 +1,4 @@
-//! `image/build` with stand-ins for cargo and buildah.
+//! `image/build` with fake cargo, buildah and readelf.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -6,12 +6,12 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-use crate::{file, repository, said};
+use crate::{file, repository, text_of};
 
 /// Copies a file as the binary, and records its arguments.
 const CARGO: &str = r#"#!/bin/sh
-printf '%s\n' "$@" >"$SEEN/cargo"
-printf '%s' "$CARGO_ENCODED_RUSTFLAGS" >"$SEEN/flags"
+printf '%s\n' "$@" >"$RECORDS/cargo"
+printf '%s' "$CARGO_ENCODED_RUSTFLAGS" >"$RECORDS/flags"
 while [ "$1" != --target ]; do shift; done
 triple=$2
 mkdir -p "$CARGO_TARGET_DIR/$triple/release"
@@ -21,10 +21,10 @@ cp "$BINARY" "$CARGO_TARGET_DIR/$triple/release/numacast"
 /// Records its arguments and the files to copy. The image that it pushes is a file with a new timestamp.
 const BUILDAH: &str = r#"#!/bin/sh
 [ "$*" != --version ] || exit 0
-printf '%s\n' "$@" >>"$SEEN/buildah"
+printf '%s\n' "$@" >>"$RECORDS/buildah"
 for last; do :; done
 case " $* " in
-*' bud '*) ls "$last" >"$SEEN/context" ;;
+*' bud '*) ls "$last" >"$RECORDS/context" ;;
 *' push '*)
     layout=${last#oci:}
     layout=${layout%:*}
@@ -35,59 +35,60 @@ esac
 "#;
 
 /// Prints prepared output for any binary.
-const READELF: &str = "#!/bin/sh\ncat \"$SEEN/elf\"\n";
+const READELF: &str = "#!/bin/sh\ncat \"$RECORDS/elf\"\n";
 
-/// A directory for the stand-ins and their records.
-struct Bench(TempDir);
+/// A directory for the fake programs and their records.
+struct BuildDir(TempDir);
 
-impl Bench {
-    /// Creates a bench whose cargo produces this binary.
+impl BuildDir {
+    /// Creates a directory whose cargo produces this binary.
     fn with(binary: &[u8]) -> Self {
-        let bench = Self(tempfile::tempdir().unwrap());
+        let dir = Self(tempfile::tempdir().unwrap());
         for (name, text) in [("cargo", CARGO), ("buildah", BUILDAH), ("readelf", READELF)] {
-            let path = bench.path("bin").join(name);
+            let path = dir.path("bin").join(name);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(&path, text).unwrap();
             std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
         }
-        std::fs::write(bench.path("binary"), binary).unwrap();
-        std::fs::write(bench.path("elf"), "  LOAD  0x000000\n").unwrap();
-        bench
+        std::fs::write(dir.path("binary"), binary).unwrap();
+        std::fs::write(dir.path("elf"), "  LOAD  0x000000\n").unwrap();
+        dir
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    fn saw(&self, name: &str) -> String {
+    fn record(&self, name: &str) -> String {
         std::fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    fn build(&self, arguments: &[&str], most: u32) -> Output {
+    fn build(&self, arguments: &[&str], max_bytes: u32) -> Output {
         let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
         Command::new(repository().join("image/build"))
             .args(arguments)
             .env("PATH", path)
-            .env("SEEN", self.0.path())
+            .env("RECORDS", self.0.path())
             .env("BINARY", self.path("binary"))
             .env("CARGO_TARGET_DIR", self.path("target"))
             .env("SOURCE_DATE_EPOCH", "1700000000")
             .env("NUMACAST_REVISION", "0123456789")
-            .env("NUMACAST_MAX_BYTES", most.to_string())
+            .env("NUMACAST_MAX_BYTES", max_bytes.to_string())
             .output()
             .unwrap()
     }
 
+    /// Builds, which must fail, and returns the error.
     #[track_caller]
-    fn refusal(&self, most: u32) -> String {
-        let output = self.build(&[], most);
-        assert!(!output.status.success(), "{}", said(&output));
-        assert_eq!(self.saw("buildah"), "", "an image was made of it");
-        said(&output)
+    fn build_error(&self, max_bytes: u32) -> String {
+        let output = self.build(&[], max_bytes);
+        assert!(!output.status.success(), "{}", text_of(&output));
+        assert_eq!(self.record("buildah"), "", "an image was built");
+        text_of(&output)
     }
 }
 
-const ENOUGH: u32 = 1 << 20;
+const LARGE: u32 = 1 << 20;
 
 /// Returns the Containerfile's instructions, each on one line.
 fn instructions() -> Vec<String> {
@@ -101,7 +102,7 @@ fn arguments_of<'a>(instructions: &'a [String], keyword: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn the_image_is_from_scratch_and_runs_nothing() {
+fn the_image_is_from_scratch_and_has_a_numeric_user() {
     let all = instructions();
     assert_eq!(all[0], "FROM scratch");
     assert_eq!(arguments_of(&all, "FROM").len(), 1);
@@ -115,7 +116,7 @@ fn the_image_is_from_scratch_and_runs_nothing() {
 }
 
 #[test]
-fn the_image_says_what_it_is() {
+fn the_image_has_all_labels() {
     let all = instructions();
     let labels = arguments_of(&all, "LABEL").join(" ");
     for label in [
@@ -140,44 +141,45 @@ fn the_image_says_what_it_is() {
 }
 
 #[test]
-fn the_recipe_gives_the_image_all_that_it_takes() {
-    let bench = Bench::with(b"numacast");
-    let output = bench.build(&[], ENOUGH);
-    assert!(output.status.success(), "{}", said(&output));
+fn the_image_gets_all_files_and_arguments() {
+    let dir = BuildDir::with(b"numacast");
+    let output = dir.build(&[], LARGE);
+    assert!(output.status.success(), "{}", text_of(&output));
 
     let all = instructions();
     let copied: Vec<_> = arguments_of(&all, "COPY")[0].split(' ').filter(|word| *word != "/").collect();
-    assert_eq!(bench.saw("context").lines().collect::<Vec<_>>(), copied);
-    let asked = bench.saw("buildah");
+    assert_eq!(dir.record("context").lines().collect::<Vec<_>>(), copied);
+    let arguments = dir.record("buildah");
     for argument in arguments_of(&all, "ARG") {
-        assert!(asked.contains(&format!("--build-arg\n{argument}=")), "{argument} is not in:\n{asked}");
+        let expected = format!("--build-arg\n{argument}=");
+        assert!(arguments.contains(&expected), "{argument} is not in:\n{arguments}");
     }
     let version = format!("VERSION={}\n", env!("CARGO_PKG_VERSION"));
-    for words in
+    for text in
         [&version, "REVISION=0123456789\n", "CREATED=2023-11-14T22:13:20Z\n", "--timestamp\n1700000000\n"]
     {
-        assert!(asked.contains(words), "{words} is not in:\n{asked}");
+        assert!(arguments.contains(text), "{text} is not in:\n{arguments}");
     }
 }
 
 #[test]
-fn the_binary_is_built_as_it_ships() {
-    let bench = Bench::with(b"numacast");
-    let output = bench.build(&["--binary"], ENOUGH);
-    assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(bench.saw("buildah"), "");
+fn the_binary_is_static_and_described() {
+    let dir = BuildDir::with(b"numacast");
+    let output = dir.build(&["--binary"], LARGE);
+    assert!(output.status.success(), "{}", text_of(&output));
+    assert_eq!(dir.record("buildah"), "");
 
-    let asked = bench.saw("cargo");
-    for word in ["--locked", "--release", "--no-default-features", "--target"] {
-        assert!(asked.lines().any(|line| line == word), "{word} is not in:\n{asked}");
+    let arguments = dir.record("cargo");
+    for word in ["--locked", "--release", "--target"] {
+        assert!(arguments.lines().any(|line| line == word), "{word} is not in:\n{arguments}");
     }
-    let flags = bench.saw("flags");
+    let flags = dir.record("flags");
     let flags: Vec<_> = flags.split('\x1f').collect();
     assert!(flags.contains(&"-Ctarget-feature=+crt-static"), "{flags:?}");
     let sources = format!("--remap-path-prefix={}=/numacast", repository().display());
     assert!(flags.contains(&&*sources), "{flags:?}");
 
-    let path = said(&Output { stderr: Vec::new(), ..output });
+    let path = text_of(&Output { stderr: Vec::new(), ..output });
     let binary = Path::new(path.trim());
     assert_eq!(std::fs::read(binary).unwrap(), b"numacast");
     let described = std::fs::read_to_string(binary.with_extension("txt")).unwrap();
@@ -187,54 +189,51 @@ fn the_binary_is_built_as_it_ships() {
 }
 
 #[test]
-fn the_archive_has_the_same_bytes_at_another_time() {
-    let bench = Bench::with(b"numacast");
-    let archive = |bench: &Bench| {
-        let output = bench.build(&[], ENOUGH);
+fn the_archive_does_not_depend_on_the_time() {
+    let dir = BuildDir::with(b"numacast");
+    let archive = |dir: &BuildDir| {
+        let output = dir.build(&[], LARGE);
         let path = String::from_utf8(output.stdout).unwrap();
         std::fs::read(path.trim()).unwrap_or_else(|_| panic!("no archive: {path}"))
     };
-    let first = archive(&bench);
+    let first = archive(&dir);
     // Timestamps in an archive have a resolution of one second.
     std::thread::sleep(std::time::Duration::from_millis(1100));
-    assert!(!first.is_empty() && first == archive(&bench));
+    assert!(!first.is_empty() && first == archive(&dir));
 }
 
 #[test]
-fn a_binary_that_is_too_large_is_no_image() {
-    let bench = Bench::with(&[0; 1 << 14]);
-    assert!(bench.refusal(1 << 14).contains("more than 16384"));
+fn a_binary_that_is_too_large_is_rejected() {
+    let dir = BuildDir::with(&[0; 1 << 14]);
+    assert!(dir.build_error(1 << 14).contains("more than 16384"));
 }
 
 #[test]
-fn a_binary_that_needs_libraries_is_no_image() {
+fn a_binary_that_needs_libraries_is_rejected() {
     for needs in ["  INTERP  0x000318\n", " 0x01 (NEEDED)  Shared library: [libc.so.6]\n"] {
-        let bench = Bench::with(b"numacast");
-        std::fs::write(bench.path("elf"), needs).unwrap();
-        assert!(bench.refusal(ENOUGH).contains("is not static"));
+        let dir = BuildDir::with(b"numacast");
+        std::fs::write(dir.path("elf"), needs).unwrap();
+        assert!(dir.build_error(LARGE).contains("is not static"));
     }
 }
 
 #[test]
-fn a_binary_that_tells_where_it_was_built_is_no_image() {
-    let bench = Bench::with(format!("panicked at {}/src/cli.rs:1:2", repository().display()).as_bytes());
-    let refusal = bench.refusal(ENOUGH);
-    assert!(
-        refusal.contains("has the path") && refusal.contains(&*repository().to_string_lossy()),
-        "{refusal}"
-    );
+fn a_binary_with_paths_of_the_build_is_rejected() {
+    let dir = BuildDir::with(format!("panicked at {}/src/cli.rs:1:2", repository().display()).as_bytes());
+    let error = dir.build_error(LARGE);
+    let path = repository().to_string_lossy();
+    assert!(error.contains("has the path") && error.contains(&*path), "{error}");
 }
 
-/// The scripts that `make` targets run exist and are executable.
 #[test]
-fn every_script_can_be_run() {
+fn every_script_is_executable_and_valid() {
     for name in ["build", "push", "sbom", "twice", "notes", "version"] {
         let script = repository().join("image").join(name);
         let mode =
             std::fs::metadata(&script).unwrap_or_else(|error| panic!("{name}: {error}")).permissions().mode();
         assert_eq!(mode & 0o111, 0o111, "{name}");
         let output = Command::new("bash").arg("-n").arg(&script).output().unwrap();
-        assert!(output.status.success(), "{}", said(&output));
+        assert!(output.status.success(), "{}", text_of(&output));
     }
     for script in ["image/build", "image/sbom", "image/twice"] {
         assert!(file("Makefile").lines().any(|line| line.trim() == script), "{script}");

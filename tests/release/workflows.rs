@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{part, repository, said};
+use crate::{part, repository, text_of};
 
 fn workflows() -> Vec<PathBuf> {
     let dir = std::fs::read_dir(repository().join(".github/workflows")).unwrap();
@@ -19,15 +19,15 @@ fn values<'a>(text: &'a str, key: &'a str) -> impl Iterator<Item = &'a str> {
     })
 }
 
-/// Returns why a used action is not pinned; `None` if it is.
-fn moving(used: &str) -> Option<&'static str> {
+/// Returns why an action is not pinned; `None` if it is.
+fn unpinned(used: &str) -> Option<&'static str> {
     let (name, comment) = used.split_once(" # ").unwrap_or((used, ""));
     if name.starts_with("./") {
         return None;
     }
     let Some((_, commit)) = name.split_once('@') else { return Some("no commit") };
     if commit.len() != 40 || !commit.chars().all(|c| matches!(c, '0'..='9' | 'a'..='f')) {
-        return Some("no whole commit hash");
+        return Some("no full commit hash");
     }
     let version =
         comment.strip_prefix('v').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
@@ -40,7 +40,7 @@ fn every_action_is_pinned() {
     for file in workflows() {
         let text = std::fs::read_to_string(&file).unwrap();
         for used in values(&text, "uses") {
-            assert_eq!(moving(used), None, "{}: {used}", file.display());
+            assert_eq!(unpinned(used), None, "{}: {used}", file.display());
             uses += 1;
         }
     }
@@ -48,13 +48,14 @@ fn every_action_is_pinned() {
 }
 
 #[test]
-fn what_is_not_pinned_is_found() {
+fn unpinned_actions_are_detected() {
     let commit = "9c091bb21b7c1c1d1991bb908d89e4e9dddfe3e0";
-    assert_eq!(moving(&format!("actions/checkout@{commit} # v7.0.0")), None);
-    assert_eq!(moving("actions/checkout"), Some("no commit"));
-    assert_eq!(moving("actions/checkout@v7 # v7.0.0"), Some("no whole commit hash"));
-    assert_eq!(moving(&format!("actions/checkout@{} # v7.0.0", &commit[..12])), Some("no whole commit hash"));
-    assert_eq!(moving(&format!("actions/checkout@{commit}")), Some("no version in a comment"));
+    assert_eq!(unpinned(&format!("actions/checkout@{commit} # v7.0.0")), None);
+    assert_eq!(unpinned("actions/checkout"), Some("no commit"));
+    assert_eq!(unpinned("actions/checkout@v7 # v7.0.0"), Some("no full commit hash"));
+    let short = &commit[..12];
+    assert_eq!(unpinned(&format!("actions/checkout@{short} # v7.0.0")), Some("no full commit hash"));
+    assert_eq!(unpinned(&format!("actions/checkout@{commit}")), Some("no version in a comment"));
     assert_eq!(
         values("    steps:\n      - uses: a@b # v1\n        uses: c\n", "uses").collect::<Vec<_>>(),
         ["a@b # v1", "c"]
@@ -63,7 +64,7 @@ fn what_is_not_pinned_is_found() {
 
 /// A workflow has no permissions except those given to its jobs.
 #[test]
-fn rights_are_given_to_jobs() {
+fn only_jobs_have_permissions() {
     for file in workflows() {
         let text = std::fs::read_to_string(&file).unwrap();
         assert!(text.lines().any(|line| line == "permissions: {}"), "{}", file.display());
@@ -74,12 +75,12 @@ fn rights_are_given_to_jobs() {
 fn actionlint_finds_nothing() {
     let Some(mut linter) = part("actionlint") else { return };
     let output = linter.arg("-no-color").args(workflows()).output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", text_of(&output));
 }
 
 #[test]
 fn zizmor_finds_nothing() {
     let Some(mut linter) = part("zizmor") else { return };
     let output = linter.args(["--offline", "--no-progress"]).args(workflows()).output().unwrap();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", text_of(&output));
 }

@@ -1,176 +1,65 @@
-//! The podresources client against every kind of kubelet response.
+//! A podresources client for a single caller, which makes a call for every request.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use numacast::kubelet::{Api, ClientError};
-use numacast::sim::kubelet::{Age, Call, Fault, Options, PodSpec};
-use tonic::Code;
+use numacast::kubelet::{
+    Allocatable, ClientError, Connector, KubeletInstance, Request, RequestError, Usage, decode_allocatable,
+    decode_list,
+};
+use prost::bytes::Bytes;
 
-use crate::support::SimNode;
-
-const GIB: u64 = 1 << 30;
-
-#[tokio::test]
-async fn list_allocatable_and_get_tell_what_was_handed_out() {
-    let node = SimNode::start();
-    let spec = PodSpec::guaranteed("a", 2, GIB).devices("example.com/nic", 1);
-    let given = node.kubelet.start_pod(spec).await.unwrap();
-    let mut client = node.client();
-
-    let (usage, api, _) = client.list().await.unwrap();
-    assert_eq!(api, Api::V1);
-    let container = &usage.pods[0].containers[0];
-    assert_eq!(container.cpus, given[0].cpus);
-    assert_eq!(container.memory.iter().map(|block| block.bytes).sum::<u64>(), GIB);
-    assert_eq!(container.devices.len(), 1);
-
-    let (allocatable, _) = client.allocatable().await.unwrap();
-    assert!(container.cpus.difference(&allocatable.cpus).is_empty());
-    assert!(allocatable.devices.iter().any(|group| group.resource == "example.com/nic"));
-
-    assert_eq!(client.get("default", "a").await.unwrap(), usage.pods[0]);
-    assert_eq!(
-        client.get("default", "b").await.unwrap_err().to_string(),
-        "the kubelet knows no pod default/b"
-    );
+/// A client of the kubelet's podresources socket.
+///
+/// The kubelet replaces the socket when it restarts, so every call checks the path first and reconnects if
+/// the socket there is another. A call on a broken connection is retried once on a new one.
+#[derive(Debug)]
+pub(crate) struct Client {
+    connector: Connector,
 }
 
-#[tokio::test]
-async fn an_old_kubelet_is_asked_for_v1alpha1() {
-    let node = SimNode::with(Options { age: Age::OnlyV1alpha1, limited: false, ..Options::default() });
-    node.kubelet.start_pod(PodSpec::new("a").devices("example.com/nic", 1)).await.unwrap();
-    let mut client = node.client();
-    for _ in 0..2 {
-        let (usage, api, _) = client.list().await.unwrap();
-        assert_eq!(api, Api::V1alpha1);
-        assert_eq!(usage.pods[0].containers[0].devices[0].ids.len(), 1);
+impl Client {
+    /// Returns a client for `socket` whose calls time out after `timeout`. It does not connect yet.
+    pub(crate) fn new(socket: PathBuf, timeout: Duration) -> Self {
+        Self { connector: Connector::new(socket, timeout) }
     }
-    assert_eq!(client.get("default", "a").await.unwrap_err(), ClientError::GetDisabled);
-}
 
-#[tokio::test]
-async fn get_that_is_switched_off_is_no_missing_pod() {
-    let node = SimNode::with(Options { age: Age::V1_29, limited: false, ..Options::default() });
-    assert_eq!(node.client().get("default", "a").await.unwrap_err(), ClientError::GetDisabled);
-}
-
-#[tokio::test]
-async fn a_kubelet_without_get_allocatable_is_told_so() {
-    for age in [Age::V1_20, Age::OnlyV1alpha1] {
-        let node = SimNode::with(Options { age, limited: false, ..Options::default() });
-        let sentence = node.client().allocatable().await.unwrap_err().to_string();
-        assert_eq!(
-            sentence,
-            format!(
-                "the kubelet at {} does not serve GetAllocatableResources (numacast needs kubelet 1.23 or later, \
-                 or 1.21 with the feature gate KubeletPodResourcesGetAllocatable)",
-                node.kubelet.socket().display()
-            )
-        );
+    /// Returns the resources allocated to every active pod, and the kubelet instance.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub(crate) async fn list(&mut self) -> Result<(Usage, KubeletInstance), ClientError> {
+        let (bytes, instance) = self.request(&Request::List).await.map_err(|failed| failed.error)?;
+        Ok((decode_list(bytes)?, instance))
     }
-}
 
-#[tokio::test]
-async fn the_limiter_is_told_from_an_answer_that_is_too_large() {
-    let node = SimNode::start();
-    let mut client = node.client();
-    let limited = Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into());
-    node.kubelet.fail_next(Call::List, 1, &limited);
-    assert_eq!(client.list().await.unwrap_err(), ClientError::RateLimited("List"));
+    /// Returns the allocatable resources and the kubelet instance.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; [`ClientError::Unsupported`] from a kubelet that is too old.
+    pub(crate) async fn allocatable(&mut self) -> Result<(Allocatable, KubeletInstance), ClientError> {
+        let (bytes, instance) = self.request(&Request::Allocatable).await.map_err(|failed| failed.error)?;
+        Ok((decode_allocatable(bytes)?, instance))
+    }
 
-    // What a Go client in between reports for a response above its own limit.
-    let large = "grpc: received message larger than max (5000000 vs. 4194304)";
-    node.kubelet.fail_next(Call::List, 1, &Fault::Status(Code::ResourceExhausted, large.into()));
-    let expected = ClientError::TooLarge { call: "List", detail: large.into() };
-    assert_eq!(client.list().await.unwrap_err(), expected);
-
-    node.kubelet.fail_next(Call::List, 1, &Fault::Oversize(17 << 20));
-    assert!(matches!(client.list().await.unwrap_err(), ClientError::TooLarge { call: "List", .. }));
-
-    // The limit is sixteen MiB, not tonic's four.
-    node.kubelet.fail_next(Call::List, 1, &Fault::Oversize(5 << 20));
-    client.list().await.unwrap();
-}
-
-#[tokio::test]
-async fn the_real_limiter_refuses_a_flood() {
-    let node = SimNode::with(Options::default());
-    let mut client = node.client();
-    let mut refused = 0;
-    for _ in 0..50 {
-        match client.list().await {
-            Ok(_) => {}
-            Err(ClientError::RateLimited("List")) => refused += 1,
-            Err(error) => panic!("{error}"),
+    /// Makes one call with its deadline, retried on a new connection if the old one is dead. Returns the
+    /// encoded response and the kubelet instance.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub(crate) async fn request(
+        &mut self,
+        request: &Request,
+    ) -> Result<(Bytes, KubeletInstance), RequestError> {
+        match self.attempt(request).await {
+            Err(failed) if failed.error.is_lost() => self.attempt(request).await,
+            response => response,
         }
     }
-    assert_eq!(node.kubelet.calls().refused, refused);
-    assert!(refused > 0);
-}
 
-#[tokio::test]
-async fn a_call_that_gets_no_answer_ends() {
-    let node = SimNode::start();
-    let mut client = node.impatient_client();
-    client.list().await.unwrap();
-    node.kubelet.fail_next(Call::List, 1, &Fault::Hang);
-    let error = client.list().await.unwrap_err();
-    let expected = ClientError::Deadline {
-        path: node.kubelet.socket(),
-        call: "List",
-        after: Duration::from_millis(200),
-    };
-    assert_eq!(error, expected);
-    client.list().await.unwrap();
-}
-
-#[tokio::test]
-async fn any_other_status_is_passed_on_in_the_servers_words() {
-    let node = SimNode::start();
-    let mut client = node.client();
-    node.kubelet.fail_next(Call::List, 1, &Fault::Status(Code::Internal, "the disk is on fire".into()));
-    let sentence = client.list().await.unwrap_err().to_string();
-    assert_eq!(sentence, "the kubelet answered List with Internal: the disk is on fire");
-}
-
-#[tokio::test]
-async fn a_restarted_kubelet_is_found_again_and_is_another_connection() {
-    let node = SimNode::start();
-    let mut client = node.client();
-    let (_, _, first) = client.list().await.unwrap();
-    let (_, _, same) = client.list().await.unwrap();
-    assert_eq!(first, same);
-    for _ in 0..3 {
-        node.kubelet.restart().await.unwrap();
-        let (_, _, next) = client.list().await.unwrap();
-        assert_ne!(next, first);
-        let (_, allocatable) = client.allocatable().await.unwrap();
-        assert_eq!(allocatable, next);
+    async fn attempt(&mut self, request: &Request) -> Result<(Bytes, KubeletInstance), RequestError> {
+        let open = self.connector.open().await?;
+        let outcome = open.call(request).await;
+        Ok((self.connector.finish(&open, request, outcome)?, open.instance))
     }
-}
-
-#[tokio::test]
-async fn a_kubelet_that_is_away_is_said_to_be_away() {
-    let node = SimNode::start();
-    let mut client = node.client();
-    client.list().await.unwrap();
-    node.kubelet.stop();
-    let socket = node.kubelet.socket();
-    assert!(matches!(
-        client.list().await.unwrap_err(),
-        ClientError::Refused(path) | ClientError::NoSocket(path) if path == socket
-    ));
-    std::fs::remove_dir_all(socket.parent().unwrap()).unwrap();
-    assert_eq!(client.list().await.unwrap_err(), ClientError::NoSocket(socket));
-}
-
-#[tokio::test]
-async fn another_socket_at_the_path_is_preferred_to_a_connection_that_still_works() {
-    let node = SimNode::start();
-    let other = SimNode::start();
-    other.kubelet.start_pod(PodSpec::new("elsewhere")).await.unwrap();
-    let mut client = node.client();
-    assert_eq!(client.list().await.unwrap().0.pods.len(), 0);
-    std::fs::rename(other.kubelet.socket(), node.kubelet.socket()).unwrap();
-    assert_eq!(client.list().await.unwrap().0.pods[0].name, "elsewhere");
 }

@@ -3,24 +3,24 @@
 #[path = "../faults/run/mod.rs"]
 mod run;
 
-use run::{Kind, Outcome, run_shard};
+use crate::support::seed;
+use run::{FaultKind, Outcome, run_shard};
 
 /// Number of nodes, each with an agent and a seed of its own.
 const SHARDS: usize = 6;
-/// Number of faults per node.
-const FAULTS: usize = 8;
-/// Multiplier for the bounds of the long form, since this test does not measure: they only fail a test that
+/// Number of steps per node.
+const STEPS: usize = 8;
+/// Factor for the bounds of the long form, since this test does not measure: they only fail a test that
 /// hangs.
-const PATIENCE: u32 = 10;
+const FACTOR: u32 = 10;
 
 #[test]
-fn after_every_fault_the_object_is_true_and_it_never_promises_too_much() {
-    let seed =
-        std::env::var("NUMACAST_SEED").map_or_else(|_| fastrand::u64(..), |text| text.parse().unwrap());
+fn after_every_fault_the_object_is_correct_and_it_never_reports_too_much() {
+    let seed = seed();
     eprintln!("NUMACAST_SEED={seed}");
     let shard = |shard| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(run_shard(shard, FAULTS, Kind::ALL, seed, PATIENCE))
+        runtime.block_on(run_shard(shard, STEPS, FaultKind::ALL, seed, FACTOR))
     };
     let outcomes: Vec<Outcome> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..SHARDS).map(|number| scope.spawn(move || shard(number))).collect();
@@ -29,10 +29,10 @@ fn after_every_fault_the_object_is_true_and_it_never_promises_too_much() {
     let failures: Vec<&str> = outcomes.iter().filter_map(|outcome| outcome.failure.as_deref()).collect();
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
     for outcome in &outcomes {
-        for measured in &outcome.measured {
-            eprintln!("{:?}: true after {:?}", measured.kinds, measured.took);
+        for step in &outcome.steps {
+            eprintln!("{:?}: correct after {:?}", step.faults, step.took);
         }
-        assert_eq!(outcome.measured.len(), FAULTS);
-        assert!(outcome.versions > 0, "no version of the object was judged");
+        assert_eq!(outcome.steps.len(), STEPS);
+        assert!(outcome.versions > 0, "no version of the object was checked");
     }
 }

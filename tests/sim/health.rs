@@ -4,47 +4,43 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use numacast::agent::{Agent, Settings};
+use numacast::agent::Agent;
 use numacast::cluster::Cluster;
 use numacast::config::{Config, Endpoint};
-use numacast::sim::api_server::ApiServer;
-use numacast::sim::kubelet::PodSpec;
-use numacast::telemetry::health::Health;
-use numacast::telemetry::server::{Endpoints, Probes, Server};
+use numacast::telemetry::registry::Registry;
+use numacast::telemetry::server::{Endpoints, Server};
+use numacast_sim::api_server::ApiServer;
+use numacast_sim::kubelet::PodSpec;
 use tokio::task::JoinHandle;
 use tokio::time::{advance, pause, resume, sleep};
 
-use crate::support::{ANYWHERE, SimNode, get};
+use crate::support::{ANY_PORT, Node, get};
 
 const OK: (u16, &str) = (200, "ok\n");
 
 /// A node, an API server, the agent between them, and the server of its probes.
-struct World {
-    node: SimNode,
+struct Environment {
+    node: Node,
     api: ApiServer,
     agent: JoinHandle<()>,
     probes: Server,
 }
 
-impl World {
-    async fn start(api_is_up: bool) -> Self {
-        let node = SimNode::start();
-        let api = ApiServer::start_anywhere(0).await.unwrap();
+impl Environment {
+    async fn start(with_api_server: bool) -> Self {
+        let node = Node::start();
+        let api = ApiServer::start_on_any_port(0).await.unwrap();
         api.add_node("worker").unwrap();
-        if !api_is_up {
+        if !with_api_server {
             api.stop();
         }
         let mut config = Config { node_name: "worker".into(), ..Config::default() };
         config.host.root = node.root().to_owned();
         let cluster = Cluster::with_client(api.client().unwrap(), api.url(), Duration::from_millis(500));
-        let agent = Agent::new(Settings::from_config(&config), cluster);
-        let metrics = agent.metrics();
-        let health: Option<Arc<dyn Probes>> = Some(metrics.health().clone());
-        let probes =
-            Server::start(Endpoint::At(ANYWHERE), Endpoints { metrics: Some(metrics), health }, None)
-                .await
-                .unwrap()
-                .unwrap();
+        let mut registry = Registry::default();
+        let agent = Agent::new(config.agent_settings(), cluster, &mut registry);
+        let endpoints = Endpoints { metrics: Some(Arc::new(registry)), health: Some(agent.health()) };
+        let probes = Server::start(Endpoint::At(ANY_PORT), endpoints, None).await.unwrap().unwrap();
         Self { node, api, agent: tokio::spawn(agent.run(std::future::pending())), probes }
     }
 
@@ -54,25 +50,25 @@ impl World {
 
     /// Returns the status code and the body.
     async fn probe(&self, path: &str) -> (u16, String) {
-        let answer = get(self.address(), path).await;
-        let code = answer.split(' ').nth(1).unwrap().parse().unwrap();
-        (code, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+        let response = get(self.address(), path).await;
+        let code = response.split(' ').nth(1).unwrap().parse().unwrap();
+        (code, response.split_once("\r\n\r\n").unwrap().1.to_owned())
     }
 
-    async fn is(&self, path: &str, expected: (u16, &str)) {
+    async fn expect(&self, path: &str, expected: (u16, &str)) {
         let (code, body) = self.probe(path).await;
         assert_eq!((code, body.as_str()), expected, "{path}");
     }
 
     /// Waits until a probe returns 200.
-    async fn until_ok(&self, path: &str) {
-        self.until(path, |answer| answer.starts_with("HTTP/1.1 200 ")).await;
+    async fn wait_until_ok(&self, path: &str) {
+        self.wait_for(path, |response| response.starts_with("HTTP/1.1 200 ")).await;
     }
 
-    async fn until(&self, path: &str, wanted: impl Fn(&str) -> bool) {
+    async fn wait_for(&self, path: &str, condition: impl Fn(&str) -> bool) {
         for _ in 0..1200 {
-            assert!(!self.agent.is_finished(), "the agent has ended");
-            if wanted(&get(self.address(), path).await) {
+            assert!(!self.agent.is_finished(), "the agent exited");
+            if condition(&get(self.address(), path).await) {
                 return;
             }
             // Within the rate of an address.
@@ -83,90 +79,79 @@ impl World {
 }
 
 /// Advances the monotonic clock.
-async fn later(seconds: u64) {
+async fn advance_clock(seconds: u64) {
     pause();
     advance(Duration::from_secs(seconds)).await;
     resume();
 }
 
 #[tokio::test]
-async fn started_and_ready_only_when_the_object_is_there() {
-    let world = World::start(false).await;
-    world.until("/metrics", |answer| !answer.contains("numacast_last_scan_timestamp_seconds 0.0")).await;
-    world.is("/startupz", (503, "nothing is published yet\n")).await;
-    world.is("/readyz", (503, "nothing is published yet\n")).await;
-    world.is("/livez", OK).await;
-    world.api.resume().await.unwrap();
-    world.until_ok("/startupz").await;
-    world.until_ok("/readyz").await;
+async fn the_agent_is_started_and_ready_once_its_object_is_written() {
+    let env = Environment::start(false).await;
+    let not_scanned = "numacast_last_scan_timestamp_seconds 0\n";
+    env.wait_for("/metrics", |response| !response.contains(not_scanned)).await;
+    env.expect("/startupz", (503, "nothing was published yet\n")).await;
+    env.expect("/readyz", (503, "nothing was published yet\n")).await;
+    env.expect("/livez", OK).await;
+    env.api.resume().await.unwrap();
+    env.wait_until_ok("/startupz").await;
+    env.wait_until_ok("/readyz").await;
 }
 
 #[tokio::test]
-async fn a_kubelet_that_is_away_makes_it_unready_but_not_dead() {
-    let world = World::start(true).await;
-    world.until_ok("/readyz").await;
-    world.node.kubelet.stop();
-    world.until("/metrics", |answer| !answer.contains(r#"outcome="failed"} 0"#)).await;
-    world.is("/readyz", OK).await;
+async fn without_the_kubelet_the_agent_is_alive_but_not_ready() {
+    let env = Environment::start(true).await;
+    env.wait_until_ok("/readyz").await;
+    env.node.kubelet.stop();
+    env.wait_for("/metrics", |response| !response.contains(r#"outcome="failed"} 0"#)).await;
+    env.expect("/readyz", OK).await;
     for _ in 0..6 {
-        later(30).await;
+        advance_clock(30).await;
         // The loop is alive, since it keeps retrying.
-        world.is("/livez", OK).await;
-        let (code, body) = world.probe("/readyz").await;
-        assert!(code == 503 && body.starts_with("the node was not read for "), "{code} {body}");
+        env.expect("/livez", OK).await;
+        let (code, body) = env.probe("/readyz").await;
+        assert!(code == 503 && body.starts_with("no scan of the node has succeeded for "), "{code} {body}");
     }
-    world.is("/startupz", OK).await;
-    world.node.kubelet.boot().unwrap();
-    world.node.kubelet.set_ready(true, true);
-    world.node.kubelet.register_plugins();
-    world.until_ok("/readyz").await;
+    env.expect("/startupz", OK).await;
+    env.node.kubelet.boot().unwrap();
+    env.node.kubelet.set_ready(true, true);
+    env.node.kubelet.register_plugins();
+    env.wait_until_ok("/readyz").await;
 }
 
 #[tokio::test]
-async fn an_api_server_that_takes_nothing_makes_it_unready_but_not_dead() {
+async fn without_the_api_server_the_agent_is_alive_but_not_ready() {
     for frozen in [false, true] {
-        let world = World::start(true).await;
-        world.until_ok("/readyz").await;
+        let env = Environment::start(true).await;
+        env.wait_until_ok("/readyz").await;
         if frozen {
-            world.api.set_frozen(true);
+            env.api.set_frozen(true);
         } else {
-            world.api.stop();
+            env.api.stop();
         }
-        world.node.kubelet.start_pod(PodSpec::guaranteed("a", 1, 1 << 30)).await.unwrap();
-        world.until("/metrics", |answer| answer.contains("numacast_publish_errors_total{")).await;
-        // Still ready: a short failure needs no attention.
-        world.is("/readyz", OK).await;
-        later(31).await;
-        let (code, body) = world.probe("/readyz").await;
-        assert!(code == 503 && body.contains("the newest account was not published for "), "{code} {body}");
-        world.is("/livez", OK).await;
+        env.node.kubelet.start_pod(PodSpec::guaranteed("a", 1, 1 << 30)).await.unwrap();
+        env.wait_for("/metrics", |response| response.contains("numacast_publish_errors_total{")).await;
+        // A short failure does not count.
+        env.expect("/readyz", OK).await;
+        advance_clock(31).await;
+        let (code, body) = env.probe("/readyz").await;
+        assert!(code == 503 && body.contains("the newest state was not published for "), "{code} {body}");
+        env.expect("/livez", OK).await;
         if frozen {
-            world.api.set_frozen(false);
+            env.api.set_frozen(false);
         } else {
-            world.api.resume().await.unwrap();
+            env.api.resume().await.unwrap();
         }
-        world.until_ok("/readyz").await;
+        env.wait_until_ok("/readyz").await;
     }
 }
 
 #[tokio::test]
-async fn a_loop_that_stands_still_is_dead() {
-    let world = World::start(true).await;
-    world.until_ok("/readyz").await;
-    world.agent.abort();
-    later(101).await;
-    let (code, body) = world.probe("/livez").await;
-    assert!(code == 503 && body.starts_with("the loop has not turned for 101 s"), "{code} {body}");
-}
-
-#[tokio::test]
-async fn each_address_has_its_own_paths() {
-    let health: Option<Arc<dyn Probes>> = Some(Arc::<Health>::default());
-    let server = Server::start(Endpoint::At(ANYWHERE), Endpoints { metrics: None, health }, None)
-        .await
-        .unwrap()
-        .unwrap();
-    let answer = get(server.address(), "/metrics").await;
-    assert!(answer.starts_with("HTTP/1.1 404 "), "{answer}");
-    assert!(answer.ends_with("\r\n\r\nthere is only /livez, /readyz and /startupz\n"), "{answer}");
+async fn an_agent_whose_loop_stops_is_not_alive() {
+    let env = Environment::start(true).await;
+    env.wait_until_ok("/readyz").await;
+    env.agent.abort();
+    advance_clock(101).await;
+    let (code, body) = env.probe("/livez").await;
+    assert!(code == 503 && body.starts_with("the main loop has not run for 101 s"), "{code} {body}");
 }

@@ -1,35 +1,37 @@
-//! The agent and its parts against the simulated kubelet and API server: real sockets, real gRPC and HTTP,
-//! and faults that real servers do not produce on demand.
+//! The agent and its parts with a simulated kubelet and API server: real sockets, real gRPC and HTTP, and
+//! faults that real servers do not produce on demand.
 
 #![allow(clippy::unwrap_used)] // a failing test shows where
 
 mod agent;
-mod annotated;
-mod client;
+mod annotations;
+mod ca;
 mod consumers;
-mod contract;
-mod demo;
-mod devices;
+mod environment;
 mod faults;
+mod fingerprint;
 mod fleet_load;
 mod health;
+mod http_server;
+mod koordinator_devices;
 mod metrics;
 mod model;
 mod nudges;
-mod pods_api;
-mod pods_client;
+mod pod_watch;
+mod podresources_client;
+mod pods_api_client;
+mod pods_api_server;
+mod pods_api_source;
 mod pods_command;
-mod pods_served;
-mod pods_watched;
+mod proxy_restarts;
 mod publisher;
-mod release;
+mod random_walk;
+mod released_resources;
 mod reload;
-mod restarts;
+mod shared_client;
+mod simulated_kubelet;
 mod snapshot;
-mod sources;
-mod starved;
 mod support;
 mod tls;
-mod truth;
-mod upstream;
 mod walk;
+mod without_inotify;

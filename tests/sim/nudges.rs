@@ -1,25 +1,25 @@
-//! The controller nudges while, and only while, pods wait because of the scheduler plugin.
+//! The controller nudges while, and only while, pods are pending because of the scheduler plugin.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::sample;
 use numacast::cluster::{Cluster, NUDGE};
 use numacast::config::Config;
-use numacast::controller::{Controller, Settings};
-use numacast::sim::api_server::{ApiServer, Change, PODS, TOPOLOGIES};
-use numacast::telemetry::controller::Metrics;
-use numacast::telemetry::server::Exposition;
+use numacast::controller::Controller;
+use numacast::telemetry::registry::Registry;
+use numacast_sim::api_server::{ApiServer, Change, PODS, TOPOLOGIES};
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 /// Upper bound for any wait in a test.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A running controller replica.
 struct Replica {
-    metrics: Arc<Metrics>,
+    metrics: Registry,
     task: JoinHandle<()>,
 }
 
@@ -29,18 +29,16 @@ impl Replica {
         config.controller.namespace = "numacast".to_owned();
         config.controller.daemon_set = String::new();
         change(&mut config);
-        let settings = Settings::from_config(&config, None).unwrap();
+        let settings = config.controller_settings(None).unwrap();
         let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
-        let controller = Controller::new(settings, cluster);
-        let metrics = controller.metrics();
+        let mut metrics = Registry::default();
+        let controller = Controller::new(settings, cluster, &mut metrics);
         Self { metrics, task: tokio::spawn(controller.run(std::future::pending())) }
     }
 
     /// Returns a sample's value by its name with labels; 0 if missing.
     fn sample(&self, name: &str) -> u64 {
-        let text = self.metrics.encode();
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        line.map_or(0, |value| value.parse().unwrap())
+        sample(&self.metrics.encode(), name).map_or(0, |value| value.parse().unwrap())
     }
 
     fn nudges(&self) -> u64 {
@@ -56,7 +54,7 @@ impl Drop for Replica {
 
 /// Starts an API server with two objects.
 async fn server() -> ApiServer {
-    let server = ApiServer::start_anywhere(1).await.unwrap();
+    let server = ApiServer::start_on_any_port(1).await.unwrap();
     for name in ["beta", "alpha"] {
         server.add_node(name).unwrap();
         server.put(&TOPOLOGIES, object(name, 8)).unwrap();
@@ -86,13 +84,13 @@ fn pod(name: &str, message: &str) -> Value {
 
 const REJECTED: &str = "0/2 nodes are available: 2 cannot align pod.";
 
-async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let waited = timeout(PATIENCE, async {
-        while !holds() {
+async fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let waited = timeout(TIMEOUT, async {
+        while !condition() {
             sleep(Duration::from_millis(20)).await;
         }
     });
-    waited.await.unwrap_or_else(|_| panic!("never: {what}"));
+    waited.await.unwrap_or_else(|_| panic!("timed out: {what}"));
 }
 
 /// Returns the objects written, without the nudge annotation and the fields that the API server sets.
@@ -112,16 +110,16 @@ fn written(changes: &mut broadcast::Receiver<Arc<Change>>) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_pod_that_the_plugin_rejected_is_followed_by_nudges_until_it_is_scheduled() {
+async fn a_rejected_pod_is_nudged_for_until_it_is_scheduled() {
     let server = server().await;
     let before = server.get(&TOPOLOGIES, "", "alpha").unwrap();
     let mut changes = server.changes();
     let replicas = [Replica::start(&server, |_| {}), Replica::start(&server, |_| {})];
-    until("the leader watches pods", || server.watchers(&PODS) == 1).await;
+    wait_for("the leader watches pods", || server.watchers(&PODS) == 1).await;
     server.put(&PODS, pod("db", REJECTED)).unwrap();
     let nudges = || replicas.iter().map(Replica::nudges).sum::<u64>();
-    until("two nudges", || nudges() >= 2).await;
-    assert_eq!(replicas.iter().filter(|replica| replica.nudges() > 0).count(), 1, "two at work");
+    wait_for("two nudges", || nudges() >= 2).await;
+    assert_eq!(replicas.iter().filter(|replica| replica.nudges() > 0).count(), 1, "only one replica nudges");
     assert_eq!(replicas.iter().map(|replica| replica.sample("numacast_rejected_pods")).sum::<u64>(), 1);
     assert_eq!(server.watchers(&TOPOLOGIES), 1);
 
@@ -129,7 +127,7 @@ async fn a_pod_that_the_plugin_rejected_is_followed_by_nudges_until_it_is_schedu
     let mut bound = pod("db", REJECTED);
     bound["spec"]["nodeName"] = json!("alpha");
     server.put(&PODS, bound).unwrap();
-    until("nobody watches objects", || server.watchers(&TOPOLOGIES) == 0).await;
+    wait_for("objects are not watched", || server.watchers(&TOPOLOGIES) == 0).await;
     let last = nudges();
     sleep(Duration::from_secs(3)).await;
     assert_eq!(nudges(), last);
@@ -144,7 +142,7 @@ async fn a_pod_that_the_plugin_rejected_is_followed_by_nudges_until_it_is_schedu
 }
 
 #[tokio::test]
-async fn there_are_none_while_no_pod_waits_because_of_the_plugin() {
+async fn pods_that_wait_for_other_reasons_cause_no_nudge() {
     let server = server().await;
     let mut gated = pod("gated", REJECTED);
     gated["spec"]["schedulingGates"] = json!([{"name": "example.com/wait"}]);
@@ -152,26 +150,28 @@ async fn there_are_none_while_no_pod_waits_because_of_the_plugin() {
     server.put(&PODS, gated).unwrap();
     server.put(&PODS, pod("large", "0/2 nodes are available: 2 Insufficient cpu.")).unwrap();
     let replica = Replica::start(&server, |_| {});
-    until("it watches pods", || server.watchers(&PODS) == 1).await;
-    let fresh = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "fresh", "namespace": "default"},
-                       "spec": {"containers": [{"name": "main", "image": "pause"}]}});
-    server.put(&PODS, fresh).unwrap();
+    wait_for("pods are watched", || server.watchers(&PODS) == 1).await;
+    let new = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "new", "namespace": "default"},
+        "spec": {"containers": [{"name": "main", "image": "pause"}]},
+    });
+    server.put(&PODS, new).unwrap();
     server.put(&TOPOLOGIES, object("alpha", 4)).unwrap();
     sleep(Duration::from_secs(3)).await;
     assert_eq!((server.watchers(&TOPOLOGIES), server.writes().requests), (0, 0));
     assert_eq!(replica.sample("numacast_rejected_pods"), 0);
 
-    // A waiting pod that is deleted.
+    // A pending pod that is deleted.
     server.put(&PODS, pod("large", REJECTED)).unwrap();
-    until("it counts", || replica.sample("numacast_rejected_pods") == 1).await;
-    until("objects are watched", || server.watchers(&TOPOLOGIES) == 1).await;
+    wait_for("it is counted", || replica.sample("numacast_rejected_pods") == 1).await;
+    wait_for("objects are watched", || server.watchers(&TOPOLOGIES) == 1).await;
     server.delete(&PODS, "default", "large");
-    until("it counts no longer", || replica.sample("numacast_rejected_pods") == 0).await;
-    until("nobody watches objects", || server.watchers(&TOPOLOGIES) == 0).await;
+    wait_for("it is no longer counted", || replica.sample("numacast_rejected_pods") == 0).await;
+    wait_for("objects are not watched", || server.watchers(&TOPOLOGIES) == 0).await;
 }
 
 #[tokio::test]
-async fn neither_a_dry_run_nor_one_that_is_off_follows_pods() {
+async fn with_a_dry_run_or_nudges_off_pods_are_not_watched() {
     for change in [
         (|config: &mut Config| config.controller.dry_run = true) as fn(&mut Config),
         |config: &mut Config| config.controller.nudge = "off".parse().unwrap(),
@@ -179,44 +179,44 @@ async fn neither_a_dry_run_nor_one_that_is_off_follows_pods() {
         let server = server().await;
         server.put(&PODS, pod("db", REJECTED)).unwrap();
         let replica = Replica::start(&server, change);
-        until("it leads", || replica.sample("numacast_controller_leader") == 1).await;
+        wait_for("it is the leader", || replica.sample("numacast_controller_leader") == 1).await;
         sleep(Duration::from_secs(2)).await;
         assert_eq!((server.watchers(&PODS), server.writes().requests), (0, 0));
     }
 }
 
 #[tokio::test]
-async fn rights_that_are_missing_are_told_and_used_when_they_come() {
+async fn missing_permissions_are_counted_and_used_once_granted() {
     let server = server().await;
     server.put(&PODS, pod("db", REJECTED)).unwrap();
     server.set_denied("list", "pods", true);
     server.set_denied("patch", "noderesourcetopologies", true);
     let replica = Replica::start(&server, |_| {});
-    let forbidden = "numacast_controller_errors_total{kind=\"forbidden\"}";
-    until("the list is refused", || replica.sample(forbidden) > 0).await;
+    let forbidden = "numacast_controller_errors_total{operation=\"request\",kind=\"forbidden\"}";
+    wait_for("listing pods is forbidden", || replica.sample(forbidden) > 0).await;
     server.set_denied("list", "pods", false);
-    until("a nudge is refused", || replica.sample("numacast_nudge_errors_total{kind=\"forbidden\"}") > 0)
-        .await;
+    let forbidden = "numacast_controller_errors_total{operation=\"nudge\",kind=\"forbidden\"}";
+    wait_for("a nudge is forbidden", || replica.sample(forbidden) > 0).await;
     assert_eq!(replica.nudges(), 0);
     server.set_denied("patch", "noderesourcetopologies", false);
-    until("it nudges", || replica.nudges() > 0).await;
+    wait_for("there is a nudge", || replica.nudges() > 0).await;
 }
 
 #[tokio::test]
-async fn a_history_that_is_gone_is_made_up_for_by_another_list() {
+async fn after_a_compacted_history_pods_are_listed_again() {
     let server = server().await;
     let replica = Replica::start(&server, |_| {});
-    until("it watches pods", || server.watchers(&PODS) == 1).await;
+    wait_for("pods are watched", || server.watchers(&PODS) == 1).await;
     server.put(&PODS, pod("old", REJECTED)).unwrap();
-    until("it counts", || replica.sample("numacast_rejected_pods") == 1).await;
+    wait_for("it is counted", || replica.sample("numacast_rejected_pods") == 1).await;
     // While disconnected, one pod is deleted and two are added.
     server.stop();
     server.delete(&PODS, "default", "old");
     for name in ["new", "newer"] {
         server.put(&PODS, pod(name, REJECTED)).unwrap();
     }
-    server.forget_history();
+    server.compact_history();
     server.resume().await.unwrap();
-    until("both are known", || replica.sample("numacast_rejected_pods") == 2).await;
-    until("they are followed by a nudge", || replica.nudges() > 0).await;
+    wait_for("both pods are counted", || replica.sample("numacast_rejected_pods") == 2).await;
+    wait_for("there is a nudge", || replica.nudges() > 0).await;
 }

@@ -1,19 +1,20 @@
-//! `numacast pods` against a simulated kubelet that serves pods encoded by Kubernetes' own types.
+//! `numacast pods` with a simulated kubelet that serves pods encoded by Kubernetes' own types.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use crate::support::pod;
 use numacast::core_v1::proto as core;
-use numacast::sim::pods_api::SimPodsApi;
+use numacast_sim::pods_api::SimPodsApi;
 use prost::Message;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-/// Time after which a test is considered to hang.
-const HANGS: Duration = Duration::from_secs(60);
+/// Upper bound for what takes milliseconds.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Node {
     root: TempDir,
@@ -28,48 +29,50 @@ impl Node {
         Self { root, kubelet: SimPodsApi::start(socket).unwrap() }
     }
 
-    /// Adds a pod of `fuzz/corpus/pods` and returns its JSON.
-    fn add(&self, name: &str) -> Value {
+    /// Adds a pod of `fuzz/corpus/pods` and returns its namespace, name and UID.
+    fn add(&self, name: &str) -> [String; 3] {
         let file = |extension: &str| {
             let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/pods");
             std::fs::read(dir.join(name).with_extension(extension)).unwrap()
         };
-        let mut pod: Value = serde_json::from_slice(&file("json")).unwrap();
-        self.kubelet.set_encoded(pod["metadata"]["uid"].as_str().unwrap(), file("pb"));
-        pod["apiVersion"] = "v1".into();
-        pod["kind"] = "Pod".into();
-        pod
+        let pod: Value = serde_json::from_slice(&file("json")).unwrap();
+        let field = |key: &str| pod["metadata"][key].as_str().unwrap().to_owned();
+        let identity = ["namespace", "name", "uid"].map(field);
+        self.kubelet.set_encoded(&identity[2], file("pb"));
+        identity
     }
 
-    fn command(&self, words: &[&str]) -> Command {
+    fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_numacast"));
-        command.arg("pods").args(words).arg("--host-root").arg(self.root.path());
+        command.arg("pods").args(args).arg("--host-root").arg(self.root.path());
         command.kill_on_drop(true).stdin(Stdio::null());
         command
     }
 
-    async fn run(&self, words: &[&str]) -> (Option<i32>, String, String) {
-        let output = tokio::time::timeout(HANGS, self.command(words).output()).await.unwrap().unwrap();
+    async fn run(&self, args: &[&str]) -> (Option<i32>, String, String) {
+        let output = tokio::time::timeout(TIMEOUT, self.command(args).output()).await.unwrap().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         (output.status.code(), text(output.stdout), text(output.stderr))
     }
 
-    async fn says(&self, words: &[&str]) -> String {
-        let (code, stdout, stderr) = self.run(words).await;
-        assert_eq!((code, &*stderr), (Some(0), ""), "{words:?}");
+    /// Returns the output of a successful command.
+    async fn stdout(&self, args: &[&str]) -> String {
+        let (code, stdout, stderr) = self.run(args).await;
+        assert_eq!((code, &*stderr), (Some(0), ""), "{args:?}");
         stdout
     }
 
-    async fn refuses(&self, words: &[&str]) -> String {
-        let (code, stdout, stderr) = self.run(words).await;
-        assert_eq!((code, &*stdout), (Some(1), ""), "{words:?}");
-        let sentence = stderr.strip_prefix("numacast: ").unwrap().trim_end().to_owned();
-        assert!(!sentence.contains('\n'), "{stderr}");
-        sentence
+    /// Returns the error, one line, of a command that fails.
+    async fn error(&self, args: &[&str]) -> String {
+        let (code, stdout, stderr) = self.run(args).await;
+        assert_eq!((code, &*stdout), (Some(1), ""), "{args:?}");
+        let error = stderr.strip_prefix("numacast: ").unwrap().trim_end().to_owned();
+        assert!(!error.contains('\n'), "{stderr}");
+        error
     }
 
-    fn watch(&self, words: &[&str]) -> Watch {
-        let mut command = self.command(&[&["watch"], words].concat());
+    fn watch(&self, args: &[&str]) -> Watch {
+        let mut command = self.command(&[&["watch"], args].concat());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Watch { child, lines }
@@ -83,8 +86,8 @@ struct Watch {
 
 impl Watch {
     async fn line(&mut self) -> String {
-        let line = tokio::time::timeout(HANGS, self.lines.next_line()).await;
-        line.expect("nothing is printed").unwrap().expect("it has ended")
+        let line = tokio::time::timeout(TIMEOUT, self.lines.next_line()).await;
+        line.expect("nothing is printed").unwrap().expect("the command exited")
     }
 
     async fn lines(&mut self, count: usize) -> Vec<String> {
@@ -95,22 +98,11 @@ impl Watch {
         lines
     }
 
-    /// Returns the first `words` words of the next lines.
-    async fn words(&mut self, lines: usize, words: usize) -> Vec<String> {
-        let cut = |line: &String| line.split_whitespace().take(words).collect::<Vec<_>>().join(" ");
+    /// Returns the first `columns` columns of the next lines.
+    async fn rows(&mut self, lines: usize, columns: usize) -> Vec<String> {
+        let cut = |line: &String| line.split_whitespace().take(columns).collect::<Vec<_>>().join(" ");
         self.lines(lines).await.iter().map(cut).collect()
     }
-}
-
-fn pod(name: &str, uid: &str, phase: &str) -> core::Pod {
-    let metadata = core::ObjectMeta {
-        name: name.into(),
-        namespace: "default".into(),
-        uid: uid.into(),
-        ..core::ObjectMeta::default()
-    };
-    let status = core::PodStatus { phase: phase.into(), ..core::PodStatus::default() };
-    core::Pod { metadata: Some(metadata), status: Some(status), ..core::Pod::default() }
 }
 
 fn annotated(mut pod: core::Pod, key: &str, value: &str) -> core::Pod {
@@ -120,39 +112,26 @@ fn annotated(mut pod: core::Pod, key: &str, value: &str) -> core::Pod {
 }
 
 #[tokio::test]
-async fn all_pods_are_printed_as_objects() {
+async fn a_pod_is_found_by_name_or_uid() {
     let node = Node::new();
-    let mut pods: Vec<Value> =
+    let mut pods: Vec<_> =
         ["static-worker", "completed", "limits", "podlevel"].iter().map(|name| node.add(name)).collect();
-    let name = |pod: &Value| {
-        let word = |key: &str| pod["metadata"][key].as_str().unwrap().to_owned();
-        (word("namespace"), word("name"))
-    };
-    pods.sort_by_key(name);
-    let list: Value = serde_json::from_str(&node.says(&["list", "-o", "json"]).await).unwrap();
-    let expected =
-        json!({"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": pods});
-    assert_eq!(list, expected);
-    let yaml: Value = serde_saphyr::from_str(&node.says(&["list", "-o", "yaml"]).await).unwrap();
-    assert_eq!(yaml, expected);
-    let names: String =
-        pods.iter().map(name).map(|(namespace, name)| format!("{namespace}/{name}\n")).collect();
-    assert_eq!(node.says(&["list", "--output=name"]).await, names);
-    assert_eq!(node.says(&["list", "-n", "nowhere", "-o", "name"]).await, "");
-    for pod in &pods {
-        let (namespace, name) = name(pod);
-        let uid = pod["metadata"]["uid"].as_str().unwrap();
-        for called in [&*format!("{namespace}/{name}"), &name, uid] {
-            let one: Value = serde_json::from_str(&node.says(&["get", called, "-o", "json"]).await).unwrap();
-            assert_eq!(one, *pod, "{called}");
+    pods.sort();
+    let names: String = pods.iter().map(|[namespace, name, _]| format!("{namespace}/{name}\n")).collect();
+    assert_eq!(node.stdout(&["list", "--output=name"]).await, names);
+    assert_eq!(node.stdout(&["list", "-n", "missing", "-o", "name"]).await, "");
+    for [namespace, name, uid] in &pods {
+        for query in [&*format!("{namespace}/{name}"), name, uid] {
+            let one = node.stdout(&["get", query, "-o", "name"]).await;
+            assert_eq!(one, format!("{namespace}/{name}\n"), "{query}");
         }
-        let row = node.says(&["get", &name, "--no-headers"]).await;
-        assert!(row.contains(uid) && row.lines().count() == 1, "{row}");
+        let row = node.stdout(&["get", name, "--no-headers"]).await;
+        assert!(row.contains(uid.as_str()) && row.lines().count() == 1, "{row}");
     }
 }
 
 #[tokio::test]
-async fn a_table_shows_what_kubectl_shows_and_which_pods_are_static() {
+async fn the_table_has_kubectls_columns_and_static() {
     let node = Node::new();
     node.kubelet.set(&pod("b", "uid-2", "Running"));
     let own = annotated(pod("a", "uid-1", "Succeeded"), "kubernetes.io/config.source", "file");
@@ -165,8 +144,8 @@ default     a       0/0     Succeeded   0          <unknown>   yes      uid-1
 default     b       0/0     Running     0          <unknown>   no       uid-2
 default     c\u{fffd}[2J   0/0     Pending     0          <unknown>   yes      uid-3
 ";
-    assert_eq!(node.says(&["list"]).await, table);
-    let wide = node.says(&["list", "-o", "wide", "--no-headers"]).await;
+    assert_eq!(node.stdout(&["list"]).await, table);
+    let wide = node.stdout(&["list", "-o", "wide", "--no-headers"]).await;
     assert_eq!(wide.lines().next().unwrap().split_whitespace().count(), 11, "{wide}");
     let (code, stdout, stderr) = node.run(&["list", "-n", "elsewhere"]).await;
     assert_eq!((code, &*stdout), (Some(0), ""));
@@ -174,7 +153,7 @@ default     c\u{fffd}[2J   0/0     Pending     0          <unknown>   yes      u
 }
 
 #[tokio::test]
-async fn every_failure_is_one_sentence() {
+async fn every_error_is_one_line() {
     let mut node = Node::new();
     let uid = "0123456789abcdef0123456789abcdef";
     node.kubelet.set(&pod("a", uid, "Running"));
@@ -183,97 +162,81 @@ async fn every_failure_is_one_sentence() {
     other.metadata.as_mut().unwrap().namespace = "other".into();
     other.metadata.as_mut().unwrap().uid = "3".into();
     node.kubelet.set(&other);
-    for (what, words) in [("b", "no pod b"), ("x/a", "no pod x/a"), (&*uid.replace('0', "1"), "no pod 1123")]
-    {
-        let sentence = node.refuses(&["get", what]).await;
-        assert!(sentence.contains(words), "{sentence}");
+    for (what, text) in [("b", "no pod b"), ("x/a", "no pod x/a"), (&*uid.replace('0', "1"), "no pod 1123")] {
+        let error = node.error(&["get", what]).await;
+        assert!(error.contains(text), "{error}");
     }
-    let sentence = node.refuses(&["get", "a"]).await;
-    assert!(sentence.contains("several pods are called a") && sentence.contains("other/a (3)"), "{sentence}");
-    assert_eq!(node.says(&["get", "a", "-n", "other", "-o", "name"]).await, "other/a\n");
-    let sentence = node.refuses(&["get", uid, "-n", "other"]).await;
-    assert!(sentence.contains("is in the namespace default"), "{sentence}");
-    // Its node name has the wrong wire type, a field that our own pod record does not read.
+    let error = node.error(&["get", "a"]).await;
+    assert!(error.contains("several pods are called a") && error.contains("other/a (3)"), "{error}");
+    assert_eq!(node.stdout(&["get", "a", "-n", "other", "-o", "name"]).await, "other/a\n");
+    let error = node.error(&["get", uid, "-n", "other"]).await;
+    assert!(error.contains("is in the namespace default"), "{error}");
+    // Its conditions have the wrong wire type, a field that only the table reads.
     let message = pod("broken", "4", "Running").encode_to_vec();
-    node.kubelet.set_encoded("4", [&message[..], &[0x12, 0x02, 0x50, 0x01]].concat());
-    let (code, names, stderr) = node.run(&["list", "-o", "name"]).await;
-    assert_eq!((code, names.lines().count()), (Some(1), 3), "the others are printed");
-    let sentence = "numacast: the pod default/broken cannot be read: spec: nodeName: it is of another kind\n";
-    assert_eq!(stderr, sentence);
+    node.kubelet.set_encoded("4", [&message[..], &[0x1a, 0x02, 0x10, 0x01]].concat());
+    let (code, rows, stderr) = node.run(&["list", "--no-headers"]).await;
+    assert_eq!((code, rows.lines().count()), (Some(1), 3), "the others are printed");
+    assert!(stderr.starts_with("numacast: the pod default/broken cannot be read: "), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
     node.kubelet.remove_silently(&pod("broken", "4", ""));
-    let nowhere: PathBuf = node.root.path().join("nowhere/a.sock");
+    let missing: PathBuf = node.root.path().join("missing/a.sock");
     for verb in ["list", "watch"] {
-        let sentence = node.refuses(&[verb, "--socket", nowhere.to_str().unwrap()]).await;
-        assert!(
-            sentence.contains("there is no Pods API socket at") && sentence.contains("podsApi"),
-            "{sentence}"
-        );
+        let error = node.error(&[verb, "--socket", missing.to_str().unwrap()]).await;
+        assert!(error.contains("there is no Pods API socket at") && error.contains("podsApi"), "{error}");
     }
     node.kubelet.stop();
-    for words in [&["list"][..], &["get", "a"], &["watch"]] {
-        let sentence = node.refuses(words).await;
-        assert!(sentence.contains("nobody serves the Pods API here"), "{sentence}");
-        assert!(sentence.contains("run/numacast/pods-api/pods-api.sock"), "{sentence}");
-        assert!(sentence.contains("nobody listens on"), "{sentence}");
+    for args in [&["list"][..], &["get", "a"], &["watch"]] {
+        let error = node.error(args).await;
+        assert!(error.contains("no process serves the Pods API here"), "{error}");
+        assert!(error.contains("run/numacast/pods-api/pods-api.sock"), "{error}");
+        assert!(error.contains("no process listens on"), "{error}");
     }
 }
 
 #[tokio::test]
-async fn a_watch_prints_what_changes_and_nothing_twice() {
+async fn a_watch_prints_each_change_once() {
     let mut node = Node::new();
     for (name, uid) in [("a", "1"), ("b", "2")] {
         node.kubelet.set(&pod(name, uid, "Pending"));
     }
     let mut watch = node.watch(&[]);
-    assert_eq!(watch.words(1, 3).await, ["EVENT NAMESPACE NAME"]);
-    assert_eq!(watch.words(2, 5).await, ["ADDED default a 0/0 Pending", "ADDED default b 0/0 Pending"]);
+    assert_eq!(watch.rows(1, 3).await, ["EVENT NAMESPACE NAME"]);
+    assert_eq!(watch.rows(2, 5).await, ["ADDED default a 0/0 Pending", "ADDED default b 0/0 Pending"]);
     // A change that the table does not show prints no row.
     node.kubelet.set(&annotated(pod("a", "1", "Pending"), "a", "b"));
     node.kubelet.set(&pod("b", "2", "Running"));
     node.kubelet.set(&pod("c", "3", "Pending"));
-    assert_eq!(watch.words(2, 5).await, ["MODIFIED default b 0/0 Running", "ADDED default c 0/0 Pending"]);
-    // Another kubelet: only the changes made meanwhile are printed.
+    assert_eq!(watch.rows(2, 5).await, ["MODIFIED default b 0/0 Running", "ADDED default c 0/0 Pending"]);
+    // After a restart of the kubelet only the changes made meanwhile are printed.
     node.kubelet.stop();
     node.kubelet.remove_silently(&pod("a", "1", ""));
     node.kubelet.set_silently(&pod("d", "4", "Pending"));
     node.kubelet.restart().unwrap();
-    assert_eq!(watch.words(2, 5).await, ["DELETED default a 0/0 Pending", "ADDED default d 0/0 Pending"]);
+    assert_eq!(watch.rows(2, 5).await, ["DELETED default a 0/0 Pending", "ADDED default d 0/0 Pending"]);
     node.kubelet.remove(&pod("b", "2", ""));
-    assert_eq!(watch.words(1, 5).await, ["DELETED default b 0/0 Running"]);
+    assert_eq!(watch.rows(1, 5).await, ["DELETED default b 0/0 Running"]);
     watch.child.start_kill().unwrap();
     let output = watch.child.wait_with_output().await.unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.lines().any(|line| line.ends_with("; trying on")), "{said}");
-    assert!(said.trim_end().ends_with("pods-api.sock tells again"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.lines().any(|line| line.ends_with("; retrying")), "{stderr}");
+    assert!(stderr.trim_end().ends_with("pods-api.sock responds again"), "{stderr}");
 }
 
 #[tokio::test]
-async fn a_watch_prints_objects_a_line_each() {
+async fn a_watch_with_output_name_prints_events_and_names() {
     let node = Node::new();
-    let completed = node.add("completed");
-    let mut watch = node.watch(&["-o", "json"]);
-    let read = |line: String| serde_json::from_str::<Value>(&line).unwrap();
-    assert_eq!(read(watch.line().await), json!({"type": "ADDED", "object": completed}));
-    node.kubelet.set(&pod("a", "1", "Running"));
-    let added = read(watch.line().await);
-    assert_eq!((&added["type"], &added["object"]["metadata"]["name"]), (&json!("ADDED"), &json!("a")));
-    node.kubelet.set(&pod("a", "1", "Running"));
-    node.kubelet.set(&annotated(pod("a", "1", "Running"), "a", "b"));
-    let modified = read(watch.line().await);
-    assert_eq!(modified["type"], "MODIFIED");
-    assert_eq!(modified["object"]["metadata"]["annotations"], json!({"a": "b"}));
-    node.kubelet.remove(&pod("a", "1", ""));
-    let deleted = read(watch.line().await);
-    assert_eq!((&deleted["type"], &deleted["object"]["metadata"]["uid"]), (&json!("DELETED"), &json!("1")));
+    let [namespace, name, _] = node.add("completed");
     let mut names = node.watch(&["-o", "name", "-n", "default"]);
-    let name = completed["metadata"]["name"].as_str().unwrap();
-    assert_eq!(names.line().await, format!("ADDED default/{name}"));
+    assert_eq!(names.line().await, format!("ADDED {namespace}/{name}"));
     node.kubelet.set(&pod("a", "5", "Running"));
     assert_eq!(names.line().await, "ADDED default/a");
+    node.kubelet.set(&annotated(pod("a", "5", "Running"), "a", "b"));
+    node.kubelet.remove(&pod("a", "5", ""));
+    assert_eq!(names.line().await, "DELETED default/a");
 }
 
 #[tokio::test]
-async fn a_watch_ends_quietly_when_nobody_reads() {
+async fn a_watch_exits_silently_when_its_output_is_closed() {
     let node = Node::new();
     node.kubelet.set(&pod("a", "1", "Pending"));
     let mut watch = node.watch(&["-o", "name"]);
@@ -289,24 +252,24 @@ async fn a_watch_ends_quietly_when_nobody_reads() {
         }
     };
     let output = tokio::select! {
-        output = tokio::time::timeout(HANGS, child.wait_with_output()) => output.unwrap().unwrap(),
+        output = tokio::time::timeout(TIMEOUT, child.wait_with_output()) => output.unwrap().unwrap(),
         () = pods => unreachable!(),
     };
     assert_eq!((output.status.code(), &*output.stderr), (Some(0), &b""[..]));
 }
 
 #[tokio::test]
-async fn a_watch_waits_for_a_kubelet_that_is_just_starting() {
+async fn a_watch_waits_for_a_starting_kubelet() {
     let node = Node::new();
     node.kubelet.set(&pod("a", "1", "Pending"));
-    node.kubelet.refuse(Some(tonic::Status::failed_precondition("Kubelet is initializing")));
-    let sentence = node.refuses(&["list"]).await;
-    assert!(sentence.contains("cannot tell its pods yet: Kubelet is initializing"), "{sentence}");
-    // Our own socket does not exist.
+    node.kubelet.fail_with(Some(tonic::Status::failed_precondition("Kubelet is initializing")));
+    let error = node.error(&["list"]).await;
+    assert!(error.contains("does not know its pods yet: Kubelet is initializing"), "{error}");
+    // Numacast's own socket does not exist.
     let mut watch = node.watch(&["-o", "name"]);
-    while node.kubelet.watches() == 0 {
+    while node.kubelet.watch_calls() == 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    node.kubelet.refuse(None);
+    node.kubelet.fail_with(None);
     assert_eq!(watch.line().await, "ADDED default/a");
 }

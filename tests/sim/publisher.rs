@@ -1,25 +1,23 @@
-//! The agent's object in a cluster with other writers: its owner, its field managers, and its previous
-//! content.
+//! The agent's object: its previous content, its owner, and failing writes.
+
+mod other_writers;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use kube::Api;
-use kube::api::{Patch, PatchParams, PostParams};
 use numacast::agent::{Agent, Settings};
-use numacast::cluster::{Cluster, ClusterError, Regarding, Report};
-use numacast::config::{Config, RivalsMode};
+use numacast::cluster::{Cluster, ClusterError, EventPoster, Regarding};
+use numacast::config::Config;
 use numacast::nrt::NodeResourceTopology;
-use numacast::sim::api_server::{ApiServer, Change, EVENTS, Fault, NODES, PODS, Rule, TOPOLOGIES};
-use numacast::sim::kubelet::PodSpec;
-use numacast::telemetry::server::Exposition;
+use numacast::telemetry::registry::Registry;
+use numacast_sim::api_server::{ApiServer, EVENTS, Fault, NODES, PODS, Rule, TOPOLOGIES};
+use numacast_sim::kubelet::PodSpec;
 use serde_json::{Value, json};
-use tokio::sync::broadcast::Receiver;
 
-use crate::agent::{World, quick, server};
-use crate::support::SimNode;
+use crate::environment::{Environment, api_server, quick};
+use crate::support::Node;
 
 const GIB: u64 = 1 << 30;
 
@@ -29,8 +27,8 @@ fn zone(resources: &[&str]) -> Value {
     json!({"name": "node-0", "type": "Node", "resources": resources.iter().map(one).collect::<Vec<_>>()})
 }
 
-/// Returns an object left behind by another publisher.
-fn left_behind(attributes: &[(&str, &str)], resources: &[&str]) -> Value {
+/// Returns an object of another publisher.
+fn foreign_object(attributes: &[(&str, &str)], resources: &[&str]) -> Value {
     let attribute = |(name, value): &(&str, &str)| json!({"name": name, "value": value});
     json!({
         "apiVersion": "topology.node.k8s.io/v1alpha2",
@@ -64,71 +62,71 @@ const POLICIES: [(&str, &str); 2] =
     [("topologyManagerPolicy", "single-numa-node"), ("topologyManagerScope", "pod")];
 
 #[tokio::test]
-async fn policies_and_devices_of_the_standing_object_are_carried_over() {
-    let server = server().await;
-    let mut was = left_behind(&POLICIES, &["cpu", "example.com/away", "hugepages-3Mi"]);
+async fn policies_and_devices_of_the_live_object_are_carried_over() {
+    let server = api_server().await;
+    let mut object = foreign_object(&POLICIES, &["cpu", "example.com/away", "hugepages-3Mi"]);
     let fingerprint = json!({"name": "nodeTopologyPodsFingerprint", "value": "pfp0v001bb89419dce9a8948"});
-    was["attributes"].as_array_mut().unwrap().push(fingerprint);
-    server.put(&TOPOLOGIES, was).unwrap();
-    let world = World::with(SimNode::with(quick()), server, without_config);
+    object["attributes"].as_array_mut().unwrap().push(fingerprint);
+    server.put(&TOPOLOGIES, object).unwrap();
+    let env = Environment::with(Node::with(quick()), server, without_config);
     let written = || {
-        let object = world.server.topology("worker")?;
+        let object = env.server.topology("worker")?;
         (object.spec.zones.len() == 2).then_some(())
     };
-    world.until(written).await;
-    let object = world.server.topology("worker").unwrap();
+    env.wait_for(written).await;
+    let object = env.server.topology("worker").unwrap();
     let expected = POLICIES.map(|(name, value)| (name.to_owned(), value.to_owned()));
     assert_eq!(attributes(&object), expected.into());
     let fingerprint = json!({"name": "nodeTopologyPodsFingerprint", "value": "pfp0v001ef46db3751d8e999"});
     let all = serde_json::to_value(&object).unwrap();
-    assert!(all["attributes"].as_array().unwrap().contains(&fingerprint), "no pods, not those of before");
-    assert_eq!(world.available(0, "example.com/away"), 0);
-    assert_eq!(world.available(1, "example.com/away"), 0);
+    assert!(all["attributes"].as_array().unwrap().contains(&fingerprint), "the fingerprint of no pods");
+    assert_eq!(env.available(0, "example.com/away"), 0);
+    assert_eq!(env.available(1, "example.com/away"), 0);
     let names: Vec<&str> =
         object.spec.zones[0].resources.iter().flatten().map(|resource| resource.name.as_str()).collect();
-    assert!(!names.contains(&"hugepages-3Mi"), "the kernel knows no such pages: {names:?}");
-    world.stop().await;
+    assert!(!names.contains(&"hugepages-3Mi"), "the kernel has no such pages: {names:?}");
+    env.stop().await;
 }
 
 #[tokio::test]
-async fn policies_that_nobody_can_read_stay_for_an_hour_and_are_reported_once() {
-    let server = server().await;
-    server.put(&TOPOLOGIES, left_behind(&POLICIES, &["cpu"])).unwrap();
-    let world = World::with(SimNode::with(quick()), server, without_config);
+async fn unreadable_policies_are_carried_over_and_reported_once() {
+    let server = api_server().await;
+    server.put(&TOPOLOGIES, foreign_object(&POLICIES, &["cpu"])).unwrap();
+    let env = Environment::with(Node::with(quick()), server, without_config);
     let kept = || {
-        let object = world.server.topology("worker")?;
+        let object = env.server.topology("worker")?;
         (object.spec.zones.len() == 2 && attributes(&object).len() == 2).then_some(())
     };
-    world.until(kept).await;
-    let lists = world.node.kubelet.calls().list;
+    env.wait_for(kept).await;
+    let lists = env.node.kubelet.calls().list;
     tokio::time::pause();
     tokio::time::sleep(Duration::from_secs(3600)).await;
     tokio::time::resume();
-    let lists = world.node.kubelet.calls().list - lists;
-    assert!(lists > 300, "the agent was at work, with {lists} Lists");
-    kept().expect("the policies have vanished");
-    assert_eq!(world.server.writes().changes, 1, "with them, and never without");
-    let events = world.server.list(&EVENTS, "default");
+    let lists = env.node.kubelet.calls().list - lists;
+    assert!(lists > 300, "the agent scans: {lists} Lists");
+    kept().expect("the policies are gone");
+    assert_eq!(env.server.writes().changes, 1, "no write lacked them");
+    let events = env.server.list(&EVENTS, "default");
     let unknown = events.iter().filter(|event| event["reason"] == "PoliciesUnknown");
     let notes: Vec<&str> = unknown.map(|event| event["note"].as_str().unwrap()).collect();
     assert!(matches!(notes[..], [note] if note.contains("keeps the policies")), "{notes:?}");
-    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
-    world.agrees().await;
-    kept().expect("the policies have vanished with a pod");
-    world.stop().await;
+    env.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    env.converges().await;
+    kept().expect("the policies are gone after a change");
+    env.stop().await;
 }
 
 #[tokio::test]
-async fn a_single_pass_keeps_policies_that_nobody_can_read() {
-    let server = server().await;
-    server.put(&TOPOLOGIES, left_behind(&POLICIES, &["cpu"])).unwrap();
-    let node = SimNode::with(quick());
+async fn a_single_pass_carries_unreadable_policies_over() {
+    let server = api_server().await;
+    server.put(&TOPOLOGIES, foreign_object(&POLICIES, &["cpu"])).unwrap();
+    let node = Node::with(quick());
     let mut config = Config { node_name: "worker".into(), ..Config::default() };
     config.host.root = node.root().to_owned();
-    let mut settings = Settings::from_config(&config);
+    let mut settings = config.agent_settings();
     without_config(&mut settings);
     let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
-    Agent::new(settings, cluster).run_once().await.unwrap();
+    Agent::new(settings, cluster, &mut Registry::default()).run_once().await.unwrap();
     let object = server.topology("worker").unwrap();
     assert_eq!(object.spec.zones.len(), 2);
     let expected = POLICIES.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -137,125 +135,96 @@ async fn a_single_pass_keeps_policies_that_nobody_can_read() {
 
 #[tokio::test]
 async fn a_policy_without_its_scope_is_not_carried_over() {
-    let server = server().await;
-    server.put(&TOPOLOGIES, left_behind(&POLICIES[..1], &["cpu"])).unwrap();
-    let world = World::with(SimNode::with(quick()), server, without_config);
-    let written = || (world.server.topology("worker")?.spec.zones.len() == 2).then_some(());
-    world.until(written).await;
-    assert_eq!(attributes(&world.server.topology("worker").unwrap()), BTreeMap::new());
-    world.stop().await;
+    let server = api_server().await;
+    server.put(&TOPOLOGIES, foreign_object(&POLICIES[..1], &["cpu"])).unwrap();
+    let env = Environment::with(Node::with(quick()), server, without_config);
+    let written = || (env.server.topology("worker")?.spec.zones.len() == 2).then_some(());
+    env.wait_for(written).await;
+    assert_eq!(attributes(&env.server.topology("worker").unwrap()), BTreeMap::new());
+    env.stop().await;
 }
 
 #[tokio::test]
-async fn who_may_not_read_the_object_writes_it_all_the_same() {
-    let server = server().await;
+async fn the_object_is_written_without_the_right_to_read_it() {
+    let server = api_server().await;
     server.set_denied("get", TOPOLOGIES.plural, true);
-    let world = World::with(SimNode::with(quick()), server, |_| {});
-    world.agrees().await;
-    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
-    world.agrees().await;
-    assert_eq!(owners(&world.server).len(), 1);
-    world.stop().await;
+    let env = Environment::with(Node::with(quick()), server, |_| {});
+    env.converges().await;
+    env.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    env.converges().await;
+    assert_eq!(owners(&env.server).len(), 1);
+    env.stop().await;
 }
 
 #[tokio::test]
-async fn an_api_server_that_is_away_at_the_start_is_waited_for() {
-    let server = server().await;
-    server.put(&TOPOLOGIES, left_behind(&POLICIES, &["cpu"])).unwrap();
+async fn the_first_write_waits_for_the_live_object() {
+    let server = api_server().await;
+    server.put(&TOPOLOGIES, foreign_object(&POLICIES, &["cpu"])).unwrap();
     server.stop();
-    let world = World::with(SimNode::with(quick()), server, without_config);
-    while world.node.kubelet.calls().list == 0 {
+    let env = Environment::with(Node::with(quick()), server, without_config);
+    while env.node.kubelet.calls().list == 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    world.server.resume().await.unwrap();
-    let written = || (world.server.topology("worker")?.spec.zones.len() == 2).then_some(());
-    world.until(written).await;
-    assert_eq!(attributes(&world.server.topology("worker").unwrap()).len(), 2, "they were waited for");
-    world.stop().await;
+    env.server.resume().await.unwrap();
+    let written = || (env.server.topology("worker")?.spec.zones.len() == 2).then_some(());
+    env.wait_for(written).await;
+    assert_eq!(attributes(&env.server.topology("worker").unwrap()).len(), 2, "they are carried over");
+    env.stop().await;
 }
 
 #[tokio::test]
-async fn an_owner_is_set_with_the_object_and_never_changed() {
-    let server = server().await;
+async fn the_owner_is_set_at_creation_and_never_changed() {
+    let server = api_server().await;
     // The Node was recreated, and garbage collection has not run yet.
-    let mut was = left_behind(&[], &["cpu"]);
-    was["metadata"]["ownerReferences"] =
+    let mut object = foreign_object(&[], &["cpu"]);
+    object["metadata"]["ownerReferences"] =
         json!([{"apiVersion": "v1", "kind": "Node", "name": "worker", "uid": "before"}]);
-    server.put(&TOPOLOGIES, was).unwrap();
-    let world = World::with(SimNode::with(quick()), server, |_| {});
-    world.agrees().await;
-    assert_eq!(owners(&world.server), ["Node worker before"]);
+    server.put(&TOPOLOGIES, object).unwrap();
+    let env = Environment::with(Node::with(quick()), server, |_| {});
+    env.converges().await;
+    assert_eq!(owners(&env.server), ["Node worker before"]);
     // Garbage collection deletes the object.
-    assert!(world.server.delete(&TOPOLOGIES, "", "worker"));
-    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
-    world.agrees().await;
-    let node = world.server.get(&NODES, "", "worker").unwrap();
-    assert_eq!(owners(&world.server), [format!("Node worker {}", node["metadata"]["uid"].as_str().unwrap())]);
-    world.stop().await;
+    assert!(env.server.delete(&TOPOLOGIES, "", "worker"));
+    env.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    env.converges().await;
+    let node = env.server.get(&NODES, "", "worker").unwrap();
+    assert_eq!(owners(&env.server), [format!("Node worker {}", node["metadata"]["uid"].as_str().unwrap())]);
+    env.stop().await;
 }
 
 #[tokio::test]
-async fn an_object_that_nobody_owns_stays_so() {
-    let server = server().await;
-    server.put(&TOPOLOGIES, left_behind(&[], &["cpu"])).unwrap();
-    let world = World::with(SimNode::with(quick()), server, |_| {});
-    world.agrees().await;
-    assert_eq!(owners(&world.server), [""; 0]);
-    world.stop().await;
+async fn an_existing_object_without_an_owner_gets_none() {
+    let server = api_server().await;
+    server.put(&TOPOLOGIES, foreign_object(&[], &["cpu"])).unwrap();
+    let env = Environment::with(Node::with(quick()), server, |_| {});
+    env.converges().await;
+    assert_eq!(owners(&env.server), [""; 0]);
+    env.stop().await;
 }
 
-/// The chart's admission policy does this while the agent's token names a Node that was recreated.
+/// The chart's admission policy rejects it while the agent's token names an earlier Node.
 #[tokio::test]
-async fn an_object_whose_owner_a_policy_refuses_is_made_without_one() {
-    let server = server().await;
+async fn an_object_whose_owner_is_rejected_is_created_without_one() {
+    let server = api_server().await;
     server.fail_next("patch", TOPOLOGIES.plural, 1, Fault::Status(403));
-    let world = World::with(SimNode::with(quick()), server, |_| {});
-    world.agrees().await;
-    assert_eq!(owners(&world.server), [""; 0]);
-    world.stop().await;
+    let env = Environment::with(Node::with(quick()), server, |_| {});
+    env.converges().await;
+    assert_eq!(owners(&env.server), [""; 0]);
+    env.stop().await;
 }
 
 #[tokio::test]
-async fn without_owner_references_the_node_is_never_asked_for() {
-    let server = server().await;
+async fn without_owner_references_the_node_is_not_read() {
+    let server = api_server().await;
     server.set_denied("get", NODES.plural, true);
-    let world = World::with(SimNode::with(quick()), server, |settings| settings.owner_reference = false);
-    world.agrees().await;
-    assert_eq!(owners(&world.server), [""; 0]);
-    world.stop().await;
-}
-
-fn topologies(server: &ApiServer) -> Api<NodeResourceTopology> {
-    Api::all(server.client().unwrap())
-}
-
-/// Edits the object as `manager`.
-async fn edit(server: &ApiServer, manager: &str, patch: Value) {
-    let params = PatchParams { field_manager: Some(manager.to_owned()), ..PatchParams::default() };
-    topologies(server).patch("worker", &params, &Patch::Merge(patch)).await.unwrap();
-}
-
-/// Returns the number of foreign writes that the agent has counted.
-fn foreign_writes(world: &World) -> u64 {
-    let metrics = world.metrics.encode();
-    let mut samples = metrics.lines().filter_map(|line| line.split_once(' '));
-    let sample = samples.find(|(name, _)| *name == r#"numacast_foreign_writes_total{writer="manager"}"#);
-    sample.and_then(|(_, value)| value.parse().ok()).unwrap_or_default()
-}
-
-/// Returns the field managers of the object's changes since the last call.
-fn writers(changes: &mut Receiver<Arc<Change>>) -> Vec<String> {
-    let mut found = Vec::new();
-    while let Ok(change) = changes.try_recv() {
-        if change.of == &TOPOLOGIES {
-            found.push(change.manager.clone());
-        }
-    }
-    found
+    let env = Environment::with(Node::with(quick()), server, |settings| settings.owner_reference = false);
+    env.converges().await;
+    assert_eq!(owners(&env.server), [""; 0]);
+    env.stop().await;
 }
 
 /// Returns the reasons and notes of the Events about the Node.
-fn told(server: &ApiServer) -> Vec<(String, String)> {
+fn node_events(server: &ApiServer) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let events = server.list(&EVENTS, "default");
     let about =
@@ -263,292 +232,84 @@ fn told(server: &ApiServer) -> Vec<(String, String)> {
     events.iter().filter(about).map(|event| (text(&event["reason"]), text(&event["note"]))).collect()
 }
 
-fn was_told(server: &ApiServer, reason: &str, part: &str) -> Option<()> {
-    told(server).iter().any(|(why, note)| why == reason && note.contains(part)).then_some(())
+fn is_reported(server: &ApiServer, reason: &str, part: &str) -> Option<()> {
+    node_events(server).iter().any(|(why, note)| why == reason && note.contains(part)).then_some(())
 }
 
-async fn started(change: impl FnOnce(&mut Settings)) -> World {
-    let world = World::with(SimNode::with(quick()), server().await, change);
-    world.agrees().await;
+async fn synced(change: impl FnOnce(&mut Settings)) -> Environment {
+    let env = Environment::with(Node::with(quick()), api_server().await, change);
+    env.converges().await;
     // The watch starts after the first write.
-    world.until(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
-    world
-}
-
-fn unwatched(settings: &mut Settings) {
-    settings.watch_object = false;
-    settings.refresh = Duration::from_millis(200);
+    env.wait_for(|| (env.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
+    env
 }
 
 #[tokio::test]
-async fn a_deleted_object_is_made_again() {
-    let world = started(|_| {}).await;
-    for _ in 0..3 {
-        assert!(world.server.delete(&TOPOLOGIES, "", "worker"));
-        world.agrees().await;
-        assert_eq!(owners(&world.server).len(), 1);
-    }
-    world.stop().await;
-}
-
-#[tokio::test]
-async fn an_edit_is_written_over_and_told() {
-    let world = started(|_| {}).await;
-    edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
-    world.agrees().await;
-    world
-        .until(|| was_told(&world.server, "ObjectTakenOver", "somebody with `kubectl-edit` changed zones"))
-        .await;
-    // Removed fields have no field manager.
-    edit(&world.server, "kubectl-patch", json!({"attributes": null})).await;
-    world.until(|| (!attributes(&world.server.topology("worker")?).is_empty()).then_some(())).await;
-    world.stop().await;
-}
-
-#[tokio::test]
-async fn labels_and_annotations_are_their_writers_business() {
-    let world = started(|_| {}).await;
-    let theirs =
-        json!({"labels": {"team": "a"}, "annotations": {"k8stopoawareschedwg/rte-update": "periodic"}});
-    edit(&world.server, "kubectl-label", json!({"metadata": theirs})).await;
-    let requests = world.server.writes().requests;
-    assert!(world.node.kubelet.set_device_health("example.com/nic", "nic-0", false));
-    world.agrees().await;
-    let object = world.server.topology("worker").unwrap();
-    assert_eq!(object.metadata.labels.unwrap()["team"], "a");
-    assert_eq!(object.metadata.annotations.unwrap().len(), 1);
-    assert_eq!(world.server.writes().requests, requests + 1, "only the device was worth a write");
-    world.stop().await;
-}
-
-/// Creates an object with what NFD and RTE leave behind and server-side apply does not remove.
-async fn leave_behind(server: &ApiServer) {
-    let mut was =
-        left_behind(&[("topologyManagerPolicy", "none"), ("topologyManagerScope", "pod")], &["cpu"]);
-    was["topologyPolicies"] = json!(["SingleNUMANodePodLevel"]);
-    was["metadata"]["annotations"] =
-        json!({"topology.node.k8s.io/fingerprint": "pfp0v001ef46db3751d8e999", "note": "mine"});
-    was["metadata"]["ownerReferences"] =
-        json!([{"apiVersion": "v1", "kind": "Namespace", "name": "nfd", "uid": "n"}]);
-    let object: NodeResourceTopology = serde_json::from_value(was).unwrap();
-    let params = PostParams { field_manager: Some("nfd".to_owned()), ..PostParams::default() };
-    topologies(server).create(&params, &object).await.unwrap();
-}
-
-fn is_clean(server: &ApiServer) -> Option<()> {
-    let object = server.topology("worker")?;
-    let annotations = object.metadata.annotations.unwrap_or_default();
-    let clean = object.spec.topology_policies.is_none() && annotations.keys().eq(["note"]);
-    (clean && owners(server)[0].starts_with("Node worker ") && owners(server).len() == 1).then_some(())
-}
-
-#[tokio::test]
-async fn what_another_publisher_left_is_taken_over_once() {
-    let server = server().await;
-    leave_behind(&server).await;
-    let world = World::with(SimNode::with(quick()), server, |_| {});
-    world.agrees().await;
-    world.until(|| is_clean(&world.server)).await;
-    world
-        .until(|| was_told(&world.server, "ObjectTakenOver", "`nfd` wrote the NodeResourceTopology worker"))
-        .await;
-    world.stop().await;
-}
-
-#[tokio::test]
-async fn a_publisher_that_rewrites_is_reported_and_not_answered() {
-    let world = started(|_| {}).await;
-    let truth = world.server.topology("worker").unwrap();
-    edit(&world.server, "rte", json!({"zones": [zone(&["cpu"])]})).await;
-    world.agrees().await;
-    let mut changes = world.server.changes();
-    for turn in 0..20 {
-        edit(&world.server, "rte", json!({"zones": [zone(&["cpu", &format!("example.com/{turn}")])]})).await;
-    }
-    world.until(|| was_told(&world.server, "RivalPublisher", "`rte` keeps rewriting")).await;
-    assert_eq!(writers(&mut changes), ["rte"; 20]);
-    // The controller's nudges do not count as rewrites.
-    for turn in 20..23 {
-        let nudge = json!({"metadata": {"annotations": {"numacast.io/nudge": turn.to_string()}}});
-        edit(&world.server, "numacast", nudge).await;
-    }
-    edit(&world.server, "rte", json!({"zones": [zone(&["cpu"])]})).await;
-    world.until(|| (foreign_writes(&world) >= 22).then_some(())).await;
-    assert_eq!(foreign_writes(&world), 22, "the first edit, and 21 rewrites");
-    writers(&mut changes);
-    // Our own changes are still written.
-    assert!(world.node.kubelet.set_device_health("example.com/nic", "nic-0", false));
-    world.agrees().await;
-    assert_eq!(writers(&mut changes), ["numacast"]);
-    edit(&world.server, "rte", json!({"zones": truth.spec.zones})).await;
-    let told = told(&world.server);
-    assert_eq!(told.iter().filter(|(reason, _)| reason == "RivalPublisher").count(), 1, "{told:?}");
-    world.stop().await;
-}
-
-#[tokio::test]
-async fn a_rival_is_fought_on_request() {
-    let world = started(|settings| settings.rivals = RivalsMode::Fight).await;
-    for turn in 0..4 {
-        let zones = json!([zone(&["cpu", &format!("example.com/{turn}")])]);
-        edit(&world.server, "rte", json!({"zones": zones})).await;
-        world.agrees().await;
-    }
-    world.until(|| was_told(&world.server, "RivalPublisher", "`rte` keeps rewriting")).await;
-    world.stop().await;
-}
-
-#[tokio::test]
-async fn two_agents_of_one_node_do_not_write_for_ever() {
-    let world = started(|_| {}).await;
-    let mut changes = world.server.changes();
-    for turn in 0..10 {
-        let mut wrong = left_behind(&[], &["cpu", &format!("example.com/{turn}")]);
-        wrong["metadata"]["ownerReferences"] =
-            json!(world.server.topology("worker").unwrap().metadata.owner_references);
-        let params = PatchParams::apply("numacast").force();
-        topologies(&world.server).patch("worker", &params, &Patch::Apply(wrong)).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    world.until(|| was_told(&world.server, "RivalPublisher", "another `numacast` keeps")).await;
-    assert_eq!(writers(&mut changes).len(), 10 + 3, "theirs, and three answers");
-    world.stop().await;
-}
-
-#[tokio::test]
-async fn without_a_watch_a_refresh_finds_it() {
-    let world = World::with(SimNode::with(quick()), server().await, unwatched);
-    world.agrees().await;
-    world.server.set_denied("watch", TOPOLOGIES.plural, true);
-    edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
-    world.agrees().await;
-    assert!(world.server.delete(&TOPOLOGIES, "", "worker"));
-    world.agrees().await;
-    assert_eq!(world.server.watchers(&TOPOLOGIES), 0);
-    world.stop().await;
-}
-
-#[tokio::test]
-async fn a_watch_that_breaks_misses_nothing() {
-    let world = started(|_| {}).await;
-    // The history is gone, so the watch cannot resume, and the edit happens while it is disconnected.
-    world.server.cut_connections();
-    edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
-    world.server.forget_history();
-    world.agrees().await;
-    world.until(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
-    // A new watch reports no event for a missing object.
-    world.server.cut_connections();
-    world.server.delete(&TOPOLOGIES, "", "worker");
-    world.server.forget_history();
-    world.agrees().await;
-    world.until(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
-    world.server.stop();
-    world.until(|| (world.server.watchers(&TOPOLOGIES) == 0).then_some(())).await;
-    world.server.delete(&TOPOLOGIES, "", "worker");
-    world.server.resume().await.unwrap();
-    world.agrees().await;
-    world.stop().await;
-}
-
-#[tokio::test]
-async fn an_object_that_is_older_than_the_history_is_watched() {
-    let world = started(|_| {}).await;
-    // As after a restart of the API server: the object's resource version is too old.
-    world.server.add_node("another").unwrap();
-    world.server.cut_connections();
-    world.server.forget_history();
-    world.until(|| (world.server.watchers(&TOPOLOGIES) == 0).then_some(())).await;
-    world.until(|| (world.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
-    edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
-    world.agrees().await;
-    world.stop().await;
-}
-
-#[tokio::test]
-async fn a_node_that_is_made_anew_gets_an_object_of_its_own() {
-    let world = started(|settings| settings.refresh = Duration::from_millis(300)).await;
-    let before = owners(&world.server);
+async fn a_recreated_node_gets_a_new_object() {
+    let env = synced(|settings| settings.refresh = Duration::from_millis(300)).await;
+    let before = owners(&env.server);
     // Garbage collection deletes the object while there is no Node.
-    assert!(world.server.delete(&NODES, "", "worker"));
-    world.until(|| world.server.topology("worker").is_none().then_some(())).await;
-    let uid = world.server.add_node("worker").unwrap();
-    world.agrees().await;
-    assert_eq!(owners(&world.server), [format!("Node worker {uid}")]);
-    assert_ne!(owners(&world.server), before);
-    world.stop().await;
+    assert!(env.server.delete(&NODES, "", "worker"));
+    env.wait_for(|| env.server.topology("worker").is_none().then_some(())).await;
+    let uid = env.server.add_node("worker").unwrap();
+    env.converges().await;
+    assert_eq!(owners(&env.server), [format!("Node worker {uid}")]);
+    assert_ne!(owners(&env.server), before);
+    env.stop().await;
 }
 
 #[tokio::test]
-async fn an_owner_that_garbage_collection_leaves_is_told() {
-    let server = server().await;
-    let mut was = left_behind(&[], &["cpu"]);
-    was["metadata"]["ownerReferences"] =
+async fn a_stale_owner_is_reported() {
+    let server = api_server().await;
+    let mut object = foreign_object(&[], &["cpu"]);
+    object["metadata"]["ownerReferences"] =
         json!([{"apiVersion": "v1", "kind": "Node", "name": "worker", "uid": "before"}]);
-    server.put(&TOPOLOGIES, was).unwrap();
-    let world = World::with(SimNode::with(quick()), server, |settings| {
+    server.put(&TOPOLOGIES, object).unwrap();
+    let env = Environment::with(Node::with(quick()), server, |settings| {
         settings.refresh = Duration::from_millis(300);
     });
-    world.until(|| was_told(&world.server, "StaleOwner", "belongs to an earlier Node worker")).await;
-    assert_eq!(owners(&world.server), ["Node worker before"], "and left");
-    world.stop().await;
+    env.wait_for(|| is_reported(&env.server, "StaleOwner", "belongs to an earlier Node worker")).await;
+    assert_eq!(owners(&env.server), ["Node worker before"], "it is not changed");
+    env.stop().await;
 }
 
 #[tokio::test]
-async fn an_object_that_was_replaced_unseen_is_looked_at_and_written_once_more() {
-    let world = World::with(SimNode::with(quick()), server().await, |settings| settings.watch_object = false);
-    world.agrees().await;
-    assert!(world.server.delete(&TOPOLOGIES, "", "worker"));
-    world.server.put(&TOPOLOGIES, left_behind(&[], &["cpu"])).unwrap();
-    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
-    world.agrees().await;
-    assert_eq!(owners(&world.server), [""; 0], "it is not the object that the Node owned");
-    world.stop().await;
-}
-
-#[tokio::test]
-async fn whatever_the_server_answers_the_newest_account_gets_there() {
-    let world = started(|_| {}).await;
+async fn the_newest_state_is_written_after_any_failure() {
+    let env = synced(|_| {}).await;
     let faults = [
         Fault::Status(409),
         Fault::Status(422),
+        Fault::Status(500),
+        Fault::Status(503),
+        Fault::TooManyRequests { retry_after: 1 },
         Fault::RetryAfter { code: 429, seconds: 1 },
         Fault::RetryAfter { code: 503, seconds: 1 },
         Fault::Status(504),
+        Fault::Cut,
         Fault::CutAfterwards,
         Fault::Hang,
     ];
     for (index, fault) in faults.into_iter().enumerate() {
-        world.server.fail_next("patch", TOPOLOGIES.plural, 2, fault);
-        world.node.kubelet.start_pod(PodSpec::guaranteed(&format!("p{index}"), 1, GIB)).await.unwrap();
-        world.agrees().await;
+        env.server.fail_next("patch", TOPOLOGIES.plural, 2, fault);
+        env.node.kubelet.start_pod(PodSpec::guaranteed(&format!("p{index}"), 1, GIB)).await.unwrap();
+        env.converges().await;
     }
-    assert_eq!(told(&world.server), [], "nobody else wrote");
-    world.stop().await;
+    assert_eq!(node_events(&env.server), [], "there is no other writer");
+    env.stop().await;
 }
 
 #[tokio::test]
-async fn events_that_nobody_may_create_disturb_nothing() {
-    let world = started(|_| {}).await;
-    world.server.set_denied("create", EVENTS.plural, true);
-    edit(&world.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
-    world.agrees().await;
-    assert_eq!(told(&world.server), []);
-    world.stop().await;
-}
-
-#[tokio::test]
-async fn a_start_and_a_watch_that_are_frozen_do_not_stop_the_end() {
-    let server = server().await;
+async fn a_frozen_api_server_does_not_block_the_shutdown() {
+    let server = api_server().await;
     server.set_frozen(true);
-    let world = World::with(SimNode::with(quick()), server, |_| {});
-    tokio::time::timeout(Duration::from_secs(60), world.stop()).await.unwrap();
-    let world = started(|_| {}).await;
-    world.server.set_frozen(true);
-    tokio::time::timeout(Duration::from_secs(60), world.stop()).await.unwrap();
+    let env = Environment::with(Node::with(quick()), server, |_| {});
+    tokio::time::timeout(Duration::from_secs(60), env.stop()).await.unwrap();
+    let env = synced(|_| {}).await;
+    env.server.set_frozen(true);
+    tokio::time::timeout(Duration::from_secs(60), env.stop()).await.unwrap();
 }
 
-/// Returns `object` with an entry in its `managedFields` that is nested deeper than serde_json decodes values.
+/// Returns `object` with an entry in its `managedFields` that is nested deeper than serde_json decodes.
 fn nested(mut object: Value) -> Value {
     let fields = (0..200).fold(json!({}), |below, _| json!({"f:a": below}));
     let entry = json!({"manager": "x", "operation": "Update", "apiVersion": "topology.node.k8s.io/v1alpha2",
@@ -566,99 +327,92 @@ fn is_nested(server: &ApiServer) -> bool {
 }
 
 #[tokio::test]
-async fn managed_fields_that_are_nested_deeply_lock_no_agent_out() {
-    let server = server().await;
-    server.put(&TOPOLOGIES, nested(left_behind(&POLICIES, &["cpu"]))).unwrap();
-    let world = World::with(SimNode::with(quick()), server, |_| {});
-    world.agrees().await;
-    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
-    world.agrees().await;
-    assert!(is_nested(&world.server), "an apply leaves the entry");
-    let world = world.halt().await.again(|_| {});
-    world.node.kubelet.start_pod(PodSpec::guaranteed("b", 2, GIB)).await.unwrap();
-    world.agrees().await;
-    assert!(is_nested(&world.server));
-    world.stop().await;
+async fn deeply_nested_managed_fields_do_not_break_the_agent() {
+    let server = api_server().await;
+    server.put(&TOPOLOGIES, nested(foreign_object(&POLICIES, &["cpu"]))).unwrap();
+    let env = Environment::with(Node::with(quick()), server, |_| {});
+    env.converges().await;
+    env.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
+    env.converges().await;
+    assert!(is_nested(&env.server), "an apply leaves the entry");
+    let env = env.stop_agent().await.restart_agent(|_| {});
+    env.node.kubelet.start_pod(PodSpec::guaranteed("b", 2, GIB)).await.unwrap();
+    env.converges().await;
+    assert!(is_nested(&env.server));
+    env.stop().await;
 }
 
 #[tokio::test]
-async fn an_entry_that_comes_later_does_not_end_the_watch() {
-    let world = World::start(quick()).await;
-    world.agrees().await;
-    let mut edited = nested((*world.server.get(&TOPOLOGIES, "", "worker").unwrap()).clone());
+async fn deeply_nested_managed_fields_do_not_end_the_watch() {
+    let env = Environment::start(quick()).await;
+    env.converges().await;
+    let mut edited = nested((*env.server.get(&TOPOLOGIES, "", "worker").unwrap()).clone());
     edited["zones"] = json!([zone(&["cpu"])]);
-    world.server.put(&TOPOLOGIES, edited).unwrap();
-    world.agrees().await;
-    assert!(is_nested(&world.server));
-    world.stop().await;
+    env.server.put(&TOPOLOGIES, edited).unwrap();
+    env.converges().await;
+    assert!(is_nested(&env.server));
+    env.stop().await;
 }
 
 #[tokio::test]
-async fn every_call_says_how_long_the_server_wants_to_be_left_alone() {
-    let server = server().await;
+async fn every_call_reports_the_servers_retry_after() {
+    let server = api_server().await;
     server.set_koordinator(true);
     let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
-    let object: NodeResourceTopology = serde_json::from_value(left_behind(&POLICIES, &["cpu"])).unwrap();
+    let object: NodeResourceTopology = serde_json::from_value(foreign_object(&POLICIES, &["cpu"])).unwrap();
     cluster.apply(&object).await.unwrap();
-    let mark = cluster.marks().next().await.unwrap().unwrap().remove(0);
+    let meta = cluster.topology_metas().next().await.unwrap().unwrap().remove(0);
     let lease = cluster.create_lease("default", "l", Default::default()).await.unwrap();
-    let report = Report {
-        regarding: Regarding::Objects,
-        reporter: "numacast/agent",
-        instance: "i",
-        action: "Act",
-        warning: false,
-        reason: "Reason",
-        note: "note",
-    };
+    let (reporter, instance) = ("numacast/agent", "i".to_owned());
+    let poster = EventPoster { cluster: cluster.clone(), reporter, instance, action: "Act" };
     let fault = Fault::TooManyRequests { retry_after: 3 };
     server.inject(Rule { verb: None, resource: None, times: None, fault });
-    fn asked<T>(what: &str, answer: Result<T, ClusterError>) {
-        let error = answer.err().unwrap();
+    fn is_throttled<T>(what: &str, result: Result<T, ClusterError>) {
+        let error = result.err().unwrap();
         assert_eq!(error.kind(), "too_many_requests", "{what}: {error}");
         assert_eq!(error.retry_after(), Some(Duration::from_secs(3)), "{what}");
     }
-    asked("get object", cluster.topology("worker").await);
-    asked("apply", cluster.apply(&object).await);
-    asked("merge", cluster.nudge("worker", "now").await);
-    asked("delete", cluster.delete_object(&mark).await);
-    asked("list objects", cluster.briefs().next().await);
-    asked("get node", cluster.node_uid("worker").await);
-    asked("get kubelet", cluster.kubelet_endpoint("worker").await);
-    asked("look for node", cluster.has_no_node("worker").await);
-    asked("count nodes", cluster.node_count().await);
-    asked("get daemonset", cluster.daemon_set("default", "d").await);
-    asked("get lease", cluster.lease("default", "l").await);
-    asked("create lease", cluster.create_lease("default", "l", Default::default()).await);
-    asked("replace lease", cluster.replace_lease("default", lease).await);
-    asked("get device", cluster.devices_of("worker").await);
-    asked("create event", cluster.post_event(report).await);
+    is_throttled("get object", cluster.topology("worker").await);
+    is_throttled("apply", cluster.apply(&object).await);
+    is_throttled("merge", cluster.nudge("worker", "now").await);
+    is_throttled("delete", cluster.delete_topology(&meta).await);
+    is_throttled("list objects", cluster.topology_summaries().next().await);
+    is_throttled("get node", cluster.node_uid("worker").await);
+    is_throttled("get kubelet", cluster.kubelet_endpoint("worker").await);
+    is_throttled("look for node", cluster.has_no_node("worker").await);
+    is_throttled("count nodes", cluster.node_count().await);
+    is_throttled("get daemonset", cluster.daemon_set("default", "d").await);
+    is_throttled("get lease", cluster.lease("default", "l").await);
+    is_throttled("create lease", cluster.create_lease("default", "l", Default::default()).await);
+    is_throttled("replace lease", cluster.replace_lease("default", lease).await);
+    is_throttled("get device", cluster.devices_of("worker").await);
+    is_throttled("create event", poster.post(Regarding::Objects, "Reason", false, "note").await);
     let mut pods = cluster.unscheduled_pods();
-    asked("list and watch", pods.next().await.unwrap());
+    is_throttled("list and watch", pods.next().await.unwrap());
     server.clear_faults();
     pods.next().await.unwrap().unwrap();
-    let lists: Vec<_> = server.asked(&PODS).into_iter().map(|asked| asked.at).collect();
+    let lists: Vec<_> = server.requests(&PODS).into_iter().map(|request| request.at).collect();
     let waited = lists[1] - lists[0];
     assert!(waited >= Duration::from_secs(3), "{waited:?}");
 }
 
 #[tokio::test]
-async fn an_agent_that_is_throttled_waits_as_long_as_it_is_told() {
-    let world = World::start(quick()).await;
-    world.agrees().await;
+async fn a_throttled_agent_waits_for_retry_after() {
+    let env = Environment::start(quick()).await;
+    env.converges().await;
     let patches = || {
-        let all = world.server.asked(&TOPOLOGIES).into_iter().filter(|asked| asked.verb == "patch");
-        all.map(|asked| asked.at).collect::<Vec<_>>()
+        let all = env.server.requests(&TOPOLOGIES).into_iter().filter(|request| request.verb == "patch");
+        all.map(|request| request.at).collect::<Vec<_>>()
     };
     let before = patches().len();
-    world.server.fail_next("patch", TOPOLOGIES.plural, 1, Fault::TooManyRequests { retry_after: 3 });
-    world.node.kubelet.start_pod(PodSpec::guaranteed("a", 1, GIB)).await.unwrap();
-    world.until(|| (patches().len() > before).then_some(())).await;
-    // What is new does not cut the wait short.
-    world.node.kubelet.start_pod(PodSpec::guaranteed("b", 1, GIB)).await.unwrap();
-    world.agrees().await;
+    env.server.fail_next("patch", TOPOLOGIES.plural, 1, Fault::TooManyRequests { retry_after: 3 });
+    env.node.kubelet.start_pod(PodSpec::guaranteed("a", 1, GIB)).await.unwrap();
+    env.wait_for(|| (patches().len() > before).then_some(())).await;
+    // A newer state does not shorten the wait.
+    env.node.kubelet.start_pod(PodSpec::guaranteed("b", 1, GIB)).await.unwrap();
+    env.converges().await;
     let patches = patches();
     let waited = patches[before + 1] - patches[before];
     assert!(waited >= Duration::from_secs(3), "{waited:?}");
-    world.stop().await;
+    env.stop().await;
 }

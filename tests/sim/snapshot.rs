@@ -2,14 +2,14 @@
 
 use assert_cmd::Command;
 use numacast::nrt::NodeResourceTopology;
-use numacast::sim::kubelet::{Age, Options, PodSpec, Split};
+use numacast_sim::kubelet::{KubeletVersion, Options, PodSpec, Split};
 
-use crate::support::SimNode;
+use crate::support::Node;
 
 const GIB: u64 = 1 << 30;
 
-async fn busy_node() -> SimNode {
-    let node = SimNode::start();
+async fn busy_node() -> Node {
+    let node = Node::start();
     let pods = [
         PodSpec::guaranteed("a", 2, GIB).hugepages("hugepages-2Mi", 64 << 20).devices("example.com/nic", 1),
         PodSpec::guaranteed("b", 3, GIB),
@@ -22,22 +22,22 @@ async fn busy_node() -> SimNode {
 }
 
 /// Runs the binary on another thread, since this one drives the simulated kubelet.
-async fn numacast(words: Vec<String>) -> (Option<i32>, String, String) {
+async fn numacast(args: Vec<String>) -> (Option<i32>, String, String) {
     let run =
-        move || Command::new(env!("CARGO_BIN_EXE_numacast")).args(words).env("NODE_NAME", "worker").output();
+        move || Command::new(env!("CARGO_BIN_EXE_numacast")).args(args).env("NODE_NAME", "worker").output();
     let output = tokio::task::spawn_blocking(run).await.unwrap().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-async fn snapshot(node: &SimNode, words: &[&str]) -> (Option<i32>, String, String) {
+async fn snapshot(node: &Node, args: &[&str]) -> (Option<i32>, String, String) {
     let root = node.root().to_str().unwrap();
-    let all = [&["snapshot", "--host-root", root], words].concat();
+    let all = [&["snapshot", "--host-root", root], args].concat();
     numacast(all.into_iter().map(str::to_owned).collect()).await
 }
 
 #[tokio::test]
-async fn the_zones_equal_the_oracle_in_both_forms() {
+async fn json_and_yaml_have_the_expected_zones() {
     let node = busy_node().await;
     let (code, json, warnings) = snapshot(&node, &["-o", "json"]).await;
     assert_eq!((code, warnings.as_str()), (Some(0), ""));
@@ -50,7 +50,7 @@ async fn the_zones_equal_the_oracle_in_both_forms() {
 }
 
 #[tokio::test]
-async fn identical_input_gives_identical_bytes() {
+async fn the_same_state_gives_the_same_bytes() {
     // Like the real one, the simulated kubelet returns a different order each time.
     let node = busy_node().await;
     let (_, first, _) = snapshot(&node, &[]).await;
@@ -60,7 +60,7 @@ async fn identical_input_gives_identical_bytes() {
 }
 
 #[tokio::test]
-async fn a_recording_replays_to_the_same_bytes_without_the_node() {
+async fn a_recording_gives_the_same_bytes_without_the_node() {
     let node = busy_node().await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("bug.json").to_str().unwrap().to_owned();
@@ -87,7 +87,7 @@ fn infra(name: &str) -> PodSpec {
 }
 
 #[tokio::test]
-async fn exclusions_leave_resources_out_and_let_pods_look_free() {
+async fn excluded_resources_are_omitted_and_excluded_pods_are_not_counted() {
     let node = busy_node().await;
     let without_infra = node.kubelet.expected();
     node.kubelet.start_pod(infra("x")).await.unwrap();
@@ -97,15 +97,15 @@ async fn exclusions_leave_resources_out_and_let_pods_look_free() {
     };
     let (code, json, warnings) = snapshot(&node, &[&["-o", "json"], EXCLUSIONS.as_slice()].concat()).await;
     assert_eq!(code, Some(0), "{warnings}");
-    let places: Vec<String> = differences(&json);
-    let places: Vec<&str> = places.iter().map(|line| line.split(" instead").next().unwrap()).collect();
+    let found: Vec<String> = differences(&json);
+    let places: Vec<&str> = found.iter().map(|line| line.split(" instead").next().unwrap()).collect();
     let missing =
         ["node-0 example.com/nic", "node-0 hugepages-1Gi", "node-1 example.com/nic", "node-1 hugepages-1Gi"];
     assert_eq!(places, missing.map(|place| format!("{place}: nothing")), "{json}");
-    for words in
+    for text in
         ["hugepages-1Gi is excluded: ", "example.com/nic is excluded: ", "pods infra-*/* are excluded: "]
     {
-        assert_eq!(warnings.matches(words).count(), 1, "{warnings}");
+        assert_eq!(warnings.matches(text).count(), 1, "{warnings}");
     }
     let (_, counted, _) = snapshot(&node, &["-o", "json"]).await;
     assert!(differences(&counted).iter().any(|line| line.contains("cpu")), "{counted}");
@@ -114,13 +114,13 @@ async fn exclusions_leave_resources_out_and_let_pods_look_free() {
 }
 
 #[tokio::test]
-async fn a_recording_repeats_its_exclusions_and_has_none_without() {
+async fn a_recording_contains_exclusions_only_if_there_are_any() {
     let node = busy_node().await;
     node.kubelet.start_pod(infra("x")).await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("bug.json").to_str().unwrap().to_owned();
-    let words = [&["--record", &file], EXCLUSIONS.as_slice()].concat();
-    let (code, live, _) = snapshot(&node, &words).await;
+    let args = [&["--record", &file], EXCLUSIONS.as_slice()].concat();
+    let (code, live, _) = snapshot(&node, &args).await;
     assert_eq!(code, Some(0));
     let replay = || numacast(vec!["snapshot".into(), "--replay".into(), file.clone()]);
     let (code, replayed, warnings) = replay().await;
@@ -133,7 +133,7 @@ async fn a_recording_repeats_its_exclusions_and_has_none_without() {
 }
 
 #[tokio::test]
-async fn a_malformed_sysfs_file_is_one_sentence_and_the_other_zone_is_right() {
+async fn a_malformed_sysfs_file_is_one_warning_and_affects_one_zone() {
     let node = busy_node().await;
     let (_, before, _) = snapshot(&node, &["-o", "json"]).await;
     let file = "sys/devices/system/node/node0/cpulist";
@@ -150,7 +150,7 @@ async fn a_malformed_sysfs_file_is_one_sentence_and_the_other_zone_is_right() {
         let resources = zone.resources.clone().unwrap();
         resources.into_iter().find(|resource| resource.name == "cpu").unwrap().available.ceil()
     };
-    assert_eq!(cpu(&after[0]), 0, "nothing is promised that was not read");
+    assert_eq!(cpu(&after[0]), 0, "CPUs that cannot be read are not available");
     assert!(cpu(&before[0]) > 0);
 }
 
@@ -169,13 +169,15 @@ async fn without_a_numa_directory_there_is_one_zone() {
 }
 
 #[tokio::test]
-async fn a_kubelet_without_get_allocatable_is_refused_in_one_sentence() {
-    let node = SimNode::with(Options { age: Age::V1_20, limited: false, ..Options::default() });
-    let (code, stdout, stderr) = snapshot(&node, &[]).await;
-    assert_eq!((code, stdout.as_str()), (Some(1), ""));
-    assert!(
-        stderr.contains("does not serve GetAllocatableResources (numacast needs kubelet 1.23"),
-        "{stderr}"
-    );
-    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+async fn kubelets_that_are_too_old_are_an_error_of_one_line() {
+    for (version, expected) in [
+        (KubeletVersion::V1_20, "does not serve GetAllocatableResources (numacast needs kubelet 1.23"),
+        (KubeletVersion::OnlyV1alpha1, "serves only podresources v1alpha1, which has devices but no CPUs"),
+    ] {
+        let node = Node::with(Options { version, limited: false, ..Options::default() });
+        let (code, stdout, stderr) = snapshot(&node, &[]).await;
+        assert_eq!((code, stdout.as_str()), (Some(1), ""));
+        assert!(stderr.contains(expected), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
 }

@@ -1,36 +1,42 @@
 //! A simulated node: a machine described in a directory, with a simulated kubelet on it. Also plain HTTP
 //! requests.
 
+// Other programs include this file by its path.
+#[path = "client.rs"]
+mod client;
+
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use numacast::kubelet::Client;
-use numacast::sim::kubelet::{Options, SimKubelet};
-use numacast::sim::machine::MachineSpec;
+use numacast::core_v1::proto as core;
+use numacast_sim::kubelet::{Options, SimKubelet};
+use numacast_sim::machine::MachineSpec;
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Any free port of the loopback address.
-pub(crate) const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+pub(crate) use client::Client;
 
-pub(crate) struct SimNode {
+/// Any free port of the loopback address.
+pub(crate) const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+pub(crate) struct Node {
     dir: TempDir,
     pub(crate) kubelet: SimKubelet,
 }
 
-impl SimNode {
+impl Node {
     /// Starts a node with two zones of eight CPUs and a kubelet without a rate limit.
     pub(crate) fn start() -> Self {
         Self::with(Options { limited: false, ..Options::default() })
     }
 
     pub(crate) fn with(options: Options) -> Self {
-        Self::of(&machine("two-by-eight"), options)
+        Self::with_machine(&machine("two-by-eight"), options)
     }
 
-    pub(crate) fn of(spec: &MachineSpec, options: Options) -> Self {
+    pub(crate) fn with_machine(spec: &MachineSpec, options: Options) -> Self {
         let dir = tempfile::tempdir().unwrap();
         spec.write_tree(dir.path()).unwrap();
         let kubelet = SimKubelet::start(spec, &dir.path().join("var/lib/kubelet"), options).unwrap();
@@ -46,8 +52,7 @@ impl SimNode {
         Client::new(self.kubelet.socket(), Duration::from_secs(5))
     }
 
-    /// Returns a client with a short timeout.
-    pub(crate) fn impatient_client(&self) -> Client {
+    pub(crate) fn client_with_short_timeout(&self) -> Client {
         Client::new(self.kubelet.socket(), Duration::from_millis(200))
     }
 }
@@ -58,17 +63,39 @@ pub(crate) fn machine(name: &str) -> MachineSpec {
     MachineSpec::read(&file).unwrap()
 }
 
+/// Returns `NUMACAST_SEED`, or a random seed.
+pub(crate) fn seed() -> u64 {
+    std::env::var("NUMACAST_SEED").map_or_else(|_| fastrand::u64(..), |text| text.parse().unwrap())
+}
+
+/// Returns the value of a series, given by its name with labels, in the text of metrics.
+pub(crate) fn sample<'a>(metrics: &'a str, series: &str) -> Option<&'a str> {
+    metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))
+}
+
+/// Returns a pod in the namespace `default`.
+pub(crate) fn pod(name: &str, uid: &str, phase: &str) -> core::Pod {
+    let metadata = core::ObjectMeta {
+        name: name.to_owned(),
+        namespace: "default".to_owned(),
+        uid: uid.to_owned(),
+        ..core::ObjectMeta::default()
+    };
+    let status = core::PodStatus { phase: phase.to_owned(), ..core::PodStatus::default() };
+    core::Pod { metadata: Some(metadata), status: Some(status), ..core::Pod::default() }
+}
+
 /// Sends one request and returns the whole response.
-pub(crate) async fn ask(address: SocketAddr, request: &str) -> String {
+pub(crate) async fn send(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    answer
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await.unwrap();
+    response
 }
 
 pub(crate) async fn get(address: SocketAddr, path: &str) -> String {
-    ask(address, &format!("GET {path} HTTP/1.1\r\nHost: numacast\r\n\r\n")).await
+    send(address, &format!("GET {path} HTTP/1.1\r\nHost: numacast\r\n\r\n")).await
 }
 
 /// Runs `work` while the virtual clock stands still. Otherwise the paused clock advances whenever all tasks
@@ -76,7 +103,7 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> String {
 ///
 /// # Panics
 /// If `work` waits for a timer.
-pub(crate) async fn at_one_moment<T>(work: impl Future<Output = T>) -> T {
+pub(crate) async fn with_frozen_clock<T>(work: impl Future<Output = T>) -> T {
     // A running blocking task keeps tokio from advancing the paused clock.
     let (done, ended) = std::sync::mpsc::channel::<()>();
     let guard = tokio::task::spawn_blocking(move || ended.recv_timeout(Duration::from_secs(20)));

@@ -1,4 +1,4 @@
-//! Metrics over TLS, read by a real client, with generated certificates.
+//! Metrics over TLS, read by a rustls client, with generated certificates.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use numacast::config::Endpoint;
-use numacast::telemetry::metrics::Metrics;
+use numacast::telemetry::registry::Registry;
 use numacast::telemetry::server::{Endpoints, Server};
-use numacast::telemetry::tls::{Files, Tls};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use numacast::telemetry::tls::{Tls, TlsFiles};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -19,33 +18,22 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, advance, pause, resume};
 use tokio_rustls::TlsConnector;
 
-use crate::support::{ANYWHERE, at_one_moment, get};
+use crate::ca::Ca;
+use crate::support::{ANY_PORT, get, with_frozen_clock};
 
-/// A certificate authority.
-struct Ca(CertifiedIssuer<'static, KeyPair>);
+/// Issues a certificate for `localhost`; returns it and its key as PEM.
+fn issue(ca: &Ca) -> (String, String) {
+    ca.issue(&["localhost"]).unwrap()
+}
 
-impl Ca {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
-    }
-
-    /// Issues a certificate for `localhost`; returns it and its key as PEM.
-    fn issue(&self) -> (String, String) {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(["localhost".to_owned()]).unwrap();
-        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
-    }
-
-    /// Writes a new certificate and its key into `dir`.
-    fn write(&self, dir: &Path) -> Files {
-        let files = Files { cert: dir.join("tls.crt"), key: dir.join("tls.key"), client_ca: None };
-        let (cert, key) = self.issue();
-        std::fs::write(&files.cert, cert).unwrap();
-        std::fs::write(&files.key, key).unwrap();
-        files
-    }
+/// Writes a new certificate and its key into `dir`.
+fn write(ca: &Ca, dir: &Path) -> TlsFiles {
+    let files =
+        TlsFiles { cert_file: dir.join("tls.crt"), key_file: dir.join("tls.key"), client_ca_file: None };
+    let (cert, key) = issue(ca);
+    std::fs::write(&files.cert_file, cert).unwrap();
+    std::fs::write(&files.key_file, key).unwrap();
+    files
 }
 
 /// Returns a TLS client that trusts `ca`, optionally with a client certificate.
@@ -55,7 +43,7 @@ fn client(
     version: &'static SupportedProtocolVersion,
 ) -> TlsConnector {
     let mut roots = RootCertStore::empty();
-    roots.add(ca.0.der().clone()).unwrap();
+    roots.add(ca.der()).unwrap();
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(&[version])
         .unwrap()
@@ -80,95 +68,96 @@ async fn scrape(
     let name = ServerName::try_from("localhost").unwrap();
     let mut stream = client.connect(name, stream).await?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
+    let mut response = String::new();
+    stream.read_to_string(&mut response).await?;
     let chain = stream.get_ref().1.peer_certificates().unwrap();
-    Ok((answer, chain[0].clone().into_owned()))
+    Ok((response, chain[0].clone().into_owned()))
 }
 
-async fn server(files: Files) -> Server {
-    let endpoints = Endpoints { metrics: Some(Arc::<Metrics>::default()), health: None };
-    Server::start(Endpoint::At(ANYWHERE), endpoints, Some(Tls::new(files))).await.unwrap().unwrap()
+async fn server(files: TlsFiles) -> Server {
+    let endpoints = Endpoints { metrics: Some(Arc::<Registry>::default()), health: None };
+    Server::start(Endpoint::At(ANY_PORT), endpoints, Some(Tls::new(files))).await.unwrap().unwrap()
 }
 
 #[tokio::test]
-async fn metrics_are_read_by_tls_12_and_13_and_not_without() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
-    let server = server(ca.write(dir.path())).await;
+async fn metrics_are_served_over_tls_only() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new().unwrap());
+    let server = server(write(&ca, dir.path())).await;
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
-        let (answer, _) = scrape(server.address(), &client(&ca, None, version)).await.unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("# EOF\n"), "{answer}");
+        let (response, _) = scrape(server.address(), &client(&ca, None, version)).await.unwrap();
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n") && response.ends_with("# EOF\n"), "{response}");
     }
-    let stranger = client(&Ca::new(), None, &rustls::version::TLS13);
-    assert!(scrape(server.address(), &stranger).await.is_err(), "the client looks at the certificate");
-    assert!(!get(server.address(), "/metrics").await.contains("numacast"), "plain HTTP gets nothing");
+    let untrusting = client(&Ca::new().unwrap(), None, &rustls::version::TLS13);
+    assert!(scrape(server.address(), &untrusting).await.is_err(), "the client checks the certificate");
+    assert!(!get(server.address(), "/metrics").await.contains("numacast"), "plain HTTP gets no metrics");
 }
 
 #[tokio::test]
-async fn a_swapped_volume_brings_a_new_certificate() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
+async fn a_new_certificate_is_used_and_an_invalid_one_is_not() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new().unwrap());
     let at = |name: &str| dir.path().join(name);
     // The kubelet's layout of a Secret volume.
     for volume in ["..1", "..2"] {
         std::fs::create_dir(at(volume)).unwrap();
-        ca.write(&at(volume));
+        write(&ca, &at(volume));
     }
     let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, at(name)).unwrap();
     link("..1", "..data");
     link("..data/tls.crt", "tls.crt");
     link("..data/tls.key", "tls.key");
-    let server = server(Files { cert: at("tls.crt"), key: at("tls.key"), client_ca: None }).await;
+    let files = TlsFiles { cert_file: at("tls.crt"), key_file: at("tls.key"), client_ca_file: None };
+    let server = server(files).await;
     let client = client(&ca, None, &rustls::version::TLS13);
     let (_, first) = scrape(server.address(), &client).await.unwrap();
     link("..2", "..data_tmp");
     std::fs::rename(at("..data_tmp"), at("..data")).unwrap();
-    a_second_later().await;
+    advance_one_second().await;
     let (_, second) = scrape(server.address(), &client).await.unwrap();
     let written = CertificateDer::from_pem_file(at("..2/tls.crt")).unwrap();
-    assert!(first != second && second == written, "the new one is in use");
-    std::fs::write(at("..2/tls.key"), "broken").unwrap();
-    a_second_later().await;
+    assert!(first != second && second == written, "the new certificate is used");
+    std::fs::write(at("..2/tls.key"), "invalid").unwrap();
+    advance_one_second().await;
     let (_, third) = scrape(server.address(), &client).await.unwrap();
-    assert!(third == second, "a broken one changes nothing");
+    assert!(third == second, "an invalid key changes nothing");
 }
 
-async fn a_second_later() {
+async fn advance_one_second() {
     pause();
     advance(Duration::from_secs(1)).await;
     resume();
 }
 
 #[tokio::test]
-async fn where_clients_need_a_certificate_only_those_with_the_right_one_read() {
-    let (dir, ca, clients) = (tempfile::tempdir().unwrap(), Ca::new(), Ca::new());
+async fn a_client_needs_a_certificate_of_the_configured_ca() {
+    let (dir, ca, clients) = (tempfile::tempdir().unwrap(), Ca::new().unwrap(), Ca::new().unwrap());
     let authority = dir.path().join("ca.crt");
-    std::fs::write(&authority, clients.0.pem()).unwrap();
-    let server = server(Files { client_ca: Some(authority), ..ca.write(dir.path()) }).await;
+    std::fs::write(&authority, clients.pem()).unwrap();
+    let server = server(TlsFiles { client_ca_file: Some(authority), ..write(&ca, dir.path()) }).await;
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
-        let known = client(&ca, Some(clients.issue()), version);
-        let (answer, _) = scrape(server.address(), &known).await.unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-        for own in [None, Some(ca.issue())] {
+        let trusted = client(&ca, Some(issue(&clients)), version);
+        let (response, _) = scrape(server.address(), &trusted).await.unwrap();
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+        for own in [None, Some(issue(&ca))] {
             assert!(scrape(server.address(), &client(&ca, own, version)).await.is_err());
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn idle_connections_and_half_handshakes_delay_no_scrape() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
-    let server = server(ca.write(dir.path())).await;
+async fn idle_connections_and_partial_handshakes_delay_no_scrape() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new().unwrap());
+    let server = server(write(&ca, dir.path())).await;
     let client = client(&ca, None, &rustls::version::TLS13);
     let mut open = Vec::new();
-    at_one_moment(async {
+    with_frozen_clock(async {
         // A partial TLS handshake record that is never completed.
-        for sent in [&b""[..], b"\x16\x03\x01\x02\x00\x01"].iter().cycle().take(200) {
+        for data in [&b""[..], b"\x16\x03\x01\x02\x00\x01"].iter().cycle().take(200) {
             let mut stream = TcpStream::connect(server.address()).await.unwrap();
-            stream.write_all(sent).await.unwrap();
+            stream.write_all(data).await.unwrap();
             open.push(stream);
         }
-        let (answer, _) = scrape(server.address(), &client).await.unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+        let (response, _) = scrape(server.address(), &client).await.unwrap();
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
     })
     .await;
     let start = Instant::now();
@@ -178,20 +167,20 @@ async fn idle_connections_and_half_handshakes_delay_no_scrape() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handshakes_of_one_address_are_limited() {
-    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new());
-    let server = server(ca.write(dir.path())).await;
+async fn handshakes_of_one_address_are_rate_limited() {
+    let (dir, ca) = (tempfile::tempdir().unwrap(), Ca::new().unwrap());
+    let server = server(write(&ca, dir.path())).await;
     let client = client(&ca, None, &rustls::version::TLS13);
-    at_one_moment(async {
+    with_frozen_clock(async {
         let name = || ServerName::try_from("localhost").unwrap();
-        let mut shaken = 0;
+        let mut handshakes = 0;
         for _ in 0..150 {
             let stream = TcpStream::connect(server.address()).await.unwrap();
-            shaken += usize::from(client.connect(name(), stream).await.is_ok());
+            handshakes += usize::from(client.connect(name(), stream).await.is_ok());
         }
-        assert_eq!(shaken, 100);
+        assert_eq!(handshakes, 100);
     })
     .await;
     advance(Duration::from_secs(1)).await;
-    assert!(at_one_moment(scrape(server.address(), &client)).await.is_ok());
+    assert!(with_frozen_clock(scrape(server.address(), &client)).await.is_ok());
 }

@@ -7,30 +7,30 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use fastrand::Rng;
-use numacast::sim::api_server::{Fault, Rule, TOPOLOGIES};
-use numacast::sim::kubelet::{Options, PodSpec, RestartTiming};
+use numacast_sim::api_server::{Fault, Rule, TOPOLOGIES};
+use numacast_sim::kubelet::{Options, PodSpec, RestartTiming};
 
-use crate::child::{Running, Sample};
+use crate::agent::{Agent, Sample};
 
 /// How often the object is compared and the process measured.
-const PERIOD: Duration = Duration::from_secs(3);
+const CHECK_PERIOD: Duration = Duration::from_secs(3);
 /// Maximum number of pods at a time.
-const CROWD: usize = 10;
+const MAX_PODS: usize = 10;
 /// Changes between two restarts of the kubelet.
-const RESTART: u64 = 20_000;
+const RESTART_PERIOD: u64 = 20_000;
 /// Changes between two faults of the API server.
-const HICCUP: u64 = 7_000;
+const FAULT_PERIOD: u64 = 7_000;
 /// Changes between two periods in which the agent is stopped and loses events.
-const STOP: u64 = 90_000;
+const STOP_PERIOD: u64 = 90_000;
 /// More events than the kernel queues for one reader.
-const LOST: u32 = 20_000;
+const LOST_EVENTS: u32 = 20_000;
 /// Allowed growth of resident memory over the second half of the run: the allocator's noise.
-const GROWTH_KIB: f64 = 256.0;
+const MAX_GROWTH_KIB: f64 = 256.0;
 
 const GIB: u64 = 1 << 30;
 
 /// Returns one value of a sample.
-type Figure = fn(&Sample) -> u64;
+type Value = fn(&Sample) -> u64;
 
 /// Runs the soak; returns whether nothing grew.
 pub(crate) async fn run(binary: &Path, changes: u64, rate: u64, seed: u64) -> Result<bool> {
@@ -42,27 +42,26 @@ pub(crate) async fn run(binary: &Path, changes: u64, rate: u64, seed: u64) -> Re
         restart: RestartTiming { down: timing, managers: timing, pods: timing, plugins: timing },
         ..Options::default()
     };
-    let agent =
-        Running::start(binary, options, &["--set", "scan.settle=2s", "--set", "publish.timeout=1s"]).await?;
-    let mut soak = Soak { agent, rng: Rng::with_seed(seed), pods: Vec::new(), started: 0, trouble: [0; 3] };
+    let agent = Agent::start(binary, options, &[]).await?;
+    let mut soak = Soak { agent, rng: Rng::with_seed(seed), pods: Vec::new(), started: 0, injected: [0; 3] };
     let start = Instant::now();
     let mut samples: Vec<(f64, Sample)> = Vec::new();
     let (mut done, mut slowest, mut period) = (0, Duration::ZERO, Instant::now());
-    let (mut paused, mut told) = (Duration::ZERO, Instant::now());
+    let (mut paused, mut logged_at) = (Duration::ZERO, Instant::now());
     while done < changes {
         soak.change().await;
         done += 1;
-        soak.trouble(done).await?;
-        if period.elapsed() >= PERIOD || done == changes {
+        soak.inject_faults(done).await?;
+        if period.elapsed() >= CHECK_PERIOD || done == changes {
             let waiting = Instant::now();
-            slowest = slowest.max(soak.agent.agrees().await?);
+            slowest = slowest.max(soak.agent.wait_until_correct().await?);
             samples.push((start.elapsed().as_secs_f64(), soak.agent.sample()?));
             paused += waiting.elapsed();
             period = Instant::now();
         }
-        if told.elapsed() > Duration::from_secs(60) {
+        if logged_at.elapsed() > Duration::from_secs(60) {
             writeln!(std::io::stderr(), "{done} of {changes}, {:.0} s", start.elapsed().as_secs_f64())?;
-            told = Instant::now();
+            logged_at = Instant::now();
         }
         // Yield to the kubelet and the API server, which run on this thread too.
         let due = Duration::from_secs_f64(done as f64 / rate as f64);
@@ -75,13 +74,13 @@ pub(crate) async fn run(binary: &Path, changes: u64, rate: u64, seed: u64) -> Re
 }
 
 struct Soak {
-    agent: Running,
+    agent: Agent,
     rng: Rng,
     /// Running pods.
     pods: Vec<String>,
     started: u64,
     /// Number of kubelet restarts, of API server faults, and of stops of the agent.
-    trouble: [u64; 3],
+    injected: [u64; 3],
 }
 
 impl Soak {
@@ -90,10 +89,10 @@ impl Soak {
         let kubelet = &self.agent.node.kubelet;
         match self.rng.u8(0..10) {
             0 => {
-                let (id, well) = (format!("nic-{}", self.rng.u8(0..4)), self.rng.bool());
-                kubelet.set_device_health("example.com/nic", &id, well);
+                let (id, healthy) = (format!("nic-{}", self.rng.u8(0..4)), self.rng.bool());
+                kubelet.set_device_health("example.com/nic", &id, healthy);
             }
-            1..6 if self.pods.len() < CROWD => {
+            1..6 if self.pods.len() < MAX_PODS => {
                 self.started += 1;
                 let name = format!("p{}", self.started);
                 let mut pod = PodSpec::guaranteed(&name, self.rng.u64(1..3), self.rng.u64(1..3) * GIB);
@@ -102,9 +101,9 @@ impl Soak {
                 }
                 // Only some have an object in the API server, since that costs this process as much as ten
                 // changes.
-                let shown = self.started.is_multiple_of(8);
+                let in_api = self.started.is_multiple_of(8);
                 let node = &self.agent.node;
-                let outcome = if shown { node.start_pod(pod).await } else { kubelet.start_pod(pod).await };
+                let outcome = if in_api { node.start_pod(pod).await } else { kubelet.start_pod(pod).await };
                 match outcome {
                     Ok(_) => self.pods.push(name),
                     // Otherwise its object would stay in the API server.
@@ -119,14 +118,14 @@ impl Soak {
         }
     }
 
-    async fn trouble(&mut self, done: u64) -> Result<()> {
+    async fn inject_faults(&mut self, done: u64) -> Result<()> {
         let (kubelet, server) = (&self.agent.node.kubelet, &self.agent.node.server);
-        if done.is_multiple_of(RESTART) {
+        if done.is_multiple_of(RESTART_PERIOD) {
             kubelet.restart().await?;
-            self.trouble[0] += 1;
+            self.injected[0] += 1;
         }
-        if done.is_multiple_of(HICCUP) {
-            self.trouble[1] += 1;
+        if done.is_multiple_of(FAULT_PERIOD) {
+            self.injected[1] += 1;
             let fault = match self.rng.u8(0..5) {
                 0 => Fault::Status(503),
                 1 => Fault::Cut,
@@ -141,12 +140,12 @@ impl Soak {
             };
             server.inject(Rule { verb: None, resource: Some(TOPOLOGIES.plural), times: Some(2), fault });
         }
-        if done.is_multiple_of(STOP) {
-            self.trouble[2] += 1;
+        if done.is_multiple_of(STOP_PERIOD) {
+            self.injected[2] += 1;
             self.signal("-STOP")?;
             let (one, other) = (kubelet.root().join(".soak"), kubelet.root().join(".soaked"));
             std::fs::write(&one, "")?;
-            for _ in 0..LOST / 2 {
+            for _ in 0..LOST_EVENTS / 2 {
                 std::fs::rename(&one, &other)?;
                 std::fs::rename(&other, &one)?;
             }
@@ -174,29 +173,29 @@ fn report(
     let (kubelet, server) = (&soak.agent.node.kubelet, &soak.agent.node.server);
     let (calls, writes, seconds) = (kubelet.calls(), server.writes(), took.as_secs_f64());
     let second = &samples[samples.len() / 2..];
-    let series: [(&str, Figure); 4] = [
+    let series: [(&str, Value); 4] = [
         ("RSS KiB", |sample| sample.rss),
         ("  of it anonymous KiB", |sample| sample.anonymous),
         ("open descriptors", |sample| sample.descriptors),
         ("threads", |sample| sample.threads),
     ];
     let mut out = std::io::stdout().lock();
-    let [restarts, hiccups, stops] = soak.trouble;
+    let [restarts, api_faults, stops] = soak.injected;
     writeln!(out, "{done} changes in {seconds:.0} s ({:.0} per second)", done as f64 / seconds)?;
     writeln!(
         out,
-        "{restarts} kubelet restarts, {hiccups} API troubles, {stops} times more events than are kept"
+        "{restarts} kubelet restarts, {api_faults} API faults, {stops} overflows of the event queue"
     )?;
     writeln!(
         out,
-        "{} Lists ({:.1} per second), {} GetAllocatableResources, {} refused",
+        "{} Lists ({:.1} per second), {} GetAllocatableResources, {} rejected",
         calls.list,
         calls.list as f64 / seconds,
         calls.allocatable,
-        calls.refused
+        calls.rejected
     )?;
     writeln!(out, "{} writes, {} of them changed the object", writes.requests, writes.changes)?;
-    writeln!(out, "true each of {} times; the longest wait {:.1} s", samples.len(), slowest.as_secs_f64())?;
+    writeln!(out, "correct at all {} checks, after {:.1} s at most", samples.len(), slowest.as_secs_f64())?;
     writeln!(
         out,
         "CPU {:.2} s, {:.1} us per change",
@@ -208,19 +207,19 @@ fn report(
         "| {:22} | {:>7} | {:>7} | {:>7} | {:>26} |",
         "", "first", "last", "max", "growth over the second half"
     )?;
-    let mut good = true;
-    for (index, (name, look)) in series.into_iter().enumerate() {
-        let values = || samples.iter().map(|(_, sample)| look(sample));
+    let mut within_limits = true;
+    for (index, (name, value)) in series.into_iter().enumerate() {
+        let values = || samples.iter().map(|(_, sample)| value(sample));
         let (first, last, max) =
             (values().next().unwrap_or(0), values().next_back().unwrap_or(0), values().max().unwrap_or(0));
-        let points: Vec<(f64, f64)> = second.iter().map(|(at, sample)| (*at, look(sample) as f64)).collect();
+        let points: Vec<(f64, f64)> = second.iter().map(|(at, sample)| (*at, value(sample) as f64)).collect();
         let growth = growth(&points);
         writeln!(out, "| {name:22} | {first:7} | {last:7} | {max:7} | {growth:27.1} |")?;
         // Descriptors and threads stay constant, except for a connection that is being reopened.
-        good &= growth <= if index < 2 { GROWTH_KIB } else { 1.0 };
+        within_limits &= growth <= if index < 2 { MAX_GROWTH_KIB } else { 1.0 };
     }
-    writeln!(out, "{}", if good { "nothing grows" } else { "it GROWS" })?;
-    Ok(good)
+    writeln!(out, "{}", if within_limits { "nothing grows" } else { "it GROWS" })?;
+    Ok(within_limits)
 }
 
 /// Returns the increase from the first to the last point along a least-squares line.

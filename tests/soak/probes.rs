@@ -1,4 +1,4 @@
-//! Probes while a client holds as many connections as it can.
+//! Probes while a client has as many connections as it can.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -6,13 +6,13 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use numacast::sim::kubelet::Options;
+use numacast_sim::kubelet::Options;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::child::Running;
+use crate::agent::Agent;
 
 /// Number of connections; each is reopened as soon as it is closed.
 const CONNECTIONS: usize = 1000;
@@ -27,26 +27,25 @@ const BYTE: Duration = Duration::from_millis(200);
 const SOURCES: [[u8; 4]; 2] = [[127, 0, 0, 1], [127, 0, 0, 2]];
 
 /// Probes the agent without load, then while connections arrive from the prober's own address and from
-/// another one. Returns whether every probe was answered in time.
+/// another one. Returns whether every probe got a response in time.
 pub(crate) async fn run(binary: &Path) -> Result<bool> {
     let health = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-    let agent =
-        Running::start(binary, Options::default(), &["--health-address", &health.to_string()]).await?;
+    let agent = Agent::start(binary, Options::default(), &["--health-address", &health.to_string()]).await?;
     let mut out = std::io::stdout().lock();
     writeln!(
         out,
         "probes: /livez every {} ms, {CONNECTIONS} connections that are idle or slow",
         PAUSE.as_millis()
     )?;
-    writeln!(out, "  quiet                {}", Answers::of(health).await?)?;
+    writeln!(out, "  without connections  {}", Probes::run(health).await?)?;
     let mut failed = 0;
     for source in SOURCES.map(IpAddr::from) {
-        let mut attack = JoinSet::new();
-        (0..CONNECTIONS).for_each(|number| drop(attack.spawn(hold(source, health, number))));
+        let mut connections = JoinSet::new();
+        (0..CONNECTIONS).for_each(|number| drop(connections.spawn(keep_connected(source, health, number))));
         sleep(TIMEOUT).await;
-        let answers = Answers::of(health).await?;
-        failed += answers.failed;
-        writeln!(out, "  held from {source:<10} {answers}")?;
+        let probes = Probes::run(health).await?;
+        failed += probes.failed;
+        writeln!(out, "  from {source:<15} {probes}")?;
     }
     writeln!(out, "  RSS                  {} KiB", agent.sample()?.rss)?;
     writeln!(out, "  {}", if failed == 0 { "within the limits" } else { "OVER the limits" })?;
@@ -54,7 +53,7 @@ pub(crate) async fn run(binary: &Path) -> Result<bool> {
 }
 
 /// Keeps reconnecting, and sends nothing or one byte at a time.
-async fn hold(from: IpAddr, to: SocketAddr, number: usize) {
+async fn keep_connected(from: IpAddr, to: SocketAddr, number: usize) {
     let slow = number.is_multiple_of(2);
     loop {
         let Ok(mut stream) = connect(from, to).await else {
@@ -77,46 +76,45 @@ async fn connect(from: IpAddr, to: SocketAddr) -> std::io::Result<tokio::net::Tc
 }
 
 /// The results of the probes.
-struct Answers {
+struct Probes {
     failed: usize,
     /// Response times in ms, sorted.
     took: Vec<f64>,
 }
 
-impl Answers {
-    /// Probes from a thread of its own, which the attackers cannot delay.
-    async fn of(address: SocketAddr) -> Result<Self> {
-        Ok(tokio::task::spawn_blocking(move || Self::ask(address)).await?)
+impl Probes {
+    /// Probes from a thread of its own, which the connections cannot delay.
+    async fn run(address: SocketAddr) -> Result<Self> {
+        Ok(tokio::task::spawn_blocking(move || Self::run_blocking(address)).await?)
     }
 
-    fn ask(address: SocketAddr) -> Self {
-        let mut answers = Self { failed: 0, took: Vec::new() };
+    fn run_blocking(address: SocketAddr) -> Self {
+        let mut probes = Self { failed: 0, took: Vec::new() };
         for _ in 0..PROBES {
             let started = Instant::now();
-            let r = probe(address);
-            if let Err(e) = &r {
-                eprintln!("{e:#} after {:?}", started.elapsed());
+            let result = probe(address);
+            if let Err(error) = &result {
+                eprintln!("{error:#} after {:?}", started.elapsed());
             }
-            let answered = r.is_ok() && started.elapsed() < TIMEOUT;
-            match answered {
-                true => answers.took.push(started.elapsed().as_secs_f64() * 1000.0),
-                false => answers.failed += 1,
+            match result.is_ok() && started.elapsed() < TIMEOUT {
+                true => probes.took.push(started.elapsed().as_secs_f64() * 1000.0),
+                false => probes.failed += 1,
             }
             std::thread::sleep(PAUSE);
         }
-        answers.took.sort_by(f64::total_cmp);
-        answers
+        probes.took.sort_by(f64::total_cmp);
+        probes
     }
 
-    fn at(&self, percent: usize) -> f64 {
+    fn percentile(&self, percent: usize) -> f64 {
         self.took.get(self.took.len().saturating_sub(1) * percent / 100).copied().unwrap_or(f64::NAN)
     }
 }
 
-impl std::fmt::Display for Answers {
+impl std::fmt::Display for Probes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [half, most, all] = [50, 99, 100].map(|percent| self.at(percent));
-        write!(f, "{} of {PROBES} failed; p50 {half:.1}, p99 {most:.1}, longest {all:.1} ms", self.failed)
+        let [p50, p99, max] = [50, 99, 100].map(|percent| self.percentile(percent));
+        write!(f, "{} of {PROBES} failed; p50 {p50:.1}, p99 {p99:.1}, longest {max:.1} ms", self.failed)
     }
 }
 
@@ -124,8 +122,8 @@ fn probe(address: SocketAddr) -> Result<()> {
     let mut stream = TcpStream::connect_timeout(&address, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(b"GET /livez HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    ensure!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let mut response = String::new();
+    stream.read_to_string(&mut response)?;
+    ensure!(response.starts_with("HTTP/1.1 200"), "{response}");
     Ok(())
 }

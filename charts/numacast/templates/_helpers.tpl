@@ -65,7 +65,7 @@ annotations:
 {{- define "numacast.serviceAccountName" -}}
 {{- $account := index .root.Values.serviceAccount .component }}
 {{- if and (not $account.create) (not $account.name) }}
-{{- fail (printf "serviceAccount.%s.name: with serviceAccount.%s.create: false it has to be the name of an account that exists" .component .component) }}
+{{- fail (printf "serviceAccount.%s.name: with serviceAccount.%s.create: false this must be the name of an existing account" .component .component) }}
 {{- end }}
 {{- $account.name | default (printf "%s-%s" (include "numacast.fullname" .root) .component) }}
 {{- end }}
@@ -75,24 +75,17 @@ annotations:
 /host
 {{- end }}
 
-{{/* "true" if the scheduler plugin reads the objects into its overreserving cache. */}}
-{{- define "numacast.overReserves" -}}
-{{- $config := include "numacast.agentConfig" . | fromYaml }}
-{{- if and (eq ($config.consumer | default "schedulerPlugins") "schedulerPlugins") (eq ($config.cache | default "overReserve") "overReserve") }}true{{ end }}
+{{/* Who reads the objects. */}}
+{{- define "numacast.consumer" -}}
+{{- (include "numacast.agentConfig" . | fromYaml).consumer | default "schedulerPlugins" }}
 {{- end }}
 
-{{/* "true" if the agents publish the NUMA node of each container: publish.placement, or its default for the consumer. */}}
-{{- define "numacast.placement" -}}
-{{- $placement := dig "publish" "placement" nil (include "numacast.agentConfig" . | fromYaml) }}
-{{- if kindIs "invalid" $placement }}{{ include "numacast.overReserves" . }}{{ else if $placement }}true{{ end }}
-{{- end }}
-
-{{/* The agent's pod sources, as a YAML list: the defaults for `consumer` and `cache` in its configuration, unless their own
-     keys are set. */}}
-{{- define "numacast.podTellers" -}}
+{{/* The agent's pod sources, as a YAML list: the defaults for the consumer, unless their own keys are set. */}}
+{{- define "numacast.podSources" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
-{{- $direct := or (eq ($config.consumer | default "schedulerPlugins") "kai") (eq ($config.cache | default "overReserve") "direct") }}
-{{- $ofConsumer := ternary "scheduler" "none" (eq (include "numacast.overReserves" .) "true") }}
+{{- $consumer := include "numacast.consumer" . }}
+{{- $direct := has $consumer (list "kai" "schedulerPluginsDirect") }}
+{{- $ofConsumer := ternary "scheduler" "none" (eq $consumer "schedulerPlugins") }}
 {{- $view := dig "fingerprint" "view" nil $config | default $ofConsumer }}
 {{- $reserve := dig "publish" "reserve" nil $config }}
 {{- if kindIs "invalid" $reserve }}{{ $reserve = $direct }}{{ end }}
@@ -111,13 +104,13 @@ annotations:
 {{/* "true" if the kubelet's Pods API may be a source of pods. */}}
 {{- define "numacast.usesPodsApi" -}}
 {{- $served := include "numacast.podsApiSource" . }}
-{{- if or (has "podsApi" (include "numacast.podTellers" . | fromYamlArray)) (has $served (list "auto" "podsApi")) }}true{{ end }}
+{{- if or (has "podsApi" (include "numacast.podSources" . | fromYamlArray)) (has $served (list "auto" "podsApi")) }}true{{ end }}
 {{- end }}
 
 {{/* "true" if the agent reads from the kubelet's HTTPS port: the kubelet's configuration, or its pods. */}}
-{{- define "numacast.asksKubelet" -}}
+{{- define "numacast.readsKubelet" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
-{{- $pods := has "kubelet" (include "numacast.podTellers" . | fromYamlArray) }}
+{{- $pods := has "kubelet" (include "numacast.podSources" . | fromYamlArray) }}
 {{- $served := eq (include "numacast.podsApiSource" .) "kubelet" }}
 {{- if or $pods $served (has (dig "kubelet" "config" "source" "auto" $config) (list "auto" "configz")) }}true{{ end }}
 {{- end }}
@@ -133,8 +126,8 @@ annotations:
 {{- if dig "podsApi" "enabled" false $config }}{{ dig "podsApi" "source" "auto" $config }}{{ else }}none{{ end }}
 {{- end }}
 
-{{/* The agent's sockets on the host, as a YAML list of {key, volume, dir, mode, group, socket}. A directory has the same
-     path on the host and in the agent's container. */}}
+{{/* The agent's sockets on the host, as a YAML list of {key, volume, dir, group, socket}. A directory has the same
+     path on the host and in the agent's container. The agent derives the socket's mode from its group. */}}
 {{- define "numacast.served" -}}
 {{- $config := .Values.config | default dict }}
 {{- $served := list }}
@@ -143,7 +136,7 @@ annotations:
 {{- range list $proxy $podsApi }}
 {{- $of := get $config .key | default dict }}
 {{- if $of.enabled }}
-{{- $served = append $served (merge (dict "dir" ($of.dir | default .dir) "mode" ($of.mode | default "0755") "group" $of.group) .) }}
+{{- $served = append $served (merge (dict "dir" ($of.dir | default .dir) "group" $of.group) .) }}
 {{- end }}
 {{- end }}
 {{- toYaml $served }}
@@ -190,7 +183,7 @@ metrics:
 
 {{/* The agent's configuration file: `config` of the values overrides what the chart sets. */}}
 {{- define "numacast.agentConfig" -}}
-{{- include "numacast.refuse" . }}
+{{- include "numacast.check" . }}
 {{- $root := include "numacast.hostRoot" . }}
 {{- $kubelet := dict "source" "configz" }}
 {{- with .Values.kubelet }}
@@ -205,13 +198,13 @@ metrics:
 {{- $_ := set $own "host" (dict "root" $root "proc" "/proc") }}
 {{- $_ := set $own "kubelet" (dict "dir" (printf "%s%s" $root .Values.kubelet.dir) "config" $kubelet) }}
 {{- with .Values.kubelet.devicePluginsDir }}
-{{- $_ := set $own.kubelet "devicePlugins" (printf "%s%s" $root .) }}
+{{- $_ := set $own.kubelet "devicePluginsDir" (printf "%s%s" $root .) }}
 {{- end }}
 {{- range include "numacast.served" . | fromYamlArray }}
 {{- $_ := set $own .key (dict "dir" .dir) }}
 {{- end }}
 {{- $config := mergeOverwrite $own (deepCopy (.Values.config | default dict)) }}
-{{- include "numacast.refuseShared" (dict "config" $config "of" "config") }}
+{{- include "numacast.checkShared" (dict "config" $config "of" "config") }}
 {{- toYaml $config }}
 {{- end }}
 
@@ -219,18 +212,17 @@ metrics:
 {{- define "numacast.controllerConfig" -}}
 {{- $fullname := include "numacast.fullname" . }}
 {{- $own := include "numacast.endpoints" . | fromYaml }}
-{{- $_ := set $own "controller" (dict "namespace" .Release.Namespace "daemonSet" (printf "%s-agent" $fullname) "lease" (printf "%s-controller" $fullname)) }}
+{{- $_ := set $own "controller" (dict "daemonSet" (printf "%s-agent" $fullname) "lease" (printf "%s-controller" $fullname)) }}
 {{- with dig "publish" "apiVersion" "" (.Values.config | default dict) }}
 {{- /* The controller reads the objects in the version in which the agents write them. */}}
 {{- $_ := set $own "publish" (dict "apiVersion" .) }}
 {{- end }}
 {{- /* Nudges are of no use to consumers without the overreserving cache. */}}
-{{- $agents := .Values.config | default dict }}
-{{- if or (has (dig "consumer" "schedulerPlugins" $agents) (list "kai" "none")) (eq (dig "cache" "overReserve" $agents) "direct") }}
+{{- if ne (dig "consumer" "schedulerPlugins" (.Values.config | default dict)) "schedulerPlugins" }}
 {{- $_ := set $own.controller "nudge" "off" }}
 {{- end }}
 {{- $config := mergeOverwrite $own (deepCopy (.Values.controller.config | default dict)) }}
-{{- include "numacast.refuseShared" (dict "config" $config "of" "controller.config") }}
+{{- include "numacast.checkShared" (dict "config" $config "of" "controller.config") }}
 {{- toYaml $config }}
 {{- end }}
 
@@ -411,7 +403,7 @@ securityContext:
 {{- $release := get $notes "meta.helm.sh/release-name" }}
 {{- $namespace := get $notes "meta.helm.sh/release-namespace" }}
 {{- if not $release }}
-{{- print "somebody else, without Helm" }}
+{{- print "another installation, without Helm" }}
 {{- else if not (and (eq $release $.Release.Name) (eq $namespace $.Release.Namespace)) }}
 {{- printf "the Helm release %s/%s" $namespace $release }}
 {{- end }}
@@ -426,84 +418,75 @@ securityContext:
 {{- end }}
 
 {{/* Fails for values that contradict each other, or what the chart sets. */}}
-{{- define "numacast.refuse" -}}
+{{- define "numacast.check" -}}
 {{- $config := .Values.config | default dict }}
 {{- if $config.controller }}
-{{- fail "config.controller: the agents read nothing of it; it goes into controller.config" }}
+{{- fail "config.controller: the agents do not use it; set it in controller.config" }}
 {{- end }}
 {{- $controller := .Values.controller.config | default dict }}
 {{- range $key, $_ := $controller }}
 {{- if not (has $key (list "log" "metrics" "health" "publish" "controller")) }}
-{{- fail (printf "controller.config.%s: the controller reads nothing of it; log, metrics, health, publish and controller it does" $key) }}
+{{- fail (printf "controller.config.%s: the controller uses only log, metrics, health, publish and controller" $key) }}
 {{- end }}
-{{- end }}
-{{- if dig "controller" "namespace" "" $controller }}
-{{- fail "controller.config.controller.namespace: it is the release's; leave it out" }}
 {{- end }}
 {{- if and (not (dig "controller" "lease" "a lease" $controller)) (gt (int .Values.controller.replicas) 1) }}
-{{- fail "controller.config.controller.lease: without a Lease nobody elects a leader; set controller.replicas to 1" }}
+{{- fail "controller.config.controller.lease: without a Lease there is no leader election; set controller.replicas to 1" }}
 {{- end }}
 {{- $root := . }}
 {{- range list "controller" "purge" }}
 {{- if eq (include "numacast.serviceAccountName" (dict "root" $root "component" .)) (include "numacast.serviceAccountName" (dict "root" $root "component" "agent")) }}
-{{- fail (printf "serviceAccount.%s.name: the agents have that account, and would have its right to delete" .) }}
+{{- fail (printf "serviceAccount.%s.name: the agents have that account, and would get its permission to delete" .) }}
 {{- end }}
 {{- end }}
 {{- if and .Values.purge.enabled (not .Values.rbac.create) .Values.serviceAccount.purge.create }}
-{{- fail "purge.enabled: with rbac.create: false the hook's account has no rights, and no uninstall would end; set purge.enabled to false, or name an account that has them (serviceAccount.purge.create: false)" }}
-{{- end }}
-{{- if dig "nodeName" "" $config }}
-{{- fail "config.nodeName: every agent has a name of its own, that of its node; leave it out" }}
+{{- fail "purge.enabled: with rbac.create: false the hook's account has no permissions, and every uninstall would fail; set purge.enabled to false, or name an account that has them (serviceAccount.purge.create: false)" }}
 {{- end }}
 {{- if $config.host }}
-{{- fail "config.host: the chart mounts the host's files and says where they are; leave it out" }}
+{{- fail "config.host: the chart mounts the host's files and sets their paths; remove it" }}
 {{- end }}
-{{- range $key, $value := dict "dir" "kubelet.dir" "devicePlugins" "kubelet.devicePluginsDir" }}
+{{- range $key, $value := dict "dir" "kubelet.dir" "devicePluginsDir" "kubelet.devicePluginsDir" }}
 {{- if dig "kubelet" $key "" $config }}
 {{- fail (printf "config.kubelet.%s: set %s instead, which moves the mount as well" $key $value) }}
 {{- end }}
 {{- end }}
 {{- range include "numacast.served" . | fromYamlArray }}
-{{- include "numacast.refuseServed" (dict "root" $root "served" .) }}
+{{- include "numacast.checkServed" (dict "root" $root "served" .) }}
 {{- end }}
 {{- $kubelet := dig "kubelet" "config" (dict) $config }}
-{{- $most := dig "topologyManagerPolicyOptions" "max-allowable-numa-nodes" "8" $kubelet | toString }}
-{{- if not (regexMatch "^([89]|[1-9][0-9]{1,5})$" $most) }}
-{{- fail (printf "config.kubelet.config.topologyManagerPolicyOptions.max-allowable-numa-nodes: %s: kubelets take numbers from 8 on, and admissionPolicy refuses others" $most) }}
+{{- $maxNodes := dig "topologyManagerPolicyOptions" "max-allowable-numa-nodes" "8" ($kubelet.overrides | default dict) | toString }}
+{{- if not (regexMatch "^([89]|[1-9][0-9]{1,5})$" $maxNodes) }}
+{{- fail (printf "config.kubelet.config.overrides.topologyManagerPolicyOptions.max-allowable-numa-nodes: %s: kubelets accept numbers from 8 on, and admissionPolicy rejects others" $maxNodes) }}
 {{- end }}
 {{- if and (eq (dig "source" "" $kubelet) "file") (not .Values.kubelet.configFile) (not .Values.kubelet.mountDir) (not (dig "file" "" $kubelet)) }}
 {{- fail "config.kubelet.config.source: file: no file is mounted; set kubelet.configFile to the kubelet's configuration file" }}
 {{- end }}
 {{- end }}
 
-{{/* Fails if a socket has no directory of its own, since the agent can write there, or if its mode excludes its group.
+{{/* Fails if a socket has no directory of its own, since the agent can write there.
      Takes (dict "root" $ "served" (one of numacast.served)). */}}
-{{- define "numacast.refuseServed" -}}
+{{- define "numacast.checkServed" -}}
 {{- $dir := .served.dir }}
 {{- $key := printf "config.%s.dir" .served.key }}
 {{- if not (regexMatch "^(/[^/]+){2,}$" $dir) }}
-{{- fail (printf "%s: %s is mounted from the host, where the agent may write then; it has to be an absolute path of two parts or more, without a slash at its end" $key $dir) }}
+{{- fail (printf "%s: %s: the agent can write to this host directory; it must be an absolute path of two parts or more, without a slash at its end" $key $dir) }}
 {{- end }}
 {{- if regexMatch "/\\.\\.?(/|$)" $dir }}
-{{- fail (printf "%s: %s: no host path may have . or .. in it" $key $dir) }}
+{{- fail (printf "%s: %s: a host path must not contain . or .." $key $dir) }}
 {{- end }}
 {{- $kubelet := .root.Values.kubelet }}
 {{- range $of, $other := dict "kubelet.dir" $kubelet.dir "kubelet.devicePluginsDir" $kubelet.devicePluginsDir }}
 {{- if and $other (or (include "numacast.below" (list $dir $other)) (include "numacast.below" (list $other $dir))) }}
-{{- fail (printf "%s: %s is the kubelet's, or holds what is (%s: %s); the socket needs a directory of its own" $key $dir $of $other) }}
+{{- fail (printf "%s: %s is, contains or is below a directory of the kubelet (%s: %s); the socket needs a directory of its own" $key $dir $of $other) }}
 {{- end }}
 {{- end }}
 {{- range include "numacast.served" .root | fromYamlArray }}
 {{- if and (ne .key $.served.key) (or (include "numacast.below" (list $dir .dir)) (include "numacast.below" (list .dir $dir))) }}
-{{- fail (printf "%s: %s is that of another socket, or holds it, or is in it (config.%s.dir: %s); each needs a directory of its own" $key $dir .key .dir) }}
+{{- fail (printf "%s: %s is, contains or is below the directory of another socket (config.%s.dir: %s); each needs a directory of its own" $key $dir .key .dir) }}
 {{- end }}
-{{- end }}
-{{- if and (not (kindIs "invalid" .served.group)) (not (regexMatch "^0?[0-7][2367][0-7]$" .served.mode)) }}
-{{- fail (printf "config.%s.mode: %s lets no group connect, so config.%s.group would have no effect; write \"0660\"" .served.key .served.mode .served.key) }}
 {{- end }}
 {{- range list "/sys" "/proc" "/dev" "/etc" "/boot" "/usr" "/bin" "/sbin" "/lib" "/lib64" "/root" }}
 {{- if include "numacast.below" (list $dir .) }}
-{{- fail (printf "%s: %s is in %s, where the agent must not be able to write" $key $dir .) }}
+{{- fail (printf "%s: %s is below %s, where the agent must not be able to write" $key $dir .) }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -511,36 +494,36 @@ securityContext:
 {{/* Warnings about these values and this cluster, as a YAML list of sentences. */}}
 {{- define "numacast.warnings" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
-{{- $told := list }}
+{{- $warnings := list }}
 {{- if not .Values.admissionPolicy.enabled }}
-{{- $told = append $told "whoever has one agent's token, or the controller's, may write the object of every node: admissionPolicy.enabled is false." }}
+{{- $warnings = append $warnings "any agent's token, and the controller's, can write the object of every node: admissionPolicy.enabled is false." }}
 {{- else if ne .Values.admissionPolicy.onMissingClaim "Deny" }}
-{{- $told = append $told "whoever has an agent's token that names no node may write the object of every node: admissionPolicy.onMissingClaim is Allow." }}
+{{- $warnings = append $warnings "an agent's token that names no node can write the object of every node: admissionPolicy.onMissingClaim is Allow." }}
 {{- end }}
 {{- if .Values.kubelet.mountDir }}
-{{- $told = append $told "the agents can read, and write, the volumes of every pod on their node, secrets among them: kubelet.mountDir is true." }}
+{{- $warnings = append $warnings "the agents can read and write the volumes of every pod on their node, including Secrets: kubelet.mountDir is true." }}
 {{- end }}
 {{- if and (has (dig "kubelet" "config" "source" "" $config) (list "auto" "configz")) (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) }}
-{{- $told = append $told (printf "kubelets tell how they are configured from Kubernetes 1.33 on, and this is %s: set kubelet.configFile, or the scheduler is not told of policies." .Capabilities.KubeVersion.Version) }}
+{{- $warnings = append $warnings (printf "kubelets report their configuration from Kubernetes 1.33 on, and this is %s: set kubelet.configFile, or objects have no policies." .Capabilities.KubeVersion.Version) }}
 {{- end }}
 {{- if not .Values.rbac.create }}
-{{- $told = append $told "no roles are made (rbac.create is false): docs/rbac.md lists what the accounts need." }}
+{{- $warnings = append $warnings "no roles are created (rbac.create is false): docs/rbac.md lists what the accounts need." }}
 {{- end }}
 {{- with include "numacast.crdOwner" . }}
 {{- if $.Values.crd.install }}
-{{- $told = append $told (printf "the CRD of NodeResourceTopology belongs to %s and is left as it is; it goes when its owner takes it away, and every object with it." .) }}
+{{- $warnings = append $warnings (printf "the CRD of NodeResourceTopology belongs to %s and is not changed; if its owner removes it, all objects are deleted." .) }}
 {{- end }}
 {{- end }}
 {{- if .Values.lookup }}
-{{- $told = concat $told (include "numacast.warningsOfTheCluster" . | fromYamlArray) }}
+{{- $warnings = concat $warnings (include "numacast.clusterWarnings" . | fromYamlArray) }}
 {{- end }}
-{{- toYaml $told }}
+{{- toYaml $warnings }}
 {{- end }}
 
 {{/* The warnings for which the cluster is queried. */}}
-{{- define "numacast.warningsOfTheCluster" -}}
+{{- define "numacast.clusterWarnings" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
-{{- $told := list }}
+{{- $warnings := list }}
 {{- $version := dig "publish" "apiVersion" "v1alpha2" $config }}
 {{- with lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "noderesourcetopologies.topology.node.k8s.io" }}
 {{- $served := list }}
@@ -548,21 +531,21 @@ securityContext:
 {{- if .served }}{{ $served = append $served .name }}{{ end }}
 {{- end }}
 {{- if and (include "numacast.crdOwner" $) (not (has $version $served)) }}
-{{- $told = append $told (printf "that CRD serves %s and not %s, which the agents write: replace it (`numacast crd | kubectl apply -f -`), or set config.publish.apiVersion." (join ", " $served) $version) }}
+{{- $warnings = append $warnings (printf "that CRD serves %s but not %s, which the agents write: replace it (`numacast crd | kubectl apply -f -`), or set config.publish.apiVersion." (join ", " $served) $version) }}
 {{- end }}
 {{- else }}
 {{- if not .Values.crd.install }}
-{{- $told = append $told "there is no CRD of NodeResourceTopology, and crd.install is false: nothing is published until there is one (`numacast crd | kubectl apply -f -`)." }}
+{{- $warnings = append $warnings "there is no CRD of NodeResourceTopology, and crd.install is false: nothing is published until there is one (`numacast crd | kubectl apply -f -`)." }}
 {{- end }}
 {{- end }}
 {{- with lookup "v1" "Namespace" "" .Release.Namespace }}
 {{- $level := dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "" . }}
 {{- if and $level (ne $level "privileged") }}
-{{- $told = append $told (printf "the namespace enforces the Pod Security Standard %s, which refuses the agents' host paths: `kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged`." $level $.Release.Namespace) }}
+{{- $warnings = append $warnings (printf "the namespace enforces the Pod Security Standard %s, which forbids the agents' host paths: `kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged`." $level $.Release.Namespace) }}
 {{- end }}
 {{- end }}
 {{- if and (eq (dig "kubelet" "config" "source" "" $config) "configz") (not (dig "kubelet" "caFile" "" $config)) (lookup "v1" "ConfigMap" "kube-system" "kubeadm-config") }}
-{{- $told = append $told "kubeadm made this cluster, whose kubelets sign their certificates themselves: agents that cannot verify them publish no policies. Install with the values of values-kubeadm.yaml." }}
+{{- $warnings = append $warnings "this cluster was created by kubeadm, so its kubelets' certificates are self-signed: agents cannot verify them, and publish no policies. Install with values-kubeadm.yaml." }}
 {{- end }}
 {{- range (lookup "apps/v1" "DaemonSet" "" "").items }}
 {{- $name := printf "%s/%s" .metadata.namespace .metadata.name }}
@@ -572,16 +555,16 @@ securityContext:
 {{- $images = append $images (printf "%s %s" .image (join " " (concat (.command | default list) (.args | default list)))) }}
 {{- end }}
 {{- if regexMatch "topology-updater|resource-topology-exporter|koordlet" (join " " (append $images $text)) }}
-{{- $told = append $told (printf "the DaemonSet %s seems to write NodeResourceTopology objects as well; of two writers of one object one has to go." $name) }}
+{{- $warnings = append $warnings (printf "the DaemonSet %s seems to write NodeResourceTopology objects as well; only one program may write an object." $name) }}
 {{- else if and (eq (get (.metadata.labels | default dict) "app.kubernetes.io/component") "agent") (eq (get (.metadata.labels | default dict) "app.kubernetes.io/name") "numacast") (ne $name (printf "%s/%s-agent" $.Release.Namespace (include "numacast.fullname" $))) }}
-{{- $told = append $told (printf "the DaemonSet %s is of another numacast; of two writers of one object one has to go." $name) }}
+{{- $warnings = append $warnings (printf "the DaemonSet %s belongs to another numacast; only one may write an object." $name) }}
 {{- end }}
 {{- end }}
-{{- toYaml $told }}
+{{- toYaml $warnings }}
 {{- end }}
 
 {{/* Fails if health, which is plain HTTP, would share its address with metrics over TLS. */}}
-{{- define "numacast.refuseShared" -}}
+{{- define "numacast.checkShared" -}}
 {{- $address := dig "metrics" "address" "" .config }}
 {{- if and (ne $address "none") (eq $address (dig "health" "address" "" .config)) (dig "metrics" "tls" "certFile" "" .config) }}
 {{- fail (printf "%s.health.address: health is plain HTTP and cannot share %s with metrics over TLS" .of $address) }}

@@ -1,75 +1,18 @@
-//! Formatting of pods.
-
-use anyhow::Context;
 use jiff::Timestamp;
-use serde::Serialize;
-use serde_json::{Value, json};
 
 use super::row::{Row, age};
 use super::{Output, OutputArgs};
 
-/// Spaces between two columns.
 const GAP: usize = 3;
 
-/// The columns of a table.
 const COLUMNS: [&str; 8] = ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE", "STATIC", "UID"];
 /// The additional columns of a wide table.
 const MORE: [&str; 3] = ["IP", "QOS", "CONDITIONS"];
 
-/// Formats all requested pods.
-pub(super) fn all(pods: Vec<Value>, output: &OutputArgs) -> anyhow::Result<String> {
-    match output.output {
-        Output::Json | Output::Yaml => {
-            let list = json!({
-                "apiVersion": "v1",
-                "kind": "List",
-                "metadata": {"resourceVersion": ""},
-                "items": pods,
-            });
-            object(&list, output.output)
-        }
-        Output::Name => Ok(pods.iter().map(name).collect()),
-        Output::Table | Output::Wide => {
-            let rows: Vec<Row> = pods.iter().map(Row::of).collect();
-            let mut table = Table::new(output, &[]);
-            Ok(table.print(rows.iter().map(|row| (None, row)), now()))
-        }
-    }
+pub(super) fn name(namespace: &str, name: &str) -> String {
+    format!("{}/{}\n", printable(namespace), printable(name))
 }
 
-/// Formats the one requested pod.
-pub(super) fn one(pod: Value, output: &OutputArgs) -> anyhow::Result<String> {
-    match output.output {
-        Output::Json | Output::Yaml => object(&pod, output.output),
-        _ => all(vec![pod], output),
-    }
-}
-
-fn object(object: &Value, output: Output) -> anyhow::Result<String> {
-    match output {
-        Output::Yaml => yaml(object),
-        _ => {
-            // Indented like kubectl's output.
-            let mut text = Vec::new();
-            let format = serde_json::ser::PrettyFormatter::with_indent(b"    ");
-            let mut writer = serde_json::Serializer::with_formatter(&mut text, format);
-            object.serialize(&mut writer).context("cannot write JSON")?;
-            Ok(String::from_utf8(text).context("cannot write JSON")? + "\n")
-        }
-    }
-}
-
-pub(super) fn yaml(object: &Value) -> anyhow::Result<String> {
-    serde_saphyr::to_string(object).context("cannot write YAML")
-}
-
-pub(super) fn name(pod: &Value) -> String {
-    let metadata = &pod["metadata"];
-    let word = |key: &str| shown(metadata[key].as_str().unwrap_or_default());
-    format!("{}/{}\n", word("namespace"), word("name"))
-}
-
-/// A table that is printed in parts.
 pub(super) struct Table {
     wide: bool,
     columns: Vec<&'static str>,
@@ -127,7 +70,7 @@ impl Table {
             cells.extend([&*row.addresses, &row.class, &row.conditions]);
         }
         // `awk` would skip an empty cell.
-        cells.iter().map(|cell| if cell.is_empty() { "<none>".to_owned() } else { shown(cell) }).collect()
+        cells.iter().map(|cell| if cell.is_empty() { "<none>".to_owned() } else { printable(cell) }).collect()
     }
 
     fn line(&self, cells: &[String]) -> String {
@@ -143,11 +86,11 @@ impl Table {
 }
 
 /// Replaces control characters: untrusted text must not control the terminal.
-fn shown(text: &str) -> String {
+fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
-#[allow(clippy::disallowed_methods, reason = "a pod says by the wall clock when it was made")]
+#[allow(clippy::disallowed_methods, reason = "pods have their creation time by the wall clock")]
 pub(super) fn now() -> Timestamp {
     Timestamp::now()
 }

@@ -1,17 +1,31 @@
 //! A pod in one line, as `kubectl get pods` prints it: `printPod` of Kubernetes 1.36, rule by rule.
 
-use jiff::Timestamp;
-use serde_json::Value;
+use std::borrow::Cow;
 
-/// The printed columns of a pod.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+use anyhow::anyhow;
+use jiff::Timestamp;
+use prost::Message;
+
+use crate::core_v1::{SOURCE_ANNOTATIONS, text};
+use crate::pod::{Pod, RawPod};
+
+/// The fields of a Pod that are printed; generated from `proto/core/row.proto`.
+#[allow(missing_docs, clippy::all, unreachable_pub)] // generated code
+mod proto {
+    tonic::include_proto!("core/row");
+}
+use proto::{Container, ContainerState, ContainerStatus, PodCondition, PodSpec, PodStatus, Terminated, Time};
+
+/// Go's zero time: the beginning of the year 1.
+const ZERO_TIME: i64 = -62_135_596_800;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) namespace: String,
     pub(super) name: String,
     pub(super) ready: String,
     pub(super) status: String,
     pub(super) restarts: Restarts,
-    /// When it was created.
     pub(super) since: Option<Timestamp>,
     /// Whether it is a static pod, from a file or a URL, or the mirror pod of one.
     pub(super) is_static: bool,
@@ -21,29 +35,39 @@ pub(super) struct Row {
     pub(super) conditions: String,
 }
 
-/// Annotations of static pods and mirror pods.
-const SOURCE: &str = "kubernetes.io/config.source";
-const MIRROR: &str = "kubernetes.io/config.mirror";
-
 impl Row {
-    pub(super) fn of(pod: &Value) -> Self {
-        let metadata = &pod["metadata"];
-        let annotations = &metadata["annotations"];
-        let (ready, status, restarts) = standing(pod);
-        Self {
-            namespace: text(&metadata["namespace"]).to_owned(),
-            name: text(&metadata["name"]).to_owned(),
+    /// Returns the row of a pod that was read with its message.
+    pub(super) fn of(pod: &Pod) -> anyhow::Result<Self> {
+        let decoded = match pod.raw.as_deref() {
+            Some(RawPod::Protobuf(message) | RawPod::Outline(message, _)) => {
+                proto::Pod::decode(message.clone()).map_err(|error| error.to_string())
+            }
+            Some(RawPod::Json(_)) | None => Err("its fields are missing".to_owned()),
+        };
+        let message = decoded
+            .map_err(|reason| anyhow!("the pod {}/{} cannot be read: {reason}", pod.namespace, pod.name))?;
+        let (metadata, spec, status) = (
+            message.metadata.unwrap_or_default(),
+            message.spec.unwrap_or_default(),
+            message.status.unwrap_or_default(),
+        );
+        let is_deleted = metadata.deletion_timestamp.as_ref().and_then(time).is_some();
+        let (ready, reason, restarts) = state(&spec, &status, is_deleted);
+        let [source, mirror] = SOURCE_ANNOTATIONS.map(|key| metadata.annotations.get(key));
+        Ok(Self {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
             ready,
-            status,
+            status: reason,
             restarts,
-            since: time(&metadata["creationTimestamp"]),
-            is_static: matches!(text(&annotations[SOURCE]), "file" | "http")
-                || !annotations[MIRROR].is_null(),
-            uid: text(&metadata["uid"]).to_owned(),
-            addresses: addresses(&pod["status"]),
-            class: text(&pod["status"]["qosClass"]).to_owned(),
-            conditions: conditions(&pod["status"]),
-        }
+            since: metadata.creation_timestamp.as_ref().and_then(time),
+            is_static: source.is_some_and(|source| matches!(&source[..], b"file" | b"http"))
+                || mirror.is_some(),
+            uid: pod.uid.clone(),
+            addresses: joined(status.pod_ips.iter().map(|address| text(&address.ip))),
+            class: text(&status.qos_class).into_owned(),
+            conditions: joined(status.conditions.iter().map(condition)),
+        })
     }
 
     /// Returns the row without the columns of a wide table.
@@ -52,43 +76,29 @@ impl Row {
     }
 }
 
-fn items(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
+fn joined<'a>(items: impl Iterator<Item = Cow<'a, str>>) -> String {
+    items.collect::<Vec<_>>().join(",")
 }
 
-fn text(value: &Value) -> &str {
-    value.as_str().unwrap_or_default()
-}
-
-fn number(value: &Value) -> i64 {
-    value.as_i64().unwrap_or_default()
-}
-
-fn is_true(value: &Value) -> bool {
-    value.as_bool() == Some(true)
-}
-
-fn time(value: &Value) -> Option<Timestamp> {
-    text(value).parse().ok()
-}
-
-fn has_condition(status: &Value, kind: &str) -> bool {
-    items(&status["conditions"])
-        .iter()
-        .any(|one| text(&one["type"]) == kind && text(&one["status"]) == "True")
+/// Returns the time; `None` for Go's zero time and for years beyond 9999.
+fn time(time: &Time) -> Option<Timestamp> {
+    let seconds = time.seconds.filter(|seconds| *seconds != ZERO_TIME)?;
+    Timestamp::from_second(seconds).ok()
 }
 
 /// The number of container restarts, and the time of the last.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Restarts {
     count: i64,
     last: Option<Timestamp>,
 }
 
 impl Restarts {
-    fn add(&mut self, container: &Value) {
-        self.count += number(&container["restartCount"]);
-        self.last = self.last.max(time(&container["lastState"]["terminated"]["finishedAt"]));
+    fn add(&mut self, container: &ContainerStatus) {
+        self.count += i64::from(container.restart_count);
+        let last = container.last_state.as_ref().and_then(|state| state.terminated.as_ref());
+        let finished = last.and_then(|terminated| terminated.finished_at.as_ref());
+        self.last = self.last.max(finished.and_then(time));
     }
 
     pub(super) fn print(self, now: Timestamp) -> String {
@@ -100,70 +110,67 @@ impl Restarts {
 }
 
 /// Returns the columns READY, STATUS and RESTARTS.
-fn standing(pod: &Value) -> (String, String, Restarts) {
-    let (spec, status) = (&pod["spec"], &pod["status"]);
-    let init = items(&spec["initContainers"]);
-    let stays = |container: &Value| text(&container["restartPolicy"]) == "Always";
-    let phase = text(&status["phase"]);
-    let mut reason = match text(&status["reason"]) {
-        "" => phase.to_owned(),
-        reason => reason.to_owned(),
-    };
-    let gated =
-        |one: &Value| text(&one["type"]) == "PodScheduled" && text(&one["reason"]) == "SchedulingGated";
-    if items(&status["conditions"]).iter().any(gated) {
+fn state(spec: &PodSpec, status: &PodStatus, is_deleted: bool) -> (String, String, Restarts) {
+    let init = &spec.init_containers;
+    let is_sidecar = |container: &Container| container.restart_policy == "Always";
+    let mut reason = text(if status.reason.is_empty() { &status.phase } else { &status.reason }).into_owned();
+    let is_gated = |one: &PodCondition| one.kind == "PodScheduled" && one.reason == "SchedulingGated";
+    if status.conditions.iter().any(is_gated) {
         reason = "SchedulingGated".to_owned();
     }
-    let all = items(&spec["containers"]).len() + init.iter().filter(|container| stays(container)).count();
+    let all = spec.containers.len() + init.iter().filter(|container| is_sidecar(container)).count();
     let (mut ready, mut restarts, mut of_sidecars) = (0, Restarts::default(), Restarts::default());
-    let mut initializing = false;
-    for (index, container) in items(&status["initContainerStatuses"]).iter().enumerate() {
+    let mut is_initializing = false;
+    for (index, container) in status.init_container_statuses.iter().enumerate() {
         restarts.add(container);
         // If two containers have the same name, the last one counts.
-        let is_sidecar = init.iter().rfind(|one| one["name"] == container["name"]).is_some_and(stays);
+        let is_sidecar = init.iter().rfind(|one| one.name == container.name).is_some_and(is_sidecar);
         if is_sidecar {
             of_sidecars.add(container);
         }
-        let (ended, waiting) = (&container["state"]["terminated"], &container["state"]["waiting"]);
-        if !ended.is_null() && number(&ended["exitCode"]) == 0 {
+        let (waiting, terminated) = parts(container);
+        if terminated.is_some_and(|terminated| terminated.exit_code == 0) {
             continue;
         }
-        if is_sidecar && is_true(&container["started"]) {
-            ready += usize::from(is_true(&container["ready"]));
+        if is_sidecar && container.started {
+            ready += usize::from(container.ready);
             continue;
         }
-        initializing = true;
-        reason = match (ended.is_null(), text(&waiting["reason"])) {
-            (false, _) => format!("Init:{}", end(ended)),
-            (true, "" | "PodInitializing") => format!("Init:{index}/{}", init.len()),
-            (true, waiting) => format!("Init:{waiting}"),
+        is_initializing = true;
+        reason = match (terminated, &*waiting) {
+            (Some(terminated), _) => format!("Init:{}", end(terminated)),
+            (None, "" | "PodInitializing") => format!("Init:{index}/{}", init.len()),
+            (None, waiting) => format!("Init:{waiting}"),
         };
         break;
     }
-    if !initializing || is_initialized(status) {
+    // The first condition of this type counts.
+    let initialized = status.conditions.iter().find(|one| one.kind == "Initialized");
+    if !is_initializing || initialized.is_some_and(|one| one.status == "True") {
         restarts = of_sidecars;
         let (mut runs, mut failure) = (false, None);
-        for container in items(&status["containerStatuses"]).iter().rev() {
+        for container in status.container_statuses.iter().rev() {
             restarts.add(container);
-            let state = &container["state"];
-            match (text(&state["waiting"]["reason"]), &state["terminated"]) {
-                ("", Value::Null) => {
-                    if is_true(&container["ready"]) && !state["running"].is_null() {
+            match parts(container) {
+                (waiting, _) if !waiting.is_empty() => reason = waiting.into_owned(),
+                (_, Some(terminated)) => {
+                    reason = end(terminated);
+                    if terminated.exit_code != 0 {
+                        failure = Some(reason.clone());
+                    }
+                }
+                (_, None) => {
+                    let is_running = container.state.as_ref().is_some_and(|state| state.running.is_some());
+                    if container.ready && is_running {
                         runs = true;
                         ready += 1;
                     }
                 }
-                ("", ended) => {
-                    reason = end(ended);
-                    if number(&ended["exitCode"]) != 0 {
-                        failure = Some(reason.clone());
-                    }
-                }
-                (waiting, _) => reason = waiting.to_owned(),
             }
         }
         if reason == "Completed" {
-            if runs && has_condition(status, "Ready") {
+            let is_ready = |one: &PodCondition| one.kind == "Ready" && one.status == "True";
+            if runs && status.conditions.iter().any(is_ready) {
                 reason = "Running".to_owned();
             } else if let Some(failure) = failure {
                 reason = failure;
@@ -172,57 +179,54 @@ fn standing(pod: &Value) -> (String, String, Restarts) {
             }
         }
     }
-    if !pod["metadata"]["deletionTimestamp"].is_null() {
-        if text(&status["reason"]) == "NodeLost" {
+    if is_deleted {
+        if status.reason == "NodeLost" {
             reason = "Unknown".to_owned();
-        } else if !matches!(phase, "Succeeded" | "Failed") {
+        } else if !matches!(&status.phase[..], b"Succeeded" | b"Failed") {
             reason = "Terminating".to_owned();
         }
     }
     (format!("{ready}/{all}"), reason, restarts)
 }
 
-/// Returns true if the first condition of type Initialized is true.
-fn is_initialized(status: &Value) -> bool {
-    let first = items(&status["conditions"]).iter().find(|one| text(&one["type"]) == "Initialized");
-    first.is_some_and(|one| text(&one["status"]) == "True")
+/// Returns why a container waits, if it does, and how it terminated.
+fn parts(container: &ContainerStatus) -> (Cow<'_, str>, Option<&Terminated>) {
+    let Some(ContainerState { waiting, terminated, .. }) = &container.state else {
+        return (Cow::Borrowed(""), None);
+    };
+    let waiting = waiting.as_ref().map_or(Cow::Borrowed(""), |waiting| text(&waiting.reason));
+    (waiting, terminated.as_ref())
 }
 
-/// Returns why a container terminated.
-fn end(ended: &Value) -> String {
-    match (text(&ended["reason"]), number(&ended["signal"])) {
-        ("", 0) => format!("ExitCode:{}", number(&ended["exitCode"])),
+fn end(terminated: &Terminated) -> String {
+    match (&*text(&terminated.reason), terminated.signal) {
+        ("", 0) => format!("ExitCode:{}", terminated.exit_code),
         ("", signal) => format!("Signal:{signal}"),
         (reason, _) => reason.to_owned(),
     }
 }
 
-fn addresses(status: &Value) -> String {
-    let all: Vec<&str> = items(&status["podIPs"]).iter().map(|one| text(&one["ip"])).collect();
-    all.join(",")
-}
-
-/// Formats the conditions: the type if true, otherwise also the status and the reason.
-fn conditions(status: &Value) -> String {
-    let print = |one: &Value| match (text(&one["status"]), text(&one["reason"])) {
-        ("True", _) => text(&one["type"]).to_owned(),
-        (status, "") => format!("{}={status}", text(&one["type"])),
-        (status, reason) => format!("{}={status}:{reason}", text(&one["type"])),
-    };
-    let all: Vec<String> = items(&status["conditions"]).iter().map(print).collect();
-    all.join(",")
+/// Formats a condition: the type if true, otherwise also the status and the reason.
+fn condition(condition: &PodCondition) -> Cow<'_, str> {
+    let [kind, status, reason] =
+        [&condition.kind, &condition.status, &condition.reason].map(|part| text(part));
+    match (&*status, &*reason) {
+        ("True", _) => kind,
+        (status, "") => Cow::Owned(format!("{kind}={status}")),
+        (status, reason) => Cow::Owned(format!("{kind}={status}:{reason}")),
+    }
 }
 
 /// Formats the time since `then` as kubectl does (`duration.HumanDuration`).
 pub(super) fn age(then: Option<Timestamp>, now: Timestamp) -> String {
     /// The longest duration that Go can represent, in seconds.
-    const LONGEST: i64 = i64::MAX / 1_000_000_000;
+    const MAX_SECONDS: i64 = i64::MAX / 1_000_000_000;
     const MINUTE: i64 = 60;
     const HOUR: i64 = 60 * MINUTE;
     const DAY: i64 = 24 * HOUR;
     const YEAR: i64 = 365 * DAY;
     let Some(then) = then else { return "<unknown>".to_owned() };
-    let seconds = now.duration_since(then).as_secs().min(LONGEST);
+    let seconds = now.duration_since(then).as_secs().min(MAX_SECONDS);
     // The second unit is omitted if it is zero.
     let two = |unit: i64, name: char, per: i64, small: char| match (seconds % unit) / per {
         0 => format!("{}{name}", seconds / unit),
@@ -248,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_age_is_told_in_one_or_two_units() {
+    fn an_age_has_one_or_two_units() {
         let now: Timestamp = "2026-11-22T03:00:00Z".parse().unwrap();
         for (seconds, expected) in [
             (-7200, "<invalid>"),

@@ -1,205 +1,128 @@
-//! `numacast pods watch`
-
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::ExitCode;
 
 use anyhow::bail;
-use serde_json::{Value, json};
 
 use super::print::{self, Table};
 use super::row::Row;
-use super::{Output, OutputArgs, object, wanted};
-use crate::kubelet::{PodsClient, PodsError};
+use super::{Output, OutputArgs, wanted};
+use crate::kubelet::{PodsClient, PodsErrorKind};
 use crate::pod::{Pod, PodEvent};
+use crate::watch_event::{Reflector, WatchEvent};
 
-const ADDED: &str = "ADDED";
-const MODIFIED: &str = "MODIFIED";
-const DELETED: &str = "DELETED";
-
-/// Prints the pods and then their changes.
 pub(super) async fn watch(client: PodsClient, output: OutputArgs) -> anyhow::Result<ExitCode> {
-    let mut follow = client.follow(wanted());
-    let mut shown = Shown::new(output);
-    let mut heard = Heard::default();
+    let mut events = client.watch(wanted());
+    let table = Table::new(&output, &["EVENT"]);
+    let mut printer = Printer { output, table, rows: Reflector::default() };
+    // The last error that was reported, unless a list was completed since.
+    let (mut has_listed, mut reported) = (false, None);
     loop {
-        match follow.next().await {
+        match events.next().await {
             Ok(event) => {
-                let listed = event == PodEvent::Complete;
-                super::super::print(&shown.take(event)?)?;
-                if listed && heard.again() {
-                    let path = follow.socket().map(|path| path.display().to_string()).unwrap_or_default();
-                    super::super::complain(format!("{path} tells again"));
+                let is_listed = event == PodEvent::InitDone;
+                super::super::print(&printer.apply(event))?;
+                has_listed |= is_listed;
+                if is_listed && reported.take().is_some() {
+                    let path = events.socket().map(|path| path.display().to_string()).unwrap_or_default();
+                    super::super::print_error(format!("{path} responds again"));
                 }
             }
-            Err(error) => heard.failed(&error)?,
+            // Before the first complete list an error is fatal, unless a server is just starting.
+            Err(error) if !has_listed && error.kind != PodsErrorKind::Starting => bail!(error.to_string()),
+            Err(error) => {
+                let message = error.to_string();
+                if reported.as_ref() != Some(&message) {
+                    super::super::print_error(format!("{message}; retrying"));
+                    reported = Some(message);
+                }
+            }
         }
     }
 }
 
-/// The state of error reporting.
-#[derive(Default)]
-struct Heard {
-    /// Whether all pods were listed once.
-    ever: bool,
-    /// The last reported error, unless a list was completed since.
-    complaint: Option<String>,
-}
-
-impl Heard {
-    /// Records a complete list. Returns true if an error was reported before.
-    fn again(&mut self) -> bool {
-        self.ever = true;
-        self.complaint.take().is_some()
-    }
-
-    /// Reports an error, unless it equals the last one. Before the first complete list an error is fatal,
-    /// unless a server is just starting.
-    fn failed(&mut self, error: &PodsError) -> anyhow::Result<()> {
-        let sentence = error.to_string();
-        if !self.ever && !error.is_starting() {
-            bail!(sentence);
-        }
-        if self.complaint.as_ref() != Some(&sentence) {
-            super::super::complain(format!("{sentence}; trying on"));
-            self.complaint = Some(sentence);
-        }
-        Ok(())
-    }
-}
-
-/// The state of the output.
-struct Shown {
+struct Printer {
     output: OutputArgs,
     table: Table,
-    /// Sorted by namespace, name and UID, the order in which they are printed.
-    pods: BTreeMap<Key, Print>,
-    /// The list being received.
-    listed: BTreeMap<Key, Pod>,
+    rows: Reflector<Rows>,
 }
 
-/// Namespace, name and UID.
+/// The printed rows, if the output is a table. Sorted by namespace, name and UID, the order in which they are
+/// printed.
+type Rows = BTreeMap<Key, Option<Row>>;
+
 type Key = (String, String, String);
-
-/// State of a printed pod.
-struct Print {
-    /// Hash of everything printed except the age, which changes by itself.
-    hash: u64,
-    /// Its last row, for tables.
-    row: Option<Row>,
-}
 
 fn key(pod: &Pod) -> Key {
     (pod.namespace.clone(), pod.name.clone(), pod.uid.clone())
 }
 
-impl Shown {
-    fn new(output: OutputArgs) -> Self {
-        let table = Table::new(&output, &["EVENT"]);
-        Self { output, table, pods: BTreeMap::new(), listed: BTreeMap::new() }
-    }
-
-    /// Returns the output for an event.
-    fn take(&mut self, event: PodEvent) -> anyhow::Result<String> {
-        match event {
-            PodEvent::Listing => self.listed.clear(),
-            PodEvent::Listed(pod) if self.output.is_wanted(&pod) => {
-                self.listed.insert(key(&pod), pod);
-            }
-            PodEvent::Complete => return self.complete(),
-            PodEvent::Is(pod) if self.output.is_wanted(&pod) => return self.is(&[pod]),
-            PodEvent::Gone(pod) => return self.gone(&key(&pod), Some(&pod)),
-            PodEvent::Listed(_) | PodEvent::Is(_) | PodEvent::Again => {}
+impl Printer {
+    fn apply(&mut self, event: PodEvent) -> String {
+        let is_deletion = matches!(event, PodEvent::Delete(_));
+        let entry = event.object().map(|pod| self.entry(pod, is_deletion));
+        if entry == Some(None) {
+            return String::new();
         }
-        Ok(String::new())
-    }
-
-    fn complete(&mut self) -> anyhow::Result<String> {
-        let listed = std::mem::take(&mut self.listed);
-        let gone: Vec<Key> = self.pods.keys().filter(|key| !listed.contains_key(*key)).cloned().collect();
-        let mut text = String::new();
-        for key in gone {
-            text += &self.gone(&key, None)?;
-        }
-        let listed: Vec<Pod> = listed.into_values().collect();
-        Ok(text + &self.is(&listed)?)
-    }
-
-    /// Returns the output for pods that exist.
-    fn is(&mut self, pods: &[Pod]) -> anyhow::Result<String> {
-        let (mut rows, mut text) = (Vec::new(), String::new());
-        for pod in pods {
-            let object = match object(pod) {
-                Ok(object) => object,
-                // The other pods are still printed.
-                Err(error) => {
-                    super::super::complain(format!("{error:#}"));
-                    continue;
-                }
-            };
-            let row = self.row(&object);
-            let hash = self.hash(&object, row.as_ref());
-            let event = match self.pods.insert(key(pod), Print { hash, row: row.clone() }) {
-                Some(before) if before.hash == hash => continue,
-                Some(_) => MODIFIED,
-                None => ADDED,
-            };
-            match row {
-                Some(row) => rows.push((event, row)),
-                None => text += &self.object(event, object)?,
-            }
-        }
-        let rows = rows.iter().map(|(event, row)| (Some(*event), row));
-        match self.has_rows() {
-            true => Ok(self.table.print(rows, print::now())),
-            false => Ok(text),
-        }
-    }
-
-    /// Returns the output for a deleted pod. `last` is its last known state, which may be only its name.
-    fn gone(&mut self, key: &Key, last: Option<&Pod>) -> anyhow::Result<String> {
-        let Some(print) = self.pods.remove(key) else { return Ok(String::new()) };
-        if let Some(row) = &print.row {
-            return Ok(self.table.print([(Some(DELETED), row)].into_iter(), print::now()));
-        }
-        let (namespace, name, uid) = key;
-        let named = || {
-            let metadata = json!({"namespace": namespace, "name": name, "uid": uid});
-            json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
+        let event = event.map(|pod| entry.flatten().unwrap_or_else(|| (key(&pod), None)));
+        let changed = match &event {
+            WatchEvent::Apply((key, _)) | WatchEvent::Delete((key, _)) => Some(key.clone()),
+            _ => None,
         };
-        self.object(DELETED, last.and_then(|pod| object(pod).ok()).unwrap_or_else(named))
-    }
-
-    /// Returns the pod's table row, if the output is a table.
-    fn row(&self, object: &Value) -> Option<Row> {
-        match self.output.output {
-            Output::Table => Some(Row::of(object).narrow()),
-            Output::Wide => Some(Row::of(object)),
-            Output::Json | Output::Yaml | Output::Name => None,
+        let known = |key: &Key| Some((key.clone(), self.rows.objects().get(key)?.clone()));
+        let known: Rows = changed.iter().filter_map(known).collect();
+        let before = match self.rows.apply(event) {
+            Some(before) => before,
+            None if changed.is_some() => known,
+            None => return String::new(),
+        };
+        let now = self.rows.objects();
+        let mut text = String::new();
+        for (key, row) in before.iter().filter(|(key, _)| !now.contains_key(*key)) {
+            text += &print_changes(&mut self.table, &self.output, vec![("DELETED", key, row.as_ref())]);
         }
-    }
-
-    fn has_rows(&self) -> bool {
-        matches!(self.output.output, Output::Table | Output::Wide)
-    }
-
-    fn object(&self, event: &str, object: Value) -> anyhow::Result<String> {
-        let told = |object: Value| json!({"type": event, "object": object});
-        match self.output.output {
-            Output::Yaml => Ok(format!("---\n{}", print::yaml(&told(object))?)),
-            Output::Name => Ok(format!("{event} {}", print::name(&object))),
-            _ => Ok(told(object).to_string() + "\n"),
+        if is_deletion {
+            return text;
         }
+        let may_differ = |key: &Key| changed.as_ref().is_none_or(|changed| changed == key);
+        let changes = now.iter().filter(|(key, _)| may_differ(key));
+        let changes = changes.filter_map(|(key, row)| match before.get(key) {
+            Some(before) if before == row => None,
+            Some(_) => Some(("MODIFIED", key, row.as_ref())),
+            None => Some(("ADDED", key, row.as_ref())),
+        });
+        text + &print_changes(&mut self.table, &self.output, changes.collect())
     }
 
-    /// Returns the hash of what is printed.
-    fn hash(&self, object: &Value, row: Option<&Row>) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        match (self.output.output, row) {
-            (Output::Name, _) => {}
-            (_, Some(row)) => row.hash(&mut hasher),
-            (_, None) => object.to_string().hash(&mut hasher),
-        }
-        hasher.finish()
+    /// Returns a wanted pod's key and, if the output is a table, its row without its age, which changes by
+    /// itself.
+    fn entry(&self, pod: &Pod, is_deletion: bool) -> Option<(Key, Option<Row>)> {
+        let key = key(pod);
+        let row = match self.output.output {
+            _ if !self.output.is_wanted(pod) => return None,
+            _ if is_deletion => Ok(None),
+            Output::Table => Row::of(pod).map(|row| Some(row.narrow())),
+            Output::Wide => Row::of(pod).map(Some),
+            Output::Name => Ok(None),
+        };
+        let row = match row {
+            Ok(row) => row,
+            // The last row stays, and the other pods are still printed.
+            Err(error) => {
+                super::super::print_error(error);
+                self.rows.objects().get(&key)?.clone()
+            }
+        };
+        Some((key, row))
     }
+}
+
+fn print_changes(table: &mut Table, output: &OutputArgs, changes: Vec<(&str, &Key, Option<&Row>)>) -> String {
+    if output.output == Output::Name {
+        let line = |(event, (namespace, name, _), _): (&str, &Key, _)| {
+            format!("{event} {}", print::name(namespace, name))
+        };
+        return changes.into_iter().map(line).collect();
+    }
+    let rows = changes.into_iter().filter_map(|(event, _, row)| Some((Some(event), row?)));
+    table.print(rows, print::now())
 }

@@ -88,8 +88,8 @@ fn cluster(roots: &Ca) -> kube::Config {
     config
 }
 
-fn target(port: u16) -> Target {
-    Target {
+fn target(port: u16) -> HttpsTarget {
+    HttpsTarget {
         host: "127.0.0.1".into(),
         port,
         ca_file: None,
@@ -98,107 +98,111 @@ fn target(port: u16) -> Target {
     }
 }
 
-fn said(answer: Result<Vec<u8>, HttpsError>, port: u16) -> String {
-    let error = answer.unwrap_err().to_string();
+fn error_of(response: Result<Vec<u8>, String>, port: u16) -> String {
+    let error = response.unwrap_err();
     error.replace(&format!("https://127.0.0.1:{port}"), "URL")
 }
 
 #[tokio::test]
-async fn the_token_goes_to_whom_the_cas_say_is_the_kubelet() {
+async fn the_token_is_sent_to_a_verified_kubelet_only() {
     let (ca, other) = (Ca::new(), Ca::new());
     let port = server(&ca, "127.0.0.1").await;
-    let token = |answer: Result<Vec<u8>, HttpsError>| String::from_utf8(answer.unwrap()).unwrap();
-    let https = Https::new(&cluster(&ca), &target(port)).unwrap();
+    let token = |answer: Result<Vec<u8>, String>| String::from_utf8(answer.unwrap()).unwrap();
+    let https = HttpsClient::new(&cluster(&ca), &target(port)).unwrap();
     assert_eq!(token(https.get("/token", 100).await), "authorization: Bearer secret");
-    assert_eq!(format!("{https:?}"), format!("Https {{ url: \"https://127.0.0.1:{port}\", .. }}"));
+    assert_eq!(format!("{https:?}"), format!("HttpsClient {{ url: \"https://127.0.0.1:{port}\", .. }}"));
 
-    let https = Https::new(&cluster(&other), &target(port)).unwrap();
-    let error = said(https.get("/token", 100).await, port);
+    let https = HttpsClient::new(&cluster(&other), &target(port)).unwrap();
+    let error = error_of(https.get("/token", 100).await, port);
     assert!(
-        error.starts_with("the certificate of the kubelet at URL is signed by nobody we trust: set"),
+        error.starts_with("the certificate of the kubelet at URL is signed by an unknown CA: set"),
         "{error}"
     );
 
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("ca.crt");
     std::fs::write(&file, ca.0.pem()).unwrap();
-    let with_file = Target { ca_file: Some(file.clone()), ..target(port) };
-    let https = Https::new(&cluster(&other), &with_file).unwrap();
+    let with_file = HttpsTarget { ca_file: Some(file.clone()), ..target(port) };
+    let https = HttpsClient::new(&cluster(&other), &with_file).unwrap();
     assert_eq!(token(https.get("/token", 100).await), "authorization: Bearer secret");
     std::fs::write(&file, other.0.pem()).unwrap();
-    let https = Https::new(&cluster(&ca), &with_file).unwrap();
+    let https = HttpsClient::new(&cluster(&ca), &with_file).unwrap();
     let error = https.get("/token", 100).await.unwrap_err();
-    assert!(matches!(error, HttpsError::UnknownCa { .. }), "the file counts alone: {error}");
+    assert!(error.contains("signed by an unknown CA"), "only the file is trusted: {error}");
 }
 
 #[tokio::test]
 async fn the_certificate_must_have_the_name() {
     let ca = Ca::new();
     let port = server(&ca, "worker-1").await;
-    let https = Https::new(&cluster(&ca), &target(port)).unwrap();
-    let error = said(https.get("/token", 100).await, port);
+    let https = HttpsClient::new(&cluster(&ca), &target(port)).unwrap();
+    let error = error_of(https.get("/token", 100).await, port);
     assert!(error.starts_with("the certificate of the kubelet at URL has another name ("), "{error}");
-    let named = Target { server_name: Some("worker-1".into()), ..target(port) };
-    let https = Https::new(&cluster(&ca), &named).unwrap();
+    let named = HttpsTarget { server_name: Some("worker-1".into()), ..target(port) };
+    let https = HttpsClient::new(&cluster(&ca), &named).unwrap();
     assert!(https.get("/token", 100).await.is_ok());
 }
 
 #[tokio::test]
-async fn what_the_kubelet_says_instead_is_one_sentence() {
+async fn every_error_status_is_one_sentence() {
     let ca = Ca::new();
     let port = server(&ca, "127.0.0.1").await;
-    let https = Https::new(&cluster(&ca), &target(port)).unwrap();
+    let https = HttpsClient::new(&cluster(&ca), &target(port)).unwrap();
     let mut sentences = Vec::new();
     for path in ["/configz", "/pods?x", "/moved", "/off", "/large"] {
-        sentences.push(said(https.get(path, 1000).await, port));
+        sentences.push(error_of(https.get(path, 1000).await, port));
     }
     assert_eq!(
         sentences,
         [
-            "the kubelet at URL refuses GET /configz (Forbidden (user=me)): RBAC must allow `get` on nodes/configz; \
-             kubelets before 1.33 want nodes/proxy for it, which numacast is never to have",
+            "the kubelet at URL rejects GET /configz (Forbidden (user=me)): RBAC must allow `get` on nodes/configz; \
+             kubelets before 1.33 require nodes/proxy for it, which numacast must not have",
             "the kubelet at URL does not accept our credentials (401): it must authenticate tokens with the API server \
              (authentication.webhook.enabled)",
-            "the kubelet at URL answers GET /moved with 302: ",
-            "the kubelet at URL answers GET /off with 405: Debug endpoints are disabled.",
-            "the kubelet at URL answers GET /large with more than 1000 bytes",
+            "the kubelet at URL responds to GET /moved with 302: ",
+            "the kubelet at URL responds to GET /off with 405: Debug endpoints are disabled.",
+            "the kubelet at URL responds to GET /large with more than 1000 bytes",
         ]
     );
     assert_eq!(https.get("/large", 1001).await.unwrap().len(), 1001);
-    let error = said(https.get("/half", 1000).await, port);
-    assert!(error.starts_with("the answer of the kubelet at URL to GET /half broke off: "), "{error}");
-    let error = said(https.get("/endless", 1000).await, port);
-    assert_eq!(error, "the kubelet at URL answers GET /endless with 500: ", "and it is not read to its end");
+    let error = error_of(https.get("/half", 1000).await, port);
+    assert!(error.starts_with("the response of the kubelet at URL to GET /half broke off: "), "{error}");
+    let error = error_of(https.get("/endless", 1000).await, port);
+    assert_eq!(error, "the kubelet at URL responds to GET /endless with 500: ", "the rest is not read");
 }
 
 #[tokio::test]
-async fn nobody_and_silence_are_told_apart() {
+async fn a_timeout_differs_from_a_refused_connection() {
     let ca = Ca::new();
     let port = server(&ca, "127.0.0.1").await;
-    let short = Target { timeout: Duration::from_millis(300), ..target(port) };
-    let error = said(Https::new(&cluster(&ca), &short).unwrap().get("/silent", 1).await, port);
-    assert_eq!(error, "the kubelet at URL did not answer GET /silent within 300ms");
+    let short = HttpsTarget { timeout: Duration::from_millis(300), ..target(port) };
+    let error = error_of(HttpsClient::new(&cluster(&ca), &short).unwrap().get("/silent", 1).await, port);
+    assert_eq!(error, "the kubelet at URL did not respond to GET /silent within 300ms");
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
-    let error = said(Https::new(&cluster(&ca), &target(gone)).unwrap().get("/", 1).await, gone);
+    let error = error_of(HttpsClient::new(&cluster(&ca), &target(gone)).unwrap().get("/", 1).await, gone);
     assert!(error.starts_with("the kubelet at URL cannot be reached: "), "{error}");
     assert!(error.contains("refused"), "{error}");
 }
 
 #[tokio::test]
-async fn a_target_that_cannot_be_used_says_why() {
+async fn an_unusable_target_is_an_error() {
     let ca = Ca::new();
-    let why = |target: &Target| Https::new(&cluster(&ca), target).unwrap_err().to_string();
-    let missing = Target { ca_file: Some("/nowhere/ca.crt".into()), ..target(1) };
+    let why = |target: &HttpsTarget| HttpsClient::new(&cluster(&ca), target).unwrap_err();
+    let missing = HttpsTarget { ca_file: Some("/nowhere/ca.crt".into()), ..target(1) };
     assert_eq!(
         why(&missing),
-        "cannot ask the kubelet at https://127.0.0.1:1: /nowhere/ca.crt: No such file or directory (os error 2); check \
+        "cannot send a request to the kubelet at https://127.0.0.1:1: /nowhere/ca.crt: No such file or directory (os error 2); check \
          `kubelet.caFile`"
     );
     let empty = tempfile::NamedTempFile::new().unwrap();
-    let error = why(&Target { ca_file: Some(empty.path().to_owned()), ..target(1) });
-    assert!(error.ends_with("it holds no certificate in PEM; check `kubelet.caFile`"), "{error}");
-    let error = why(&Target { host: "not a host".into(), ..target(1) });
-    assert_eq!(error, "cannot ask the kubelet at https://not a host:1: this is no address");
-    assert_eq!(url("fd00::7", PORT), "https://[fd00::7]:10250");
-    assert_eq!(url("worker", PORT), "https://worker:10250");
+    let error = why(&HttpsTarget { ca_file: Some(empty.path().to_owned()), ..target(1) });
+    assert!(error.ends_with("it contains no certificate in PEM; check `kubelet.caFile`"), "{error}");
+    let error = why(&HttpsTarget { host: "not a host".into(), ..target(1) });
+    assert_eq!(error, "cannot send a request to the kubelet at https://not a host:1: this is no address");
+    let https = |host: &str| {
+        let target = HttpsTarget { host: host.into(), ..target(HTTPS_PORT) };
+        HttpsClient::new(&cluster(&ca), &target).unwrap().url
+    };
+    assert_eq!(https("fd00::7"), "https://[fd00::7]:10250");
+    assert_eq!(https("worker"), "https://worker:10250");
 }

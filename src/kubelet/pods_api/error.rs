@@ -1,223 +1,144 @@
-//! Errors of the Pods API client (kubelet.md 4.4).
+//! Errors of the Pods API client.
 
-use std::error::Error;
-use std::fmt;
+use std::error::Error as _;
+use std::fmt::Display;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use tonic::{Code, Status};
 
-use crate::kubelet::client::innermost;
+use crate::kubelet::connector::innermost;
 
-/// Why a Pods API call failed. Each is one sentence for the node's operator: what failed, where, and what to
-/// do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(
-    missing_docs,
-    reason = "`path` is the socket, `call` the gRPC method, the rest is the other side's words"
-)]
-pub enum PodsError {
-    /// The path does not exist.
-    NoSocket { path: PathBuf },
-    /// The path exists, but nothing listens.
-    Refused { path: PathBuf },
-    /// Connecting is not permitted.
-    Denied { path: PathBuf },
-    /// Any other connection error.
-    Connect { path: PathBuf, reason: String },
-    /// The listener is not a gRPC server.
-    NotGrpc { path: PathBuf, reason: String },
-    /// No response within the deadline.
-    Deadline { path: PathBuf, call: &'static str, after: Duration },
-    /// The server does not know its pods yet.
-    Starting { path: PathBuf, message: String },
-    /// The server does not serve the Pods API.
-    Unserved { path: PathBuf, message: String },
-    /// There is no pod with this UID.
-    NoSuchPod { path: PathBuf, uid: String },
-    /// Rejected by the server's rate limiter.
-    RateLimited { path: PathBuf, call: &'static str },
-    /// The server ended the watch because it was not read fast enough.
-    TooSlow { path: PathBuf, message: String },
-    /// The response exceeds the size limit.
-    TooLarge { path: PathBuf, call: &'static str, message: String },
-    /// The response cannot be decoded.
-    Garbled { path: PathBuf, call: &'static str, reason: String },
-    /// The server ended the watch without an error.
-    Ended { path: PathBuf },
-    /// The server stalled in the middle of a list.
-    Stuck { path: PathBuf, after: Duration },
+use PodsErrorKind::{Failed, Final, Lost, NoSuchPod, Starting, Unserved};
+
+/// What follows from an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodsErrorKind {
+    /// No server there serves the Pods API, so that retries are useless until the server is replaced.
+    Unserved,
+    /// There is a server that does not know its pods yet.
+    Starting,
+    /// The server has no pod with this UID.
+    NoSuchPod,
+    /// It concerns the response or the client, so that no other socket should be tried.
+    Final,
     /// The connection broke.
-    Lost { path: PathBuf, call: &'static str, reason: String },
-    /// Any other status.
-    Status { path: PathBuf, call: &'static str, code: String, message: String },
-    /// No socket was configured.
-    Nowhere,
-    /// All of several sockets failed, with an error for each.
-    Nobody(Vec<PodsError>),
+    Lost,
+    /// Anything else.
+    Failed,
 }
 
-/// Maximum number of characters quoted from the server's message.
-const WORDS: usize = 300;
+/// Why a Pods API call failed: one sentence for the node's operator, with what failed, where, and what to do.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct PodsError {
+    /// What follows from it.
+    pub kind: PodsErrorKind,
+    text: String,
+}
+
+const MAX_QUOTED: usize = 300;
 
 impl PodsError {
-    /// Returns the error for a failed connection.
-    pub(super) fn unreached(path: &Path, error: &io::Error) -> Self {
-        let path = path.to_owned();
-        match error.kind() {
-            io::ErrorKind::NotFound => Self::NoSocket { path },
-            io::ErrorKind::ConnectionRefused => Self::Refused { path },
-            io::ErrorKind::PermissionDenied => Self::Denied { path },
-            _ => Self::Connect { path, reason: error.to_string() },
-        }
+    pub(super) fn failed(path: &Path, what: &str) -> Self {
+        Self { kind: Failed, text: format!("the server at {} {what}", path.display()) }
     }
 
-    /// Returns the error for a status.
-    pub(super) fn of_status(path: &Path, call: &'static str, status: &Status) -> Self {
-        let path = path.to_owned();
-        let message: String = status.message().chars().take(WORDS).collect();
-        match status.code() {
-            Code::Unimplemented => Self::Unserved { path, message },
-            Code::FailedPrecondition => Self::Starting { path, message },
+    pub(super) fn unreached(path: &Path, error: &io::Error) -> Self {
+        let at = path.display();
+        // A kubelet that is just starting creates the directory before the socket.
+        let has_directory = path.parent().is_some_and(Path::is_dir);
+        let kind = if error.kind() == io::ErrorKind::NotFound && !has_directory { Unserved } else { Failed };
+        let text = match error.kind() {
+            io::ErrorKind::NotFound => format!(
+                "there is no Pods API socket at {at}: kubelets have one from 1.36 on (there with the feature \
+                 gate PodsAPI), numacast makes one with `podsApi.enabled`; is the path right?"
+            ),
+            io::ErrorKind::ConnectionRefused => format!(
+                "no process listens on {at}: its server is not running, is just starting, or no longer serves \
+                 the Pods API"
+            ),
+            io::ErrorKind::PermissionDenied => format!(
+                "permission to connect to {at} is denied: it is for root and the socket's group: run this as \
+                 root"
+            ),
+            _ => format!("cannot connect to {at}: {error}"),
+        };
+        Self { kind, text }
+    }
+
+    pub(super) fn not_grpc(path: &Path, reason: &str) -> Self {
+        let what = "is a socket, but no gRPC server responds on it";
+        Self { kind: Failed, text: format!("{} {what} ({reason}): is the path right?", path.display()) }
+    }
+
+    pub(super) fn invalid(path: &Path, call: &str, reason: &dyn Display) -> Self {
+        let text = format!("the {call} response of the server at {} is invalid: {reason}", path.display());
+        Self { kind: Final, text }
+    }
+
+    pub(super) fn of_status(path: &Path, call: &str, status: &Status) -> Self {
+        let server = format!("the server at {}", path.display());
+        let message: String = status.message().chars().take(MAX_QUOTED).collect();
+        let (kind, text) = match status.code() {
+            Code::Unimplemented => (Unserved, format!("{server} does not serve the Pods API ({message})")),
+            Code::FailedPrecondition => (Starting, format!("{server} does not know its pods yet: {message}")),
             Code::NotFound if call == "GetPod" => {
                 let uid =
                     message.strip_prefix("pod with UID ").and_then(|rest| rest.strip_suffix(" not found"));
-                let uid = uid.unwrap_or(&message).to_owned();
-                Self::NoSuchPod { path, uid }
+                (NoSuchPod, format!("{server} has no pod with the UID {}", uid.unwrap_or(&message)))
             }
-            Code::ResourceExhausted if message.contains("rate limit") => Self::RateLimited { path, call },
+            Code::ResourceExhausted if message.contains("rate limit") => {
+                let what = "was rejected by rate limit: send fewer requests, or watch";
+                (Final, format!("{server}: {call} {what}"))
+            }
             // tonic returns OutOfRange for a response above its own limit, Go's servers ResourceExhausted.
             // The last condition: another server may have a pod that numacast's leaves out.
             Code::ResourceExhausted | Code::OutOfRange
                 if message.contains("large") && !message.contains("is left out") =>
             {
-                Self::TooLarge { path, call, message }
+                (Final, format!("the {call} response of {server} is too large: {message}"))
             }
-            Code::ResourceExhausted if call == "WatchPods" => Self::TooSlow { path, message },
-            _ if breaks_http2(status) => Self::NotGrpc { path, reason: innermost(status) },
-            _ if status.source().is_some() => Self::Lost { path, call, reason: innermost(status) },
-            code => Self::Status { path, call, code: format!("{code:?}"), message },
-        }
+            Code::ResourceExhausted if call == "WatchPods" => {
+                let what = "ended the watch: we were too slow, or it has too many clients";
+                (Failed, format!("{server} {what}: {message}"))
+            }
+            _ if breaks_http2(status) => return Self::not_grpc(path, &innermost(status)),
+            _ if status.source().is_some() => {
+                let (reason, what) = (innermost(status), "it is restarting, or no gRPC server at all");
+                (Lost, format!("the connection to {server} broke during {call}: {reason}: {what}"))
+            }
+            code => (Failed, format!("{server} responded to {call} with {code:?}: {message}")),
+        };
+        Self { kind, text }
     }
 
     /// Combines the errors of all sockets.
-    pub(super) fn all(mut reasons: Vec<Self>) -> Self {
-        match reasons.len() {
-            0 => Self::Nowhere,
-            1 => reasons.swap_remove(0),
-            _ => Self::Nobody(reasons),
+    pub(super) fn all(mut errors: Vec<Self>) -> Self {
+        let kind = if errors.iter().any(|error| error.kind == Starting) {
+            Starting
+        } else if errors.iter().all(|error| error.kind == Unserved) {
+            Unserved
+        } else {
+            Failed
+        };
+        match errors.len() {
+            0 => Self { kind, text: "no socket is configured".to_owned() },
+            1 => errors.swap_remove(0),
+            _ => Self { kind, text: format!("no process serves the Pods API here: {}", joined(&errors)) },
         }
     }
+}
 
-    /// Returns true if the error concerns the requested pods or the client, so that no other socket should be
-    /// tried.
-    pub(super) fn is_an_answer(&self) -> bool {
-        matches!(
-            self,
-            Self::NoSuchPod { .. } | Self::RateLimited { .. } | Self::TooLarge { .. } | Self::Garbled { .. }
-        )
-    }
-
-    /// Returns true if no server there serves the Pods API, so that retries are useless until the server is
-    /// replaced.
-    #[must_use]
-    pub fn is_unserved(&self) -> bool {
-        match self {
-            Self::Unserved { .. } | Self::Nowhere => true,
-            // A kubelet that is just starting creates the directory before the socket.
-            Self::NoSocket { path } => path.parent().is_none_or(|directory| !directory.is_dir()),
-            Self::Nobody(reasons) => reasons.iter().all(Self::is_unserved),
-            _ => false,
-        }
-    }
-
-    /// Returns true if there is a server that does not know its pods yet.
-    #[must_use]
-    pub fn is_starting(&self) -> bool {
-        match self {
-            Self::Starting { .. } => true,
-            Self::Nobody(reasons) => reasons.iter().any(Self::is_starting),
-            _ => false,
-        }
-    }
-
-    /// Returns what the operator can do.
-    fn advice(&self) -> Option<&'static str> {
-        Some(match self {
-            Self::NoSocket { .. } => {
-                "kubelets have one from 1.36 on (there with the feature gate PodsAPI), numacast makes one with \
-                 `podsApi.enabled`; is the path right?"
-            }
-            Self::Refused { .. } => {
-                "its server is not running, is just starting, or no longer serves the Pods API"
-            }
-            Self::Denied { .. } => "it is for root and the socket's group: run this as root",
-            Self::NotGrpc { .. } => "is the path right?",
-            Self::Lost { .. } => "it is restarting, or no gRPC server at all",
-            Self::RateLimited { .. } => "ask less often, or watch",
-            Self::Nowhere => "name a socket",
-            _ => return None,
-        })
-    }
-
-    fn what(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoSocket { path } => write!(f, "there is no Pods API socket at {}", path.display()),
-            Self::Refused { path } => write!(f, "nobody listens on {}", path.display()),
-            Self::Denied { path } => write!(f, "permission to connect to {} is denied", path.display()),
-            Self::Connect { path, reason } => write!(f, "cannot connect to {}: {reason}", path.display()),
-            Self::NotGrpc { path, reason } => {
-                write!(f, "{} is a socket, but no gRPC server answers on it ({reason})", path.display())
-            }
-            Self::Deadline { path, call, after } => {
-                write!(f, "the server at {} did not answer {call} within {after:?}", path.display())
-            }
-            Self::Starting { path, message } => {
-                write!(f, "the server at {} cannot tell its pods yet: {message}", path.display())
-            }
-            Self::Unserved { path, message } => {
-                write!(f, "the server at {} does not serve the Pods API ({message})", path.display())
-            }
-            Self::NoSuchPod { path, uid } => {
-                write!(f, "the server at {} knows no pod with the UID {uid}", path.display())
-            }
-            Self::RateLimited { path, call } => {
-                write!(f, "the server at {} refused {call}: rejected by rate limit", path.display())
-            }
-            Self::TooSlow { path, message } => write!(
-                f,
-                "the server at {} ended the watch of its pods, for we were too slow or it has too many clients: {message}",
-                path.display()
-            ),
-            Self::TooLarge { path, call, message } => {
-                write!(f, "the answer to {call} of the server at {} is too large: {message}", path.display())
-            }
-            Self::Garbled { path, call, reason } => {
-                write!(f, "the answer to {call} of the server at {} cannot be read: {reason}", path.display())
-            }
-            Self::Ended { path } => write!(f, "the server at {} ended the watch of its pods", path.display()),
-            Self::Stuck { path, after } => {
-                let path = path.display();
-                write!(f, "the server at {path} did not go on with the list of its pods within {after:?}")
-            }
-            Self::Lost { path, call, reason } => {
-                write!(f, "the connection to the server at {} broke during {call}: {reason}", path.display())
-            }
-            Self::Status { path, call, code, message } => {
-                write!(f, "the server at {} answered {call} with {code}: {message}", path.display())
-            }
-            Self::Nowhere => f.write_str("there is no socket to ask at"),
-            Self::Nobody(reasons) => {
-                f.write_str("nobody serves the Pods API here: ")?;
-                for (index, reason) in reasons.iter().enumerate() {
-                    f.write_str(if index == 0 { "" } else { "; " })?;
-                    reason.what(f)?;
-                }
-                Ok(())
-            }
-        }
-    }
+/// Joins the errors of several sockets. What the operator can do comes after the last colon; it is written
+/// once if it is the same.
+fn joined(errors: &[PodsError]) -> String {
+    let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    let parts = texts.iter().enumerate().map(|(at, text)| match text.rsplit_once(": ") {
+        Some((what, advice)) if texts[at + 1..].iter().any(|later| later.ends_with(advice)) => what,
+        _ => text,
+    });
+    parts.collect::<Vec<&str>>().join("; ")
 }
 
 /// Returns true if the peer sent something other than HTTP/2. A connection that breaks for another reason is
@@ -232,24 +153,3 @@ fn breaks_http2(status: &Status) -> bool {
     }
     false
 }
-
-impl fmt::Display for PodsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.what(f)?;
-        let all = match self {
-            Self::Nobody(reasons) => reasons,
-            one => std::slice::from_ref(one),
-        };
-        // Each advice once.
-        let mut said: Vec<&str> = Vec::new();
-        for advice in all.iter().filter_map(Self::advice) {
-            if !said.contains(&advice) {
-                write!(f, "{}{advice}", if said.is_empty() { ": " } else { "; " })?;
-                said.push(advice);
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Error for PodsError {}

@@ -3,11 +3,12 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use tokio::time::Instant;
 
-use crate::bucket::Bucket;
+use crate::util::sync::lock;
+use crate::util::token_bucket::TokenBucket;
 
 /// Requests per second of one address, and its burst. Prometheus, the kubelet and a person make a few.
 const EACH: [f64; 2] = [50.0, 100.0];
@@ -19,20 +20,19 @@ const RESERVED: [f64; 2] = [4.0, 8.0];
 /// Maximum number of addresses that are remembered.
 const ADDRESSES: usize = 256;
 
-/// The rates of all addresses.
 #[derive(Debug)]
 pub(super) struct Rates(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
     addresses: HashMap<IpAddr, Address>,
-    all: Bucket,
+    all: TokenBucket,
 }
 
 #[derive(Debug)]
 struct Address {
-    each: Bucket,
-    reserved: Bucket,
+    each: TokenBucket,
+    reserved: TokenBucket,
     used: Instant,
 }
 
@@ -41,10 +41,9 @@ impl Rates {
         Self(Mutex::new(State { addresses: HashMap::new(), all: bucket(ALL, Instant::now()) }))
     }
 
-    /// Returns true if a request of this address would be served now.
     pub(super) fn allow(&self, address: IpAddr) -> bool {
-        let (state, now) = (self.state(), Instant::now());
-        let has = |bucket: &Bucket| bucket.wait(now).is_zero();
+        let (state, now) = (lock(&self.0), Instant::now());
+        let has = |bucket: &TokenBucket| bucket.wait(now).is_zero();
         // An address that is not remembered has its reserve.
         state
             .addresses
@@ -52,12 +51,15 @@ impl Rates {
             .is_none_or(|own| has(&own.each) && (has(&own.reserved) || has(&state.all)))
     }
 
-    /// Counts a request of this address and returns true if it may be served.
     pub(super) fn take(&self, address: IpAddr) -> bool {
-        let (mut state, now) = (self.state(), Instant::now());
+        let (mut state, now) = (lock(&self.0), Instant::now());
         let State { addresses, all } = &mut *state;
-        if addresses.len() >= ADDRESSES && !addresses.contains_key(&address) {
-            forget_one(addresses);
+        if addresses.len() >= ADDRESSES
+            && !addresses.contains_key(&address)
+            && let Some((&oldest, _)) = addresses.iter().min_by_key(|(_, own)| own.used)
+        {
+            // The longest unused one: a client in a loop is remembered.
+            addresses.remove(&oldest);
         }
         let own = addresses.entry(address).or_insert_with(|| Address {
             each: bucket(EACH, now),
@@ -67,22 +69,10 @@ impl Rates {
         own.used = now;
         own.each.take_now(now) && (own.reserved.take_now(now) || all.take_now(now))
     }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-fn bucket([per_second, burst]: [f64; 2], now: Instant) -> Bucket {
-    Bucket::new(per_second, burst, now)
-}
-
-/// Forgets the address whose last request is the oldest; a client in a loop is remembered.
-fn forget_one(addresses: &mut HashMap<IpAddr, Address>) {
-    let oldest = addresses.iter().min_by_key(|(_, own)| own.used).map(|(address, _)| *address);
-    if let Some(address) = oldest {
-        addresses.remove(&address);
-    }
+fn bucket([per_second, burst]: [f64; 2], now: Instant) -> TokenBucket {
+    TokenBucket::new(per_second, burst, now)
 }
 
 #[cfg(test)]
@@ -136,6 +126,6 @@ mod tests {
             // In this order, whatever the clock's resolution.
             advance(Duration::from_micros(1)).await;
         }
-        assert_eq!(rates.state().addresses.len(), ADDRESSES);
+        assert_eq!(lock(&rates.0).addresses.len(), ADDRESSES);
     }
 }

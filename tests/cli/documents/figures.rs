@@ -21,7 +21,7 @@ mod zones;
 use record::{Figures, Node, PeerFigures, Quantiles, Record};
 use serde_json::json;
 use variants::VARIANTS;
-use zones::{Zones, right_since};
+use zones::{Zones, current_since};
 
 fn recorded() -> Result<Record> {
     serde_json::from_str(&super::read(record::FILE)).context(record::FILE)
@@ -134,16 +134,16 @@ fn a_table_has_a_column_for_each_variant_and_the_budgets() {
 }
 
 #[test]
-fn what_is_over_its_budget_is_told() {
+fn what_is_over_its_budget_is_listed() {
     let mut record = calm();
     let default = &mut record.nodes[0].variants[0];
     default.release_since_listed.p99 = 120.0;
     default.writes_per_change = 3.0;
     let text = tables::figures(&record);
-    let told = text.split_once("Over budget in the default:\n\n").expect("nothing is told").1;
+    let listed = text.split_once("Over budget in the default:\n\n").expect("nothing is listed").1;
     let right = "- 2 zones: release, from the last List with the pod, p99, ms: 120 of 100\n\
                  - 2 zones: writes per change: 3 of 1.5\n";
-    assert_eq!(told, right);
+    assert_eq!(listed, right);
 }
 
 #[test]
@@ -178,14 +178,14 @@ fn right_after(versions: &[[u64; 2]]) -> Option<u64> {
     let start = Instant::now();
     let at = |second| start + Duration::from_secs(second);
     let versions: Vec<_> = (0..).zip(versions).map(|(second, free)| (at(second), zones(*free))).collect();
-    right_since(&versions).map(|instant| instant.duration_since(start).as_secs())
+    current_since(&versions).map(|instant| instant.duration_since(start).as_secs())
 }
 
 #[test]
 fn an_object_is_right_from_the_first_version_that_says_what_the_last_one_says() {
     assert_eq!(right_after(&[]), None);
     assert_eq!(right_after(&[[7, 8]]), Some(0));
-    // Held without a change, then correct, then a change of something else.
+    // Withheld without a change, then correct, then a change of something else.
     assert_eq!(right_after(&[[8, 8], [7, 8], [7, 8]]), Some(1));
     // Reserved in every zone, then accounted for.
     assert_eq!(right_after(&[[7, 7], [7, 8]]), Some(1));

@@ -1,7 +1,7 @@
 //! The content of the API server: pods and each node's NodeResourceTopology.
 
-use super::chance::{NEVER, Time};
 use super::fingerprint::pod_hash;
+use super::time::{NEVER, Time};
 
 /// A pod's index in the run, unique like a UID.
 pub(crate) type PodId = usize;
@@ -30,7 +30,7 @@ impl Phase {
 /// The kind of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Runs, and ends if its lifetime is limited.
+    /// Runs, and completes if its run time is limited.
     Ordinary,
     /// Its image cannot be pulled: it is admitted, keeps its resources and stays Pending.
     Unpullable,
@@ -68,9 +68,9 @@ impl Request {
     }
 }
 
-/// The state of a pod as seen by one watcher.
+/// The state of a pod, as a watcher receives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct PodState {
     pub(crate) bound: bool,
     pub(crate) phase: Phase,
     pub(crate) deleted: bool,
@@ -83,18 +83,18 @@ pub(crate) struct Pod {
     pub(crate) hash: u64,
     pub(crate) request: Request,
     pub(crate) kind: Kind,
-    /// Whether our scheduler places it. Other pods are bound by another one.
-    pub(crate) ours: bool,
+    /// Whether the scheduler of the simulation places it, not another one.
+    pub(crate) own_scheduler: bool,
     /// The node on which it was placed.
     pub(crate) node: Option<NodeId>,
     /// Whether its binding waits for something: for the other pods of its gang, or for a volume.
     pub(crate) binds_late: bool,
     /// The object, while it exists.
-    pub(crate) object: Option<Seen>,
+    pub(crate) object: Option<PodState>,
     /// While this is set, deleting the pod only marks it.
     pub(crate) finalizer: bool,
     /// How long its containers run.
-    pub(crate) life: Time,
+    pub(crate) run_time: Time,
     /// How long they take to terminate after the signal.
     pub(crate) termination: Time,
     pub(crate) created: Time,
@@ -104,13 +104,13 @@ pub(crate) struct Pod {
     /// When the API server received the binding.
     pub(crate) bound: Option<Time>,
     /// When the agent received it.
-    pub(crate) heard: Option<Time>,
+    pub(crate) received_at: Option<Time>,
     /// When its status became Running.
     pub(crate) running: Option<Time>,
-    /// When the object was first held for it or accounted for it.
-    pub(crate) covered: Option<Time>,
-    /// Pods that the plugin did not know when it let this one pass, and why, see `figures`.
-    pub(crate) blind: Vec<(PodId, Option<Forgotten>)>,
+    /// When the object first accounted for it, or its fingerprint was withheld for it.
+    pub(crate) accounted_at: Option<Time>,
+    /// Pods that the plugin did not know when it let this one pass, and why.
+    pub(crate) unknown_pods: Vec<(PodId, Option<Forgotten>)>,
     /// Why the plugin does not know this one, if it forgot it.
     pub(crate) forgotten: Option<Forgotten>,
 }
@@ -119,7 +119,7 @@ pub(crate) struct Pod {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Forgotten {
     /// Whether the object was accepted before the agent could have prevented it.
-    pub(crate) excused: bool,
+    pub(crate) unavoidable: bool,
     /// Whether the pod was reserved but not bound: only the scheduler knew of it.
     pub(crate) unbound: bool,
 }
@@ -131,21 +131,21 @@ impl Pod {
             name,
             request,
             kind: Kind::Ordinary,
-            ours: true,
+            own_scheduler: true,
             node: None,
             binds_late: false,
             object: None,
             finalizer: false,
-            life: NEVER,
+            run_time: NEVER,
             termination: 0,
             created,
             passed: None,
             reserved: None,
             bound: None,
-            heard: None,
+            received_at: None,
             running: None,
-            covered: None,
-            blind: Vec::new(),
+            accounted_at: None,
+            unknown_pods: Vec::new(),
             forgotten: None,
         }
     }
@@ -159,15 +159,15 @@ pub(crate) struct Object {
     /// Whether `topologyManagerPolicy` and scope are present.
     pub(crate) policy: bool,
     /// The fingerprint, if there is one.
-    pub(crate) print: Option<u64>,
+    pub(crate) fingerprint: Option<u64>,
     /// Whether the method is `with-exclusive-resources`.
     pub(crate) exclusive: bool,
     /// Makes a write a change even if nothing else changed.
     pub(crate) counter: u64,
-    /// The controller's annotation, which exporters leave alone.
+    /// The controller's annotation, which exporters do not change.
     pub(crate) nudges: u64,
     /// Not published: the pods whose CPUs were deducted, or reserved in every zone, in ascending order.
     pub(crate) accounts: Vec<PodId>,
     /// Not published: whether the exporter intends the fingerprint never to match.
-    pub(crate) held: bool,
+    pub(crate) withheld: bool,
 }

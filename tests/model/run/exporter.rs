@@ -2,99 +2,105 @@
 
 use std::time::Duration;
 
-use numacast::scheduler::{Informer, Terms, View};
+use numacast::scheduler::{FingerprintView, GateSettings, Informer};
 
-use super::chance::{MS, S, Time};
+use super::agent::Agent;
+use super::bug::Bug;
 use super::cluster::NodeId;
-use super::ours::{Flaw, Ours};
 use super::peers::{Nfd, Rte};
 use super::plugin;
-use super::world::{Signal, World};
+use super::simulation::{ExporterInput, Simulation};
+use super::time::{MS, S, Time};
 
 /// An exporter.
 pub(crate) trait Exporter {
-    /// Handles a signal.
-    fn hear(&mut self, world: &mut World, signal: Signal);
+    fn handle(&mut self, sim: &mut Simulation, input: ExporterInput);
 }
 
 /// No exporter.
 #[derive(Debug)]
-pub(crate) struct Nobody;
+pub(crate) struct NoExporter;
 
-impl Exporter for Nobody {
-    fn hear(&mut self, _: &mut World, _: Signal) {}
+impl Exporter for NoExporter {
+    fn handle(&mut self, _: &mut Simulation, _: ExporterInput) {}
 }
 
 /// The kinds of exporters.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Who {
+pub(crate) enum ExporterKind {
     /// Neither an exporter nor the plugin.
-    Nobody,
+    None,
     /// NFD's topology updater.
     Nfd,
     /// RTE with one scan per second.
     Rte,
     /// numacast with the kubelet's view.
     KubeletView,
-    /// numacast with the scheduler's view. `patience`: how long a bound pod may be unaccounted for; `join`:
-    /// how long a write that only makes the fingerprint agree waits for the next change.
-    Ours { patience: Time, join: Time },
+    /// numacast with the scheduler's view. `withhold_after`: how long a bound pod may be unaccounted for;
+    /// `write_delay`: how long a write that only makes the fingerprint match waits for the next change.
+    Numacast { withhold_after: Time, write_delay: Time },
     /// numacast for plugins that read the object directly, with or without reservations.
     Direct { reserves: bool },
     /// numacast with the scheduler's view and a deliberate bug.
-    Broken(Flaw),
+    WithBug(Bug),
 }
 
 /// How long a restarted kubelet is not trusted about pods that it does not list.
 pub(crate) const SETTLE: Time = 20 * S;
 /// numacast's own defaults.
-pub(crate) const PATIENCE: Time = 50 * MS;
-pub(crate) const JOIN: Time = 50 * MS;
+pub(crate) const WITHHOLD_AFTER: Time = 50 * MS;
+pub(crate) const WRITE_DELAY: Time = 50 * MS;
 
-impl Who {
+impl ExporterKind {
     /// numacast with its defaults.
-    pub(crate) const USUAL: Self = Self::Ours { patience: PATIENCE, join: JOIN };
+    pub(crate) const DEFAULT: Self =
+        Self::Numacast { withhold_after: WITHHOLD_AFTER, write_delay: WRITE_DELAY };
 
     pub(crate) fn name(self) -> String {
         match self {
-            Self::Nobody => "none, no plugin".into(),
+            Self::None => "none, no plugin".into(),
             Self::Nfd => "NFD's updater".into(),
             Self::Rte => "RTE, 1 s".into(),
             Self::KubeletView => "numacast, kubelet's view".into(),
-            Self::Ours { .. } => "numacast".into(),
+            Self::Numacast { .. } => "numacast".into(),
             Self::Direct { reserves: true } => "numacast, reservations".into(),
             Self::Direct { reserves: false } => "numacast, no reservations".into(),
-            Self::Broken(flaw) => format!("broken: {}", flaw.name()),
+            Self::WithBug(bug) => format!("broken: {}", bug.name()),
         }
     }
 
     /// Creates an exporter for each node, configured for this informer of the plugin.
-    pub(crate) fn exporters(self, informer: plugin::Informer, nodes: usize) -> Vec<Box<dyn Exporter>> {
-        (0..nodes).map(|node| self.exporter(informer, node)).collect()
+    pub(crate) fn create(self, informer: plugin::Informer, nodes: usize) -> Vec<Box<dyn Exporter>> {
+        (0..nodes).map(|node| self.create_for(informer, node)).collect()
     }
 
-    fn exporter(self, informer: plugin::Informer, node: NodeId) -> Box<dyn Exporter> {
-        let terms = |view, patience| Terms {
+    fn create_for(self, informer: plugin::Informer, node: NodeId) -> Box<dyn Exporter> {
+        let settings = |view, withhold_after| GateSettings {
             view,
             informer: match informer {
                 plugin::Informer::Dedicated => Informer::Dedicated,
                 plugin::Informer::Shared => Informer::Shared,
             },
-            patience: Duration::from_micros(patience),
-            ..Terms::default()
+            withhold_after: Duration::from_micros(withhold_after),
+            ..GateSettings::default()
         };
-        let ours = |view, patience, join, flaw| Box::new(Ours::new(node, terms(view, patience), join, flaw));
+        let agent = |view, withhold_after, write_delay, bug| {
+            Box::new(Agent::new(node, settings(view, withhold_after), write_delay, bug))
+        };
         match self {
-            Self::Nobody => Box::new(Nobody),
+            Self::None => Box::new(NoExporter),
             Self::Nfd => Box::new(Nfd::new(node, 2)),
             Self::Rte => Box::new(Rte::new(node, S)),
-            Self::KubeletView => ours(View::Kubelet, PATIENCE, 0, Flaw::None),
-            Self::Ours { patience, join } => ours(View::Scheduler, patience, join, Flaw::None),
-            Self::Direct { reserves } => {
-                let terms = Terms { reserve: reserves, ..terms(View::None, PATIENCE) };
-                Box::new(Ours::new(node, terms, 0, Flaw::None))
+            Self::KubeletView => agent(FingerprintView::Kubelet, WITHHOLD_AFTER, 0, Bug::None),
+            Self::Numacast { withhold_after, write_delay } => {
+                agent(FingerprintView::Scheduler, withhold_after, write_delay, Bug::None)
             }
-            Self::Broken(flaw) => ours(View::Scheduler, PATIENCE, 0, flaw),
+            Self::Direct { reserves } => {
+                let settings = settings(FingerprintView::None, WITHHOLD_AFTER);
+                let settings = GateSettings { reserve: reserves, ..settings };
+                Box::new(Agent::new(node, settings, 0, Bug::None))
+            }
+            Self::WithBug(bug) => agent(FingerprintView::Scheduler, WITHHOLD_AFTER, 0, bug),
         }
     }
 }

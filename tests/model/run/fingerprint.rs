@@ -1,5 +1,5 @@
-//! The fingerprint of a set of pods as the plugin computes it, from the description (nrt.md 4.1), not from
-//! numacast's code.
+//! The fingerprint of a set of pods as the plugin computes it: XXH64 of each namespace and name, sorted, and
+//! XXH64 of these (k8stopologyawareschedwg/podfingerprint). Written independently of numacast's code.
 
 const P1: u64 = 0x9E37_79B1_85EB_CA87;
 const P2: u64 = 0xC2B2_AE3D_27D4_EB4F;
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_vectors() {
+    fn fingerprints_equal_the_upstream_vectors() {
         let of = |pods: &[(&str, &str)]| {
             let hashes = pods.iter().map(|(namespace, name)| pod_hash(namespace, name));
             format!("{:016x}", sum(hashes))

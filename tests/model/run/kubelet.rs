@@ -1,27 +1,27 @@
-//! The kubelet: single-numa-node, pod scope, static CPU manager, and the content of its List over time
-//! (kubelet.md 3.3).
+//! The kubelet: single-numa-node, pod scope, static CPU manager, and the content of its List over time: a pod
+//! is listed before its admission, without CPUs, and a terminated one no longer (from 1.34 on).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::chance::Time;
 use super::cluster::{Kind, Phase, PodId, Request};
+use super::time::Time;
 
 /// The stage of a pod in the kubelet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// In the List without CPUs.
-    Known,
+    Pending,
     /// Its CPUs are allocated.
     Admitted,
     /// Its containers run.
     Running,
     /// Its containers are terminating.
-    Ending,
+    Terminating,
 }
 
 /// A pod that the kubelet knows and has not rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct KnownPod {
     pub(crate) stage: Stage,
     /// Its CPUs as a bit mask.
     pub(crate) cpus: u64,
@@ -45,11 +45,11 @@ pub(crate) type List = Option<Vec<Listed>>;
 pub(crate) struct Kubelet {
     /// The allocatable CPUs of each zone as a bit mask.
     pub(crate) zones: Vec<u64>,
-    pub(crate) pods: BTreeMap<PodId, Held>,
+    pub(crate) pods: BTreeMap<PodId, KnownPod>,
     /// Terminated pods, with the phase that is still to be reported.
     pub(crate) unreported: BTreeMap<PodId, Phase>,
-    /// Pods that it is done with; old events about them are ignored.
-    pub(crate) done: BTreeSet<PodId>,
+    /// Pods that it has released; old events about them are ignored.
+    pub(crate) released: BTreeSet<PodId>,
     /// Pods waiting for admission, which is one pod at a time.
     pub(crate) waiting: VecDeque<PodId>,
     /// Whether a pod is being admitted.
@@ -62,8 +62,8 @@ pub(crate) struct Kubelet {
     pub(crate) loaded: Vec<PodId>,
     /// The runtime is relisted at this offset in each second.
     pub(crate) relist: Time,
-    /// Number of starts, to drop the duties of earlier processes.
-    pub(crate) life: u32,
+    /// Number of starts, to drop the tasks of earlier processes.
+    pub(crate) starts: u32,
 }
 
 impl Kubelet {
@@ -79,21 +79,21 @@ impl Kubelet {
             zones: sizes.iter().map(zone).collect(),
             pods: BTreeMap::new(),
             unreported: BTreeMap::new(),
-            done: BTreeSet::new(),
+            released: BTreeSet::new(),
             waiting: VecDeque::new(),
             busy: false,
             down: false,
             loading: false,
             loaded: Vec::new(),
             relist,
-            life: 0,
+            starts: 0,
         }
     }
 
     /// CPUs that are not allocated.
     pub(crate) fn free(&self) -> u64 {
         let all = self.zones.iter().fold(0, |all, zone| all | zone);
-        all & !self.pods.values().fold(0, |used, held| used | held.cpus)
+        all & !self.pods.values().fold(0, |used, entry| used | entry.cpus)
     }
 
     /// Number of free CPUs in each zone.
@@ -126,16 +126,16 @@ impl Kubelet {
         if self.down {
             return None;
         }
-        let listed = |(pod, held): (&PodId, &Held)| {
-            let known = !self.loading || self.loaded.contains(pod) || held.kind == Kind::Static;
-            known.then_some(Listed { pod: *pod, cpus: held.cpus })
+        let listed = |(pod, entry): (&PodId, &KnownPod)| {
+            let known = !self.loading || self.loaded.contains(pod) || entry.kind == Kind::Static;
+            known.then_some(Listed { pod: *pod, cpus: entry.cpus })
         };
         Some(self.pods.iter().filter_map(listed).collect())
     }
 
     /// The time of the next relist of the runtime.
     pub(crate) fn next_relist(&self, now: Time) -> Time {
-        let second = super::chance::S;
+        let second = super::time::S;
         let since = (now + second - self.relist % second) % second;
         now + second - since
     }
@@ -156,9 +156,8 @@ mod tests {
         let mut kubelet = Kubelet::new(&[3, 4], 0);
         let mut admit = |pod, cpus| {
             let chosen = kubelet.choose(Request::whole(cpus))?;
-            kubelet
-                .pods
-                .insert(pod, Held { stage: Stage::Admitted, cpus: chosen, kind: Kind::Ordinary, ends: 0 });
+            let entry = KnownPod { stage: Stage::Admitted, cpus: chosen, kind: Kind::Ordinary, ends: 0 };
+            kubelet.pods.insert(pod, entry);
             Some(chosen)
         };
         assert_eq!(admit(1, 2), Some(0b11));
@@ -171,9 +170,9 @@ mod tests {
     }
 
     #[test]
-    fn the_runtime_is_looked_at_once_a_second() {
+    fn the_runtime_is_relisted_once_a_second() {
         let kubelet = Kubelet::new(&[1], 300);
-        let second = super::super::chance::S;
+        let second = super::super::time::S;
         assert_eq!(kubelet.next_relist(0), 300);
         assert_eq!(kubelet.next_relist(299), 300);
         assert_eq!(kubelet.next_relist(300), second + 300);

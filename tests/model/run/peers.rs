@@ -1,96 +1,96 @@
-//! The publishing rules of peers (peers.md 1 to 3): everything comes from the List.
+//! The publishing rules of NFD's topology-updater and RTE: everything comes from the List.
 
-use super::chance::{S, Time};
 use super::cluster::{NodeId, Object};
 use super::exporter::Exporter;
 use super::fingerprint;
 use super::kubelet::{List, Listed, left_over};
-use super::world::{Signal, World};
+use super::simulation::{ExporterInput, Simulation};
+use super::time::{S, Time};
 
-/// The object for a List. With `mute_when_empty`, as in NFD, an empty List leads to no fingerprint.
+/// The object for a List. With `none_if_empty`, as in NFD, an empty List leads to no fingerprint.
 fn object(
-    world: &World,
+    sim: &Simulation,
     node: NodeId,
     listed: &[Listed],
     exclusive: bool,
-    mute_when_empty: bool,
+    none_if_empty: bool,
     counter: u64,
 ) -> Object {
     let used = listed.iter().fold(0, |used, pod| used | pod.cpus);
     let counted = listed.iter().filter(|pod| !exclusive || pod.cpus != 0);
-    let print = fingerprint::sum(counted.map(|listed| world.pods[listed.pod].hash));
+    let fingerprint = fingerprint::sum(counted.map(|listed| sim.pods[listed.pod].hash));
     Object {
-        available: left_over(&world.nodes[node].kubelet.zones, used),
+        available: left_over(&sim.nodes[node].kubelet.zones, used),
         policy: true,
-        print: (!mute_when_empty || !listed.is_empty()).then_some(print),
+        fingerprint: (!none_if_empty || !listed.is_empty()).then_some(fingerprint),
         exclusive,
         counter,
         nudges: 0,
         accounts: listed.iter().filter(|pod| pod.cpus != 0).map(|pod| pod.pod).collect(),
-        held: false,
+        withheld: false,
     }
 }
 
-/// NFD's topology updater: a scan and a write for each event of a state file, several of which come with one
+/// NFD's topology updater: a scan and a write for each event of a checkpoint, several of which belong to one
 /// change, and one a minute. It does not compare with the last object and writes in a different order each
 /// time, so each write is a change.
 #[derive(Debug)]
 pub(crate) struct Nfd {
     node: NodeId,
-    /// Number of events for one change of a file.
-    per_file: u32,
+    /// Number of events for one change of a checkpoint.
+    events_per_change: u32,
     due: u32,
     busy: bool,
     writes: u64,
 }
 
 impl Nfd {
-    pub(crate) fn new(node: NodeId, per_file: u32) -> Self {
-        Self { node, per_file, due: 0, busy: false, writes: 0 }
+    pub(crate) fn new(node: NodeId, events_per_change: u32) -> Self {
+        Self { node, events_per_change, due: 0, busy: false, writes: 0 }
     }
 
-    fn go_on(&mut self, world: &mut World) {
+    fn scan_if_due(&mut self, sim: &mut Simulation) {
         if self.due > 0 && !self.busy {
             self.due -= 1;
             self.busy = true;
-            world.list(self.node);
+            sim.list(self.node);
         }
     }
 
-    fn listed(&mut self, world: &mut World, list: List) {
+    fn listed(&mut self, sim: &mut Simulation, list: List) {
         if let Some(listed) = list {
             self.writes += 1;
-            let object = object(world, self.node, &listed, false, true, self.writes);
-            world.write(self.node, object);
+            let object = object(sim, self.node, &listed, false, true, self.writes);
+            sim.write(self.node, object);
         } else {
             self.busy = false;
-            self.go_on(world);
+            self.scan_if_due(sim);
         }
     }
 }
 
 impl Exporter for Nfd {
-    fn hear(&mut self, world: &mut World, signal: Signal) {
-        match signal {
-            Signal::Started => {
-                *self = Self::new(self.node, self.per_file);
+    fn handle(&mut self, sim: &mut Simulation, input: ExporterInput) {
+        match input {
+            ExporterInput::Started => {
+                *self = Self::new(self.node, self.events_per_change);
                 self.due = 1;
-                world.wake_at(self.node, world.now + 60 * S, 0);
-                self.go_on(world);
+                sim.wake_at(self.node, sim.now + 60 * S, 0);
+                self.scan_if_due(sim);
             }
-            Signal::File => {
-                self.due += self.per_file;
-                self.go_on(world);
+            ExporterInput::Checkpoint => {
+                self.due += self.events_per_change;
+                self.scan_if_due(sim);
             }
-            Signal::Timer(_) => {
+            ExporterInput::Timer(_) => {
                 self.due += 1;
-                world.wake_at(self.node, world.now + 60 * S, 0);
-                self.go_on(world);
+                sim.wake_at(self.node, sim.now + 60 * S, 0);
+                self.scan_if_due(sim);
             }
-            Signal::Listed(list) => self.listed(world, list),
-            Signal::Written => {
+            ExporterInput::Listed(list) => self.listed(sim, list),
+            ExporterInput::Written => {
                 self.busy = false;
-                self.go_on(world);
+                self.scan_if_due(sim);
             }
             _ => {}
         }
@@ -113,21 +113,21 @@ impl Rte {
 }
 
 impl Exporter for Rte {
-    fn hear(&mut self, world: &mut World, signal: Signal) {
-        match signal {
-            Signal::Started => {
-                world.list(self.node);
-                let at = world.now + self.period;
-                world.wake_at(self.node, at, 0);
+    fn handle(&mut self, sim: &mut Simulation, input: ExporterInput) {
+        match input {
+            ExporterInput::Started => {
+                sim.list(self.node);
+                let at = sim.now + self.period;
+                sim.wake_at(self.node, at, 0);
             }
-            Signal::Timer(_) => {
-                world.list(self.node);
-                let at = world.now + self.period;
-                world.wake_at(self.node, at, 0);
+            ExporterInput::Timer(_) => {
+                sim.list(self.node);
+                let at = sim.now + self.period;
+                sim.wake_at(self.node, at, 0);
             }
-            Signal::Listed(Some(listed)) => {
-                let object = object(world, self.node, &listed, self.exclusive, false, 0);
-                world.write(self.node, object);
+            ExporterInput::Listed(Some(listed)) => {
+                let object = object(sim, self.node, &listed, self.exclusive, false, 0);
+                sim.write(self.node, object);
             }
             _ => {}
         }

@@ -1,8 +1,8 @@
-//! The plugin's caches for one node (nrt.md 5.1, 5.2).
+//! The plugin's caches for one node (upstream: scheduler-plugins, `pkg/noderesourcetopology/cache`).
 
 use std::collections::BTreeMap;
 
-use super::cluster::{Object, Phase, Pod, PodId, Request, Seen};
+use super::cluster::{Object, Phase, Pod, PodId, PodState, Request};
 use super::fingerprint;
 
 /// The plugin's cache implementation.
@@ -50,23 +50,23 @@ pub(crate) struct Plugin {
     cache: Cache,
     informer: Informer,
     /// Whether reserving clears the mark (v0.34.7 and before).
-    forgetful: bool,
+    reserve_clears_mark: bool,
     pub(crate) cached: Option<Object>,
     /// Pods placed since the last flush or, with `DiscardReserved`, those not bound yet.
     pub(crate) assumed: Vec<PodId>,
     rejected: bool,
     foreign: bool,
     attributes: bool,
-    known: BTreeMap<PodId, Seen>,
+    known: BTreeMap<PodId, PodState>,
     pub(crate) flushes: u64,
 }
 
 impl Plugin {
-    pub(crate) fn new(cache: Cache, informer: Informer, forgetful: bool) -> Self {
+    pub(crate) fn new(cache: Cache, informer: Informer, reserve_clears_mark: bool) -> Self {
         Self {
             cache,
             informer,
-            forgetful,
+            reserve_clears_mark,
             cached: None,
             assumed: Vec::new(),
             rejected: false,
@@ -77,19 +77,19 @@ impl Plugin {
         }
     }
 
-    /// Handles an informer event; `None` if the pod is gone.
-    pub(crate) fn see(&mut self, id: PodId, pod: &Pod, seen: Option<Seen>) {
+    /// Handles an informer event; `None` if the pod was removed.
+    pub(crate) fn handle_pod(&mut self, id: PodId, pod: &Pod, state: Option<PodState>) {
         let bound =
-            seen.map_or_else(|| self.known.get(&id).is_some_and(|seen| seen.bound), |seen| seen.bound);
-        self.foreign |= bound && !pod.ours && self.cached.is_some();
-        match seen.filter(|seen| self.informer == Informer::Dedicated || !seen.phase.is_terminal()) {
-            Some(seen) => self.known.insert(id, seen),
+            state.map_or_else(|| self.known.get(&id).is_some_and(|state| state.bound), |state| state.bound);
+        self.foreign |= bound && !pod.own_scheduler && self.cached.is_some();
+        match state.filter(|state| self.informer == Informer::Dedicated || !state.phase.is_terminal()) {
+            Some(state) => self.known.insert(id, state),
             None => self.known.remove(&id),
         };
     }
 
     /// Handles a change of the object.
-    pub(crate) fn see_object(&mut self, object: &Object) {
+    pub(crate) fn handle_object(&mut self, object: &Object) {
         self.attributes |= self.cached.as_ref().is_some_and(|cached| cached.policy != object.policy);
     }
 
@@ -138,7 +138,7 @@ impl Plugin {
         // By name: a recreated pod replaces the earlier one.
         self.assumed.retain(|other| pods[*other].hash != pods[id].hash);
         self.assumed.push(id);
-        if self.forgetful {
+        if self.reserve_clears_mark {
             self.rejected = false;
         }
     }
@@ -161,12 +161,12 @@ impl Plugin {
 
     /// The fingerprints that a tick compares with; `None` if all pods are Pending.
     pub(crate) fn expected(&self, pods: &[Pod]) -> Option<Expected> {
-        let counts = |seen: &Seen| match self.informer {
-            Informer::Dedicated => seen.bound && seen.phase != Phase::Pending,
-            Informer::Shared => seen.bound && seen.phase == Phase::Running,
+        let counts = |state: &PodState| match self.informer {
+            Informer::Dedicated => state.bound && state.phase != Phase::Pending,
+            Informer::Shared => state.bound && state.phase == Phase::Running,
         };
         let counted: Vec<&Pod> =
-            self.known.iter().filter(|(_, seen)| counts(seen)).map(|(id, _)| &pods[*id]).collect();
+            self.known.iter().filter(|(_, state)| counts(state)).map(|(id, _)| &pods[*id]).collect();
         let exclusive = counted.iter().filter(|pod| pod.request.looks_exclusive());
         (!counted.is_empty()).then(|| Expected {
             all: fingerprint::sum(counted.iter().map(|pod| pod.hash)),
@@ -175,9 +175,9 @@ impl Plugin {
     }
 
     /// Returns true if a tick accepts this object.
-    pub(crate) fn believes(&self, expected: Option<Expected>, object: &Object) -> bool {
-        let agrees = expected.is_some_and(|expected| agree(expected, object));
-        self.attributes || (self.rejected || self.foreign) && agrees
+    pub(crate) fn accepts(&self, expected: Option<Expected>, object: &Object) -> bool {
+        let matches = expected.is_some_and(|expected| matches_expected(expected, object));
+        self.attributes || (self.rejected || self.foreign) && matches
     }
 
     /// Replaces the cached state by this object.
@@ -190,8 +190,8 @@ impl Plugin {
 }
 
 /// Returns true if the object's fingerprint is that of the pods that the plugin counts.
-pub(crate) fn agree(expected: Expected, object: &Object) -> bool {
-    object.print == Some(if object.exclusive { expected.exclusive } else { expected.all })
+pub(crate) fn matches_expected(expected: Expected, object: &Object) -> bool {
+    object.fingerprint == Some(if object.exclusive { expected.exclusive } else { expected.all })
 }
 
 #[cfg(test)]
@@ -209,34 +209,34 @@ mod tests {
     }
 
     fn object(available: &[u32], pods: &[&Pod]) -> Object {
-        let print = Some(fingerprint::sum(pods.iter().map(|pod| pod.hash)));
-        Object { available: available.to_vec(), policy: true, print, ..Object::default() }
+        let fingerprint = Some(fingerprint::sum(pods.iter().map(|pod| pod.hash)));
+        Object { available: available.to_vec(), policy: true, fingerprint, ..Object::default() }
     }
 
-    fn plugin(informer: Informer, forgetful: bool, cached: Option<Object>) -> Plugin {
-        Plugin { cached, ..Plugin::new(Cache::OverReserve, informer, forgetful) }
+    fn plugin(informer: Informer, reserve_clears_mark: bool, cached: Option<Object>) -> Plugin {
+        Plugin { cached, ..Plugin::new(Cache::OverReserve, informer, reserve_clears_mark) }
     }
 
-    const fn seen(phase: Phase) -> Option<Seen> {
-        Some(Seen { bound: true, phase, deleted: false })
+    const fn state(phase: Phase) -> Option<PodState> {
+        Some(PodState { bound: true, phase, deleted: false })
     }
 
     #[test]
-    fn what_was_assumed_is_taken_from_every_zone_until_the_sets_agree() {
+    fn assumed_pods_are_deducted_from_every_zone_until_the_fingerprints_match() {
         let pods = pods();
         let mut plugin = plugin(Informer::Dedicated, false, Some(object(&[3, 2], &[])));
-        plugin.see(2, &pods[2], seen(Phase::Running));
+        plugin.handle_pod(2, &pods[2], state(Phase::Running));
         assert_eq!(plugin.filter(pods[0].request, &pods, None), Filter::Pass);
         plugin.reserve(0, &pods);
         assert!(!plugin.is_dirty());
         assert_eq!(plugin.filter(pods[1].request, &pods, None), Filter::Reject);
         assert!(plugin.is_dirty());
         let old = object(&[3, 2], &[&pods[2]]);
-        assert!(plugin.believes(plugin.expected(&pods), &old), "a pending pod does not prevent it");
-        plugin.see(0, &pods[0], seen(Phase::Running));
-        assert!(!plugin.believes(plugin.expected(&pods), &old));
+        assert!(plugin.accepts(plugin.expected(&pods), &old), "a pending pod does not prevent it");
+        plugin.handle_pod(0, &pods[0], state(Phase::Running));
+        assert!(!plugin.accepts(plugin.expected(&pods), &old));
         let new = object(&[1, 2], &[&pods[0], &pods[2]]);
-        assert!(plugin.believes(plugin.expected(&pods), &new));
+        assert!(plugin.accepts(plugin.expected(&pods), &new));
         plugin.flush(new);
         assert!(!plugin.is_dirty());
         assert_eq!(plugin.filter(pods[1].request, &pods, None), Filter::Pass);
@@ -244,27 +244,27 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_believed_while_all_pods_are_pending_or_no_fingerprint_is_told() {
+    fn no_object_is_accepted_while_all_pods_are_pending_or_it_has_no_fingerprint() {
         let pods = pods();
         let mut plugin = plugin(Informer::Dedicated, false, Some(object(&[0, 0], &[])));
-        plugin.see(0, &pods[0], seen(Phase::Pending));
+        plugin.handle_pod(0, &pods[0], state(Phase::Pending));
         plugin.filter(pods[1].request, &pods, None);
         assert!(plugin.is_dirty());
         let free = object(&[7, 7], &[]);
-        assert!(!plugin.believes(plugin.expected(&pods), &free));
-        plugin.see(2, &pods[2], seen(Phase::Running));
-        let mute = Object { print: None, ..object(&[7, 7], &[]) };
-        assert!(!plugin.believes(plugin.expected(&pods), &mute));
-        assert!(plugin.believes(plugin.expected(&pods), &object(&[7, 7], &[&pods[2]])));
+        assert!(!plugin.accepts(plugin.expected(&pods), &free));
+        plugin.handle_pod(2, &pods[2], state(Phase::Running));
+        let without = Object { fingerprint: None, ..object(&[7, 7], &[]) };
+        assert!(!plugin.accepts(plugin.expected(&pods), &without));
+        assert!(plugin.accepts(plugin.expected(&pods), &object(&[7, 7], &[&pods[2]])));
     }
 
     #[test]
-    fn the_informers_count_ended_pods_or_not() {
+    fn only_the_dedicated_informer_counts_terminated_pods() {
         let pods = pods();
         for (informer, counts) in [(Informer::Dedicated, true), (Informer::Shared, false)] {
             let mut plugin = plugin(informer, false, None);
-            plugin.see(0, &pods[0], seen(Phase::Succeeded));
-            plugin.see(2, &pods[2], seen(Phase::Running));
+            plugin.handle_pod(0, &pods[0], state(Phase::Succeeded));
+            plugin.handle_pod(2, &pods[2], state(Phase::Running));
             let both = fingerprint::sum([pods[0].hash, pods[2].hash]);
             let expected = plugin.expected(&pods);
             assert_eq!(expected.map(|expected| expected.all) == Some(both), counts);
@@ -274,35 +274,36 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_pod_makes_the_node_stale_and_a_change_of_policy_needs_no_agreement() {
+    fn a_pod_of_another_scheduler_makes_the_node_stale_and_a_changed_policy_is_always_accepted() {
         let mut pods = pods();
-        pods[2].ours = false;
+        pods[2].own_scheduler = false;
         let mut plugin = plugin(Informer::Dedicated, true, Some(object(&[7, 7], &[])));
-        plugin.see(2, &pods[2], seen(Phase::Running));
+        plugin.handle_pod(2, &pods[2], state(Phase::Running));
         assert_eq!(plugin.filter(pods[0].request, &pods, None), Filter::Stale);
         assert_eq!(plugin.filter(Request::BEST_EFFORT, &pods, None), Filter::Pass);
         plugin.flush(object(&[7, 7], &[&pods[2]]));
         assert_eq!(plugin.filter(pods[0].request, &pods, None), Filter::Pass);
         let changed = Object { policy: false, ..object(&[1, 1], &[]) };
-        plugin.see_object(&changed);
-        assert!(plugin.believes(plugin.expected(&pods), &changed));
+        plugin.handle_object(&changed);
+        assert!(plugin.accepts(plugin.expected(&pods), &changed));
         plugin.flush(changed);
-        assert_eq!(plugin.filter(Request::whole(9), &pods, None), Filter::Pass, "the filter is off");
+        let large = Request::whole(9);
+        assert_eq!(plugin.filter(large, &pods, None), Filter::Pass, "without a policy the filter is off");
     }
 
     #[test]
     fn reserving_clears_the_mark_up_to_v0_34() {
         let pods = pods();
-        for forgetful in [true, false] {
-            let mut plugin = plugin(Informer::Dedicated, forgetful, Some(object(&[2, 2], &[])));
+        for clears_mark in [true, false] {
+            let mut plugin = plugin(Informer::Dedicated, clears_mark, Some(object(&[2, 2], &[])));
             assert_eq!(plugin.filter(Request::whole(3), &pods, None), Filter::Reject);
             plugin.reserve(0, &pods);
-            assert_eq!(plugin.is_dirty(), !forgetful);
+            assert_eq!(plugin.is_dirty(), !clears_mark);
         }
     }
 
     #[test]
-    fn the_direct_caches_read_the_object_and_one_rejects_a_node_until_its_pod_is_bound() {
+    fn discard_reserved_rejects_a_node_until_its_pod_is_bound() {
         let pods = pods();
         let (free, full) = (object(&[3, 2], &[]), object(&[1, 0], &[]));
         for (cache, until_bound) in
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_zone_with_the_least_left_over_counts() {
+    fn the_score_is_that_of_the_fullest_zone_that_fits() {
         let pods = pods();
         let plugin = plugin(Informer::Dedicated, false, Some(object(&[4, 8], &[])));
         assert_eq!(plugin.score(pods[0].request, &pods, None), 50);

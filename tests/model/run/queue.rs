@@ -1,39 +1,39 @@
 //! The scheduler's queue: activeQ, backoffQ, the unschedulable pods, and the events that move them.
 
-use super::chance::{S, Time};
 use super::cluster::PodId;
+use super::time::{S, Time};
 
 /// How long a pod may stay unschedulable before it is retried without an event.
-const LEFT_OVER: Time = 300 * S;
+const MAX_UNSCHEDULABLE: Time = 300 * S;
 
 /// An event that moves rejected pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Move {
-    /// A bound pod ended or was deleted: relevant to all rejected pods.
-    PodGone,
+pub(crate) enum QueueEvent {
+    /// A bound pod terminated or was deleted: relevant to all rejected pods.
+    PodDeleted,
     /// Any object was created or updated: relevant to the plugin, which registers no queueing hint.
     Object,
 }
 
-impl Move {
+impl QueueEvent {
     /// Returns true if the event is relevant to a pod; `by_plugin`: whether the plugin rejected it on some
     /// node.
-    fn interests(self, by_plugin: bool) -> bool {
-        self == Self::PodGone || by_plugin
+    fn is_relevant(self, by_plugin: bool) -> bool {
+        self == Self::PodDeleted || by_plugin
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Part {
     Active,
-    BackOff,
+    Backoff,
     Unschedulable,
 }
 
 #[derive(Clone, Debug)]
 struct Entry {
     pod: PodId,
-    place: Place,
+    part: Part,
     /// When it was added to the queue or returned to it.
     since: Time,
     rejections: u32,
@@ -43,7 +43,7 @@ struct Entry {
 
 /// The settings of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BackOff {
+pub(crate) struct Backoff {
     pub(crate) first: Time,
     pub(crate) longest: Time,
     /// Pods are taken out of backoffQ early while activeQ is empty: schedulers since 1.33, unless the gate
@@ -54,20 +54,20 @@ pub(crate) struct BackOff {
 /// The queue.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    back_off: BackOff,
+    backoff: Backoff,
     entries: Vec<Entry>,
-    /// The pod being scheduled; `missed`: the events since then.
-    flying: Option<Entry>,
-    missed: Vec<Move>,
+    /// The pod being scheduled; `events`: those since then.
+    in_flight: Option<Entry>,
+    events: Vec<QueueEvent>,
 }
 
 impl Queue {
-    pub(crate) fn new(back_off: BackOff) -> Self {
-        Self { back_off, entries: Vec::new(), flying: None, missed: Vec::new() }
+    pub(crate) fn new(backoff: Backoff) -> Self {
+        Self { backoff, entries: Vec::new(), in_flight: None, events: Vec::new() }
     }
 
     pub(crate) fn add(&mut self, pod: PodId, now: Time) {
-        let entry = Entry { pod, place: Place::Active, since: now, rejections: 0, by_plugin: false };
+        let entry = Entry { pod, part: Part::Active, since: now, rejections: 0, by_plugin: false };
         self.entries.push(entry);
     }
 
@@ -77,15 +77,15 @@ impl Queue {
 
     /// Takes the next pod to schedule, if there is one.
     pub(crate) fn pop(&mut self) -> Option<PodId> {
-        let next = self.first(|entry| (entry.place == Place::Active).then_some((0, entry.since)));
-        let early = |queue: &Self| {
-            queue.first(|entry| (entry.place == Place::BackOff).then_some((queue.until(entry), entry.since)))
+        let next = self.first(|entry| (entry.part == Part::Active).then_some((0, entry.since)));
+        let backing_off = |queue: &Self| {
+            queue.first(|entry| (entry.part == Part::Backoff).then_some((queue.until(entry), entry.since)))
         };
-        let next = next.or_else(|| if self.back_off.early { early(self) } else { None })?;
+        let next = next.or_else(|| if self.backoff.early { backing_off(self) } else { None })?;
         let entry = self.entries.swap_remove(next);
         let pod = entry.pod;
-        self.flying = Some(entry);
-        self.missed.clear();
+        self.in_flight = Some(entry);
+        self.events.clear();
         Some(pod)
     }
 
@@ -95,80 +95,81 @@ impl Queue {
         ordered.min().map(|(_, index)| index)
     }
 
-    /// The pod in flight was placed.
+    /// The pod being scheduled was placed.
     pub(crate) fn placed(&mut self) {
-        self.flying = None;
+        self.in_flight = None;
     }
 
-    /// The pod in flight was rejected.
+    /// The pod being scheduled was rejected.
     pub(crate) fn rejected(&mut self, by_plugin: bool, now: Time) {
-        let Some(mut entry) = self.flying.take() else { return };
+        let Some(mut entry) = self.in_flight.take() else { return };
         entry.rejections += 1;
         entry.since = now;
         entry.by_plugin = by_plugin;
-        entry.place = Place::Unschedulable;
-        if self.missed.iter().any(|moved| moved.interests(by_plugin)) {
-            entry.place = self.place_to_go(&entry, now);
+        entry.part = Part::Unschedulable;
+        if self.events.iter().any(|event| event.is_relevant(by_plugin)) {
+            entry.part = self.next_part(&entry, now);
         }
         self.entries.push(entry);
     }
 
-    /// The pod in flight is gone.
+    /// The pod being scheduled was deleted.
     pub(crate) fn dropped(&mut self) {
-        self.flying = None;
+        self.in_flight = None;
     }
 
     /// Handles an event that may make pods schedulable.
-    pub(crate) fn happens(&mut self, moved: Move, now: Time) {
-        self.missed.push(moved);
+    pub(crate) fn handle(&mut self, event: QueueEvent, now: Time) {
+        self.events.push(event);
         for index in 0..self.entries.len() {
             let entry = &self.entries[index];
-            if entry.place == Place::Unschedulable && moved.interests(entry.by_plugin) {
-                self.entries[index].place = self.place_to_go(&self.entries[index], now);
+            if entry.part == Part::Unschedulable && event.is_relevant(entry.by_plugin) {
+                self.entries[index].part = self.next_part(&self.entries[index], now);
             }
         }
     }
 
-    /// Ends back-offs that are over. Called once a second.
+    /// Moves pods whose backoff is over. Called once a second.
     pub(crate) fn flush(&mut self, now: Time) {
         for index in 0..self.entries.len() {
-            if self.entries[index].place == Place::BackOff && !self.backs_off(&self.entries[index], now) {
-                self.entries[index].place = Place::Active;
+            if self.entries[index].part == Part::Backoff && !self.is_backing_off(&self.entries[index], now) {
+                self.entries[index].part = Part::Active;
             }
         }
     }
 
     /// Moves pods that no event has moved for minutes. Called every 30 s.
-    pub(crate) fn flush_left_over(&mut self, now: Time) {
+    pub(crate) fn flush_unschedulable(&mut self, now: Time) {
         for index in 0..self.entries.len() {
             let entry = &self.entries[index];
-            if entry.place == Place::Unschedulable && now - entry.since > LEFT_OVER {
-                self.entries[index].place = self.place_to_go(&self.entries[index], now);
+            if entry.part == Part::Unschedulable && now - entry.since > MAX_UNSCHEDULABLE {
+                self.entries[index].part = self.next_part(&self.entries[index], now);
             }
         }
     }
 
-    pub(crate) fn waiting(&self) -> impl Iterator<Item = PodId> {
-        self.entries.iter().map(|entry| entry.pod).chain(self.flying.as_ref().map(|entry| entry.pod))
+    /// All pods of the queue.
+    pub(crate) fn pods(&self) -> impl Iterator<Item = PodId> {
+        self.entries.iter().map(|entry| entry.pod).chain(self.in_flight.as_ref().map(|entry| entry.pod))
     }
 
-    fn place_to_go(&self, entry: &Entry, now: Time) -> Place {
-        if self.backs_off(entry, now) { Place::BackOff } else { Place::Active }
+    fn next_part(&self, entry: &Entry, now: Time) -> Part {
+        if self.is_backing_off(entry, now) { Part::Backoff } else { Part::Active }
     }
 
-    /// When the entry's back-off is over; with the gate on, in whole seconds.
+    /// When the entry's backoff is over; with the gate on, in whole seconds.
     fn until(&self, entry: &Entry) -> Time {
         let doublings = entry.rejections.saturating_sub(1).min(20);
-        let wait = (self.back_off.first << doublings).min(self.back_off.longest);
-        self.window(entry.since + if entry.rejections == 0 { 0 } else { wait })
+        let wait = (self.backoff.first << doublings).min(self.backoff.longest);
+        self.rounded(entry.since + if entry.rejections == 0 { 0 } else { wait })
     }
 
-    fn backs_off(&self, entry: &Entry, now: Time) -> bool {
-        entry.rejections > 0 && self.until(entry) >= self.window(now) + Time::from(!self.back_off.early)
+    fn is_backing_off(&self, entry: &Entry, now: Time) -> bool {
+        entry.rejections > 0 && self.until(entry) >= self.rounded(now) + Time::from(!self.backoff.early)
     }
 
-    fn window(&self, time: Time) -> Time {
-        if self.back_off.early { time - time % S } else { time }
+    fn rounded(&self, time: Time) -> Time {
+        if self.backoff.early { time - time % S } else { time }
     }
 }
 
@@ -178,39 +179,39 @@ mod tests {
     use super::*;
 
     fn queue(early: bool) -> Queue {
-        let mut queue = Queue::new(BackOff { first: S, longest: 10 * S, early });
+        let mut queue = Queue::new(Backoff { first: S, longest: 10 * S, early });
         queue.add(7, 0);
         queue
     }
 
     #[test]
-    fn a_rejected_pod_waits_for_an_event_of_interest() {
+    fn a_rejected_pod_waits_for_a_relevant_event() {
         let mut queue = queue(true);
         assert_eq!(queue.pop(), Some(7));
         queue.rejected(false, 1);
-        queue.happens(Move::Object, 2);
-        assert_eq!(queue.pop(), None, "the object is of no interest to who rejected it");
-        queue.happens(Move::PodGone, 3);
-        assert_eq!(queue.pop(), Some(7), "early, though it backs off");
+        queue.handle(QueueEvent::Object, 2);
+        assert_eq!(queue.pop(), None, "the plugin did not reject it");
+        queue.handle(QueueEvent::PodDeleted, 3);
+        assert_eq!(queue.pop(), Some(7), "before the end of its backoff");
         queue.rejected(true, 4);
         assert_eq!(queue.pop(), None);
-        queue.flush_left_over(LEFT_OVER + 4);
+        queue.flush_unschedulable(MAX_UNSCHEDULABLE + 4);
         assert_eq!(queue.pop(), None);
-        queue.flush_left_over(LEFT_OVER + 5);
+        queue.flush_unschedulable(MAX_UNSCHEDULABLE + 5);
         assert_eq!(queue.pop(), Some(7));
-        queue.happens(Move::Object, LEFT_OVER + 6);
-        queue.rejected(true, LEFT_OVER + 7);
-        assert_eq!(queue.pop(), Some(7), "what happens meanwhile is not missed");
+        queue.handle(QueueEvent::Object, MAX_UNSCHEDULABLE + 6);
+        queue.rejected(true, MAX_UNSCHEDULABLE + 7);
+        assert_eq!(queue.pop(), Some(7), "events during scheduling count");
     }
 
     #[test]
-    fn without_early_pops_each_rejection_doubles_the_wait() {
+    fn without_early_pops_each_rejection_doubles_the_backoff() {
         let mut queue = queue(false);
         let mut now = 0;
         for wait in [1, 2, 4, 8, 10, 10] {
             assert_eq!(queue.pop(), Some(7));
             queue.rejected(true, now);
-            queue.happens(Move::Object, now);
+            queue.handle(QueueEvent::Object, now);
             now += wait * S;
             queue.flush(now - 1);
             assert_eq!(queue.pop(), None, "{wait}");

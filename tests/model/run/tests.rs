@@ -1,304 +1,310 @@
-//! Tests of the model itself: it must freeze, collide and agree where the real parts do.
+//! Tests of the model: nodes must freeze and pods must be rejected where they are with the real parts.
 
-use super::chance::{MS, S, Span};
+use super::bug::Bug;
 use super::cluster::{Kind, Phase, Pod, PodId, Request};
 use super::controller::Nudges;
-use super::exporter::{Exporter, Who};
-use super::figures::Cause;
-use super::load::{self, Load, residents};
-use super::ours::Flaw;
+use super::exporter::{Exporter, ExporterKind};
+use super::load::{self, Load, create_initial_pods};
+use super::measurements::Cause;
 use super::plugin::{Cache, Informer};
-use super::queue::BackOff;
+use super::queue::Backoff;
+use super::settings::{Delays, Settings};
+use super::simulation::{DriverEvent, ExporterInput, Simulation, Watcher, guaranteed};
+use super::time::{MS, S, Span};
 use super::walk::{self, Walk};
-use super::world::{Delays, Notice, Settings, Signal, Watcher, World, guaranteed};
 
-/// Creates a world of one node, with the controller if it is to nudge.
-fn world(who: Who, nudges: Nudges, settings: Settings) -> World {
-    let exporters = who.exporters(settings.informer, 1);
-    let mut world = World::new(Settings { nudges, ..settings }, 7, exporters);
-    residents(&mut world, false);
-    go_on(&mut world, 10);
-    world
+/// Starts a simulation with one node.
+fn start(exporter: ExporterKind, nudges: Nudges, settings: Settings) -> Simulation {
+    let exporters = exporter.create(settings.informer, 1);
+    let mut sim = Simulation::new(Settings { nudges, ..settings }, 7, exporters);
+    create_initial_pods(&mut sim, false);
+    run_for(&mut sim, 10);
+    sim
 }
 
-fn go_on(world: &mut World, seconds: u64) {
-    let end = world.now + seconds * S;
-    world.run_until(end, &mut |world, notice| {
-        if let Notice::Drive(token) = notice {
-            world.comes_back(token);
+fn run_for(sim: &mut Simulation, seconds: u64) {
+    let end = sim.now + seconds * S;
+    sim.run_until(end, &mut |sim, event| {
+        if let DriverEvent::Timer(token) = event {
+            sim.resume(token);
         }
     });
 }
 
-fn phase(world: &World, id: PodId) -> Option<Phase> {
-    world.pods[id].object.map(|seen| seen.phase)
+fn phase(sim: &Simulation, id: PodId) -> Option<Phase> {
+    sim.pods[id].object.map(|state| state.phase)
 }
 
 /// Creates a pod with this many CPUs that never ends.
-fn create(world: &mut World, name: &str, cpus: u32) -> PodId {
-    let pod = guaranteed(name.into(), cpus, world.now);
-    world.create(pod)
+fn create(sim: &mut Simulation, name: &str, cpus: u32) -> PodId {
+    let pod = guaranteed(name.into(), cpus, sim.now);
+    sim.create(pod)
 }
 
 /// Returns true if a pod of six CPUs runs within 15 minutes after two others filled a zone each and one of
-/// them ended.
-fn runs_in_a_place_that_was_given_up(world: &mut World) -> bool {
-    let first = create(world, "first", 6);
-    go_on(world, 15);
-    let second = create(world, "second", 6);
-    go_on(world, 600);
-    world.delete(first, false);
-    go_on(world, 15);
-    let third = create(world, "third", 6);
-    go_on(world, 900);
-    phase(world, second) == Some(Phase::Running) && phase(world, third) == Some(Phase::Running)
+/// them was deleted.
+fn released_cpus_are_reused(sim: &mut Simulation) -> bool {
+    let first = create(sim, "first", 6);
+    run_for(sim, 15);
+    let second = create(sim, "second", 6);
+    run_for(sim, 600);
+    sim.delete(first, false);
+    run_for(sim, 15);
+    let third = create(sim, "third", 6);
+    run_for(sim, 900);
+    phase(sim, second) == Some(Phase::Running) && phase(sim, third) == Some(Phase::Running)
 }
 
-fn unpullable(world: &mut World) {
-    let pod = Pod { kind: Kind::Unpullable, ..guaranteed("unpullable".into(), 1, world.now) };
-    world.create(pod);
+fn unpullable(sim: &mut Simulation) {
+    let pod = Pod { kind: Kind::Unpullable, ..guaranteed("unpullable".into(), 1, sim.now) };
+    sim.create(pod);
 }
 
-fn completed(world: &mut World) {
-    let pod = Pod { life: S, ..guaranteed("completed".into(), 1, world.now) };
-    world.create(pod);
+fn completed(sim: &mut Simulation) {
+    let pod = Pod { run_time: S, ..guaranteed("completed".into(), 1, sim.now) };
+    sim.create(pod);
 }
 
-fn refused(world: &mut World) {
-    let pod = guaranteed("refused".into(), 64, world.now);
-    world.create_bound(pod, 0);
+fn rejected(sim: &mut Simulation) {
+    let pod = guaranteed("rejected".into(), 64, sim.now);
+    sim.create_bound(pod, 0);
 }
 
 #[test]
-fn everyday_pods_freeze_a_node_for_who_publishes_the_list_and_for_nobody_else() {
-    let peers = [(Who::Nfd, Nudges::None), (Who::Rte, Nudges::None), (Who::KubeletView, Nudges::usual())];
-    let ours = [(Who::USUAL, Nudges::usual()), (Who::USUAL, Nudges::None)];
-    for odd in [unpullable, completed, refused] {
-        for (who, nudges) in peers.into_iter().chain(ours) {
-            let mut world = world(who, nudges, Settings::default());
-            odd(&mut world);
-            go_on(&mut world, 20);
-            assert_eq!(runs_in_a_place_that_was_given_up(&mut world), who == Who::USUAL, "{}", who.name());
+fn pods_without_running_containers_freeze_a_node_whose_exporter_publishes_the_list() {
+    let peers = [
+        (ExporterKind::Nfd, Nudges::None),
+        (ExporterKind::Rte, Nudges::None),
+        (ExporterKind::KubeletView, Nudges::default_plan()),
+    ];
+    let numacast = [(ExporterKind::DEFAULT, Nudges::default_plan()), (ExporterKind::DEFAULT, Nudges::None)];
+    for odd in [unpullable, completed, rejected] {
+        for (exporter, nudges) in peers.into_iter().chain(numacast) {
+            let mut sim = start(exporter, nudges, Settings::default());
+            odd(&mut sim);
+            run_for(&mut sim, 20);
+            let reused = released_cpus_are_reused(&mut sim);
+            assert_eq!(reused, exporter == ExporterKind::DEFAULT, "{}", exporter.name());
         }
     }
-    for (who, nudges) in peers {
-        let mut world = world(who, nudges, Settings::default());
-        assert!(runs_in_a_place_that_was_given_up(&mut world), "{} without odd pods", who.name());
+    for (exporter, nudges) in peers {
+        let mut sim = start(exporter, nudges, Settings::default());
+        assert!(released_cpus_are_reused(&mut sim), "{} without odd pods", exporter.name());
     }
 }
 
 #[test]
-fn a_completed_pod_freezes_nothing_where_the_plugin_does_not_count_it() {
+fn a_completed_pod_does_not_freeze_a_node_with_the_shared_informer() {
     let settings = Settings { informer: Informer::Shared, ..Settings::default() };
-    for (odd, runs) in [(completed as fn(&mut World), true), (unpullable, false)] {
-        let mut world = world(Who::KubeletView, Nudges::usual(), settings.clone());
-        odd(&mut world);
-        go_on(&mut world, 20);
-        assert_eq!(runs_in_a_place_that_was_given_up(&mut world), runs);
+    for (odd, runs) in [(completed as fn(&mut Simulation), true), (unpullable, false)] {
+        let mut sim = start(ExporterKind::KubeletView, Nudges::default_plan(), settings.clone());
+        odd(&mut sim);
+        run_for(&mut sim, 20);
+        assert_eq!(released_cpus_are_reused(&mut sim), runs);
     }
 }
 
 #[test]
-fn nothing_is_refreshed_while_all_pods_are_pending() {
+fn the_cache_is_not_refreshed_while_all_pods_are_pending() {
     for runs in [false, true] {
-        let exporters = Who::USUAL.exporters(Informer::Dedicated, 1);
-        let settings = Settings { nudges: Nudges::usual(), ..Settings::default() };
-        let mut world = World::new(settings, 7, exporters);
+        let exporters = ExporterKind::DEFAULT.create(Informer::Dedicated, 1);
+        let settings = Settings { nudges: Nudges::default_plan(), ..Settings::default() };
+        let mut sim = Simulation::new(settings, 7, exporters);
         if runs {
-            residents(&mut world, false);
-            go_on(&mut world, 20);
+            create_initial_pods(&mut sim, false);
+            run_for(&mut sim, 20);
         }
-        unpullable(&mut world);
-        go_on(&mut world, 5);
-        let flushes = world.nodes[0].plugin.flushes;
+        unpullable(&mut sim);
+        run_for(&mut sim, 5);
+        let flushes = sim.nodes[0].plugin.flushes;
         // Seven fit into a zone, but the plugin deducts one CPU from both.
-        let pod = create(&mut world, "pod", 7);
-        go_on(&mut world, 900);
-        assert_eq!(world.nodes[0].plugin.flushes > flushes, runs);
-        assert_eq!(phase(&world, pod) == Some(Phase::Running), runs);
+        let pod = create(&mut sim, "pod", 7);
+        run_for(&mut sim, 900);
+        assert_eq!(sim.nodes[0].plugin.flushes > flushes, runs);
+        assert_eq!(phase(&sim, pod) == Some(Phase::Running), runs);
     }
 }
 
 /// Always publishes that the node is free, with the fingerprint that the plugin expects.
-struct Liar;
+struct AlwaysFree;
 
-impl Exporter for Liar {
-    fn hear(&mut self, world: &mut World, signal: Signal) {
-        if matches!(signal, Signal::Started | Signal::Timer(_)) {
-            let expected = world.nodes[0].plugin.expected(&world.pods);
+impl Exporter for AlwaysFree {
+    fn handle(&mut self, sim: &mut Simulation, input: ExporterInput) {
+        if matches!(input, ExporterInput::Started | ExporterInput::Timer(_)) {
+            let expected = sim.nodes[0].plugin.expected(&sim.pods);
             let object = super::cluster::Object {
-                available: world.settings.zones.clone(),
+                available: sim.settings.zones.clone(),
                 policy: true,
-                print: expected.map(|expected| expected.all),
-                counter: world.now,
+                fingerprint: expected.map(|expected| expected.all),
+                counter: sim.now,
                 ..Default::default()
             };
-            world.write(0, object);
-            world.wake_at(0, world.now + 100 * MS, 0);
+            sim.write(0, object);
+            sim.wake_at(0, sim.now + 100 * MS, 0);
         }
     }
 }
 
 #[test]
-fn a_fingerprint_that_comes_true_too_early_lets_pods_collide() {
-    let mut world = World::new(Settings::default(), 7, vec![Box::new(Liar)]);
-    residents(&mut world, false);
-    go_on(&mut world, 5);
+fn a_fingerprint_that_matches_too_early_leads_to_a_rejected_pod() {
+    let mut sim = Simulation::new(Settings::default(), 7, vec![Box::new(AlwaysFree)]);
+    create_initial_pods(&mut sim, false);
+    run_for(&mut sim, 5);
     // Each fits alone. The third does not fit beside the other two, although the node has enough in total.
-    let pods = ["a", "b", "c"].map(|name| create(&mut world, name, 4));
-    go_on(&mut world, 120);
-    let failed = pods.iter().filter(|pod| phase(&world, **pod) == Some(Phase::Failed)).count();
+    let pods = ["a", "b", "c"].map(|name| create(&mut sim, name, 4));
+    run_for(&mut sim, 120);
+    let failed = pods.iter().filter(|pod| phase(&sim, **pod) == Some(Phase::Failed)).count();
     assert_eq!(failed, 1);
-    assert_eq!(world.figures.refused_for(Cause::Late), 1);
+    assert_eq!(sim.measurements.rejected_for(Cause::Avoidable), 1);
 }
 
 #[test]
-fn a_pod_is_refused_without_the_plugin() {
-    let mut world = world(Who::Nobody, Nudges::None, Settings { plugin: false, ..Settings::default() });
-    let pods = ["a", "b", "c"].map(|name| create(&mut world, name, 4));
-    go_on(&mut world, 20);
-    assert_eq!(pods.iter().filter(|pod| phase(&world, **pod) == Some(Phase::Failed)).count(), 1);
+fn a_pod_is_rejected_without_the_plugin() {
+    let settings = Settings { plugin: false, ..Settings::default() };
+    let mut sim = start(ExporterKind::None, Nudges::None, settings);
+    let pods = ["a", "b", "c"].map(|name| create(&mut sim, name, 4));
+    run_for(&mut sim, 20);
+    assert_eq!(pods.iter().filter(|pod| phase(&sim, **pod) == Some(Phase::Failed)).count(), 1);
 }
 
 #[test]
-fn a_burst_is_placed_as_far_as_it_fits() {
-    for (nudges, soon) in [(Nudges::usual(), true), (Nudges::None, false)] {
-        let mut world = world(Who::USUAL, nudges, Settings::default());
-        let pods = ["a", "b", "c", "d"].map(|name| create(&mut world, name, 3));
-        go_on(&mut world, 30);
-        let run = pods.iter().filter(|pod| phase(&world, **pod) == Some(Phase::Running)).count();
+fn all_pods_of_a_burst_that_fit_are_placed() {
+    for (nudges, soon) in [(Nudges::default_plan(), true), (Nudges::None, false)] {
+        let mut sim = start(ExporterKind::DEFAULT, nudges, Settings::default());
+        let pods = ["a", "b", "c", "d"].map(|name| create(&mut sim, name, 3));
+        run_for(&mut sim, 30);
+        let run = pods.iter().filter(|pod| phase(&sim, **pod) == Some(Phase::Running)).count();
         assert_eq!(run == 4, soon, "{run}");
-        go_on(&mut world, 1200);
-        assert!(pods.iter().all(|pod| phase(&world, *pod) == Some(Phase::Running)));
+        run_for(&mut sim, 1200);
+        assert!(pods.iter().all(|pod| phase(&sim, *pod) == Some(Phase::Running)));
     }
 }
 
 #[test]
-fn a_modest_pod_of_somebody_else_stops_the_node_until_the_next_tick() {
-    let mut world = world(Who::USUAL, Nudges::usual(), Settings::default());
-    let stranger = Pod::new("stranger".into(), Request::BEST_EFFORT, world.now);
-    world.create_bound(stranger, 0);
-    let end = world.now + 50 * MS;
-    world.run_until(end, &mut |_, _| {});
-    let pod = create(&mut world, "pod", 1);
-    let end = world.now + 300 * MS;
-    world.run_until(end, &mut |_, _| {});
-    assert_eq!(world.pods[pod].reserved, None);
-    go_on(&mut world, 15);
-    assert_eq!(phase(&world, pod), Some(Phase::Running));
+fn a_pod_of_another_scheduler_blocks_the_node_until_the_next_tick() {
+    let mut sim = start(ExporterKind::DEFAULT, Nudges::default_plan(), Settings::default());
+    let other = Pod::new("other".into(), Request::BEST_EFFORT, sim.now);
+    sim.create_bound(other, 0);
+    let end = sim.now + 50 * MS;
+    sim.run_until(end, &mut |_, _| {});
+    let pod = create(&mut sim, "pod", 1);
+    let end = sim.now + 300 * MS;
+    sim.run_until(end, &mut |_, _| {});
+    assert_eq!(sim.pods[pod].reserved, None);
+    run_for(&mut sim, 15);
+    assert_eq!(phase(&sim, pod), Some(Phase::Running));
 }
 
 #[test]
-fn an_update_of_any_object_wakes_every_pod_that_the_plugin_rejected() {
+fn an_update_of_any_object_requeues_every_pod_that_the_plugin_rejected() {
     let settings =
-        Settings { back_off: BackOff { early: true, ..Settings::default().back_off }, ..Settings::default() };
-    let exporters = Who::USUAL.exporters(Informer::Dedicated, 3);
-    let mut world = World::new(settings, 7, exporters);
-    residents(&mut world, false);
-    go_on(&mut world, 10);
+        Settings { backoff: Backoff { early: true, ..Settings::default().backoff }, ..Settings::default() };
+    let exporters = ExporterKind::DEFAULT.create(Informer::Dedicated, 3);
+    let mut sim = Simulation::new(settings, 7, exporters);
+    create_initial_pods(&mut sim, false);
+    run_for(&mut sim, 10);
     // No zone has eight CPUs.
-    create(&mut world, "large", 8);
-    go_on(&mut world, 20);
-    let cycles = world.figures.cycles;
-    go_on(&mut world, 60);
-    assert_eq!(world.figures.cycles, cycles, "nothing happens");
-    let stranger = Pod::new("stranger".into(), Request::BEST_EFFORT, world.now);
-    world.create_bound(stranger, 2);
-    go_on(&mut world, 5);
-    assert!(world.figures.cycles > cycles, "the object of one node changed");
+    create(&mut sim, "large", 8);
+    run_for(&mut sim, 20);
+    let cycles = sim.measurements.cycles;
+    run_for(&mut sim, 60);
+    assert_eq!(sim.measurements.cycles, cycles, "there is no event");
+    let other = Pod::new("other".into(), Request::BEST_EFFORT, sim.now);
+    sim.create_bound(other, 2);
+    run_for(&mut sim, 5);
+    assert!(sim.measurements.cycles > cycles, "the object of one node changed");
 }
 
 #[test]
-fn the_controller_nudges_while_a_pod_waits_and_not_otherwise() {
-    let mut world = world(Who::USUAL, Nudges::usual(), Settings::default());
-    create(&mut world, "small", 1);
-    go_on(&mut world, 120);
-    assert_eq!(world.figures.nudges, 0, "nobody waits");
-    let large = create(&mut world, "large", 8);
-    go_on(&mut world, 120);
-    let nudges = world.figures.nudges;
+fn the_controller_nudges_only_while_a_pod_is_pending() {
+    let mut sim = start(ExporterKind::DEFAULT, Nudges::default_plan(), Settings::default());
+    create(&mut sim, "small", 1);
+    run_for(&mut sim, 120);
+    assert_eq!(sim.measurements.nudges, 0, "no pod is pending");
+    let large = create(&mut sim, "large", 8);
+    run_for(&mut sim, 120);
+    let nudges = sim.measurements.nudges;
     assert!((3..10).contains(&nudges), "{nudges}");
-    world.delete(large, false);
-    go_on(&mut world, 1);
-    let nudges = world.figures.nudges;
-    go_on(&mut world, 120);
-    assert_eq!(world.figures.nudges, nudges, "it is gone");
+    sim.delete(large, false);
+    run_for(&mut sim, 1);
+    let nudges = sim.measurements.nudges;
+    run_for(&mut sim, 120);
+    assert_eq!(sim.measurements.nudges, nudges, "the pod was deleted");
 }
 
 #[test]
 fn a_flush_forgets_a_pod_that_is_reserved_and_not_bound() {
-    let mut world = world(Who::USUAL, Nudges::usual(), Settings::default());
-    world.settings.delays.late_bind = Span(60 * S, 60 * S);
-    let mut late = guaranteed("late".into(), 4, world.now);
+    let mut sim = start(ExporterKind::DEFAULT, Nudges::default_plan(), Settings::default());
+    sim.settings.delays.late_bind = Span(60 * S, 60 * S);
+    let mut late = guaranteed("late".into(), 4, sim.now);
     late.binds_late = true;
-    let late = world.create(late);
-    go_on(&mut world, 1);
-    assert!(world.pods[late].reserved.is_some() && world.pods[late].bound.is_none());
+    let late = sim.create(late);
+    run_for(&mut sim, 1);
+    assert!(sim.pods[late].reserved.is_some() && sim.pods[late].bound.is_none());
     // The plugin deducts its four CPUs from both zones of seven. A pod that does not fit beside it marks the
     // node, and the next tick forgets it.
-    let pods = ["a", "b"].map(|name| create(&mut world, name, 4));
-    go_on(&mut world, 120);
+    let pods = ["a", "b"].map(|name| create(&mut sim, name, 4));
+    run_for(&mut sim, 120);
     let failed =
-        pods.into_iter().chain([late]).filter(|pod| phase(&world, *pod) == Some(Phase::Failed)).count();
-    assert_eq!((failed, world.figures.refused_for(Cause::Unbound)), (1, 1));
+        pods.into_iter().chain([late]).filter(|pod| phase(&sim, *pod) == Some(Phase::Failed)).count();
+    assert_eq!((failed, sim.measurements.rejected_for(Cause::Unbound)), (1, 1));
 }
 
-/// Runs a load with a direct cache. Returns the number of pods that were rejected for a pod that the agent
-/// had received, and for other reasons.
-fn refused_directly(cache: Cache, reserves: bool) -> (usize, usize) {
+/// Runs a load with a direct cache. Returns the numbers of avoidable and of other rejections.
+fn rejected_with_direct_cache(cache: Cache, reserves: bool) -> (usize, usize) {
     let settings = Settings { cache, grace: Delays::default().grace(0), ..Settings::default() };
     let load = Load {
         percent: 110,
         sizes: &[1, 2, 3, 4],
-        life: 2 * S,
-        shortest: S / 3,
-        again: Span(0, 10 * MS),
+        run_time: 2 * S,
+        min_run_time: S / 3,
+        replace_after: Span(0, 10 * MS),
         odd_pods: true,
-        late: 0,
+        late_per_mille: 0,
         time: 300 * S,
     };
-    let exporters = Who::Direct { reserves }.exporters(Informer::Dedicated, 1);
+    let exporters = ExporterKind::Direct { reserves }.create(Informer::Dedicated, 1);
     let outcome = load::run(settings, &load, exporters, 11);
     assert!(outcome.busy > 0.6, "{outcome:?}");
     assert_eq!(outcome.unknown, 0);
-    (outcome.refused_late, outcome.refused - outcome.refused_late)
+    (outcome.rejected_avoidably, outcome.rejected - outcome.rejected_avoidably)
 }
 
 #[test]
-fn reservations_keep_pods_from_colliding_where_the_object_is_read_directly() {
+fn with_direct_caches_reservations_prevent_rejected_pods() {
     for cache in [Cache::DiscardReserved, Cache::Passthrough] {
-        let (with, without) = (refused_directly(cache, true), refused_directly(cache, false));
+        let [with, without] = [true, false].map(|reserves| rejected_with_direct_cache(cache, reserves));
         assert_eq!(with.0, 0, "{cache:?}: {with:?}");
         assert!(without.0 > 5 && with.0 + with.1 < without.0 + without.1, "{cache:?}: {with:?} {without:?}");
     }
 }
 
 #[test]
-fn an_exporter_that_starts_reserves_before_it_writes() {
+fn a_restarted_exporter_reserves_before_its_first_write() {
     let mut settings = Settings { cache: Cache::DiscardReserved, ..Settings::default() };
     // The kubelet lists the pod without CPUs, and a starting exporter receives its pods late.
     settings.delays.admission = Span(60 * S, 60 * S);
     settings.delays.watch[Watcher::Exporter as usize] = Span(2 * S, 2 * S);
-    let exporters = Who::Direct { reserves: true }.exporters(Informer::Dedicated, 1);
-    let mut world = World::new(settings, 7, exporters);
-    let pod = create(&mut world, "pod", 4);
-    go_on(&mut world, 5);
-    let available = |world: &World| world.nodes[0].object.as_ref().map(|object| object.available.clone());
-    assert_eq!((phase(&world, pod), available(&world)), (Some(Phase::Pending), Some(vec![3, 3])));
-    world.restart_exporter(0, S, true);
+    let exporters = ExporterKind::Direct { reserves: true }.create(Informer::Dedicated, 1);
+    let mut sim = Simulation::new(settings, 7, exporters);
+    let pod = create(&mut sim, "pod", 4);
+    run_for(&mut sim, 5);
+    let available = |sim: &Simulation| sim.nodes[0].object.as_ref().map(|object| object.available.clone());
+    assert_eq!((phase(&sim, pod), available(&sim)), (Some(Phase::Pending), Some(vec![3, 3])));
+    sim.restart_exporter(0, S, true);
     for _ in 0..5 {
-        go_on(&mut world, 1);
-        assert_eq!(available(&world), Some(vec![3, 3]), "{}", world.now);
+        run_for(&mut sim, 1);
+        assert_eq!(available(&sim), Some(vec![3, 3]), "{}", sim.now);
     }
-    assert_eq!(world.figures.restarts, 1);
+    assert_eq!(sim.measurements.restarts, 1);
 }
 
 #[test]
-fn a_run_is_repeated_by_its_seed() {
+fn the_same_seed_gives_the_same_run() {
     let walk = Walk { steps: 300, nodes: 2, foreign: true, faults: true, ..Walk::default() };
     let report = |seed| {
-        let report = walk::run(&walk, seed, Who::USUAL);
-        (report.figures.events, report.placed, report.figures.writes, report.time)
+        let report = walk::run(&walk, seed, ExporterKind::DEFAULT);
+        (report.measurements.events, report.placed, report.measurements.writes, report.time)
     };
     assert_eq!(report(3), report(3));
     assert_ne!(report(3), report(4));
@@ -314,7 +320,7 @@ fn seed() -> u64 {
 
 /// The short form of `make model`.
 #[test]
-fn no_pod_collides_that_could_have_been_prevented_and_no_node_freezes() {
+fn no_pod_is_rejected_avoidably_and_no_node_freezes() {
     let seed = seed();
     for number in 0..6 {
         let informer = if number % 2 == 0 { Informer::Dedicated } else { Informer::Shared };
@@ -322,47 +328,48 @@ fn no_pod_collides_that_could_have_been_prevented_and_no_node_freezes() {
         let walk =
             Walk { steps: 250, informer, nodes, foreign: number > 3, faults: number > 1, ..Walk::default() };
         let seed = seed.wrapping_add(number);
-        let report = walk::run(&walk, seed, Who::USUAL);
+        let report = walk::run(&walk, seed, ExporterKind::DEFAULT);
         assert!(report.placed > 0);
-        assert_eq!((report.refused_for(Cause::Late), report.refused_for(Cause::Unknown)), (0, 0), "{seed}");
+        let rejected = [Cause::Avoidable, Cause::Unknown].map(|cause| report.rejected_for(cause));
+        assert_eq!(rejected, [0, 0], "{seed}");
         assert!(!report.frozen, "{seed}");
     }
 }
 
 #[test]
-fn the_walk_notices_what_is_wrong() {
-    let mut bad = [0; 2];
+fn the_walk_detects_bugs() {
+    let mut failures = [0; 2];
     // The settings of a walk depend on its seed, and only some of them reveal a bug.
     for seed in 0..60 {
-        for (flaw, bad) in [Flaw::NoHold, Flaw::StaleZones].into_iter().zip(&mut bad) {
+        for (bug, failures) in [Bug::NeverWithholds, Bug::StaleZones].into_iter().zip(&mut failures) {
             let walk = Walk { steps: 400, ..Walk::default() };
-            let report = walk::run(&walk, seed, Who::Broken(flaw));
-            *bad += report.figures.forgotten_late;
+            let report = walk::run(&walk, seed, ExporterKind::WithBug(bug));
+            *failures += report.measurements.forgotten_avoidably;
         }
     }
-    assert!(bad.iter().all(|bad| *bad > 0), "{bad:?}");
+    assert!(failures.iter().all(|count| *count > 0), "{failures:?}");
 }
 
 #[test]
-fn slow_hands_are_drawn_too() {
+fn some_walks_have_slow_watches() {
     let walk = Walk { steps: 1, informer: Informer::Shared, ..Walk::default() };
-    let mut dice = super::chance::Dice::new(1);
-    let drawn: Vec<Span> = (0..50).map(|_| walk::settings(&walk, &mut dice).delays.watch[2]).collect();
+    let mut rng = super::random::Random::new(1);
+    let drawn: Vec<Span> = (0..50).map(|_| walk::settings(&walk, &mut rng).delays.watch[2]).collect();
     assert!(drawn.iter().any(|span| span.1 > 400 * MS) && drawn.iter().any(|span| span.1 < 10 * MS));
 }
 
 #[test]
-fn a_kubelet_that_starts_does_not_admit_the_pods_of_another_that_is_down() {
-    let exporters = Who::USUAL.exporters(Informer::Dedicated, 2);
-    let mut world = World::new(Settings::default(), 7, exporters);
-    residents(&mut world, false);
-    go_on(&mut world, 10);
-    world.restart_kubelet(0, 2 * S);
-    world.restart_kubelet(1, 20 * S);
-    let pod = guaranteed("a".into(), 1, world.now);
-    let pod = world.create_bound(pod, 1);
-    go_on(&mut world, 10);
-    assert_eq!(phase(&world, pod), Some(Phase::Pending), "its kubelet is down");
-    go_on(&mut world, 60);
-    assert_eq!(phase(&world, pod), Some(Phase::Running));
+fn a_starting_kubelet_does_not_admit_the_pods_of_another_node() {
+    let exporters = ExporterKind::DEFAULT.create(Informer::Dedicated, 2);
+    let mut sim = Simulation::new(Settings::default(), 7, exporters);
+    create_initial_pods(&mut sim, false);
+    run_for(&mut sim, 10);
+    sim.restart_kubelet(0, 2 * S);
+    sim.restart_kubelet(1, 20 * S);
+    let pod = guaranteed("a".into(), 1, sim.now);
+    let pod = sim.create_bound(pod, 1);
+    run_for(&mut sim, 10);
+    assert_eq!(phase(&sim, pod), Some(Phase::Pending), "its kubelet is down");
+    run_for(&mut sim, 60);
+    assert_eq!(phase(&sim, pod), Some(Phase::Running));
 }

@@ -49,8 +49,8 @@ type container struct {
 	} `json:"resources"`
 }
 
-// answer is what is printed.
-type answer struct {
+// result is the output.
+type result struct {
 	Fingerprint string   `json:"fingerprint"`
 	Pods        []string `json:"pods"`
 }
@@ -85,7 +85,7 @@ func (r rules) run(in io.Reader, out io.Writer) error {
 	if err := json.NewDecoder(in).Decode(&list); err != nil {
 		return fmt.Errorf("standard input is no PodList: %w", err)
 	}
-	said := answer{Pods: []string{}}
+	output := result{Pods: []string{}}
 	fp := podfingerprint.NewFingerprint(len(list.Items))
 	for _, p := range list.Items {
 		if !r.counts(p) {
@@ -94,13 +94,13 @@ func (r rules) run(in io.Reader, out io.Writer) error {
 		if err := fp.Add(p.Metadata.Namespace, p.Metadata.Name); err != nil {
 			return err
 		}
-		said.Pods = append(said.Pods, p.Metadata.Namespace+"/"+p.Metadata.Name)
+		output.Pods = append(output.Pods, p.Metadata.Namespace+"/"+p.Metadata.Name)
 	}
-	said.Fingerprint = fp.Sign()
-	return json.NewEncoder(out).Encode(said)
+	output.Fingerprint = fp.Sign()
+	return json.NewEncoder(out).Encode(output)
 }
 
-// counts says whether a pod is in the set.
+// counts reports whether a pod is in the set.
 func (r rules) counts(p pod) bool {
 	if p.Spec.NodeName == "" || p.Status.Phase == "Pending" {
 		return false
@@ -111,26 +111,26 @@ func (r rules) counts(p pod) bool {
 	return !r.exclusive || r.isExclusive(p)
 }
 
-// isExclusive goes by the specification alone, whatever the node gave the pod.
+// isExclusive depends on the specification alone, not on what the pod was allocated.
 func (r rules) isExclusive(p pod) bool {
 	for _, c := range p.Spec.InitContainers {
 		// Up to v0.34 an init container that ends counts as well.
-		if (r.zones == nil || c.RestartPolicy == "Always") && r.asksForExclusive(c, p.Status.QOS) {
+		if (r.zones == nil || c.RestartPolicy == "Always") && r.requestsExclusive(c, p.Status.QOS) {
 			return true
 		}
 	}
 	for _, c := range p.Spec.Containers {
-		if r.asksForExclusive(c, p.Status.QOS) {
+		if r.requestsExclusive(c, p.Status.QOS) {
 			return true
 		}
 	}
 	return false
 }
 
-func (r rules) asksForExclusive(c container, qos string) bool {
+func (r rules) requestsExclusive(c container, qos string) bool {
 	for name, quantity := range c.Resources.Requests {
 		if !isNative(name) {
-			// Whatever the quantity is.
+			// With any quantity.
 			if r.zones == nil || r.zones[name] {
 				return true
 			}

@@ -283,7 +283,7 @@ fn node(name: &str) -> Value {
                "sizeBytes": 123_456_789})
     };
     let condition = |kind: &str, status: &str| {
-        json!({"type": kind, "status": status, "reason": "KubeletSaysSo", "message": "kubelet has something to say",
+        json!({"type": kind, "status": status, "reason": "KubeletReady", "message": "kubelet is posting ready status",
                "lastHeartbeatTime": "2026-11-21T20:00:00Z", "lastTransitionTime": "2026-11-21T20:00:00Z"})
     };
     json!({

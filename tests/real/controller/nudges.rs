@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::Controller;
 use super::fleet::{Fleet, names, object, objects};
 use crate::support::chart::{Chart, POLICIES, RELEASE, RIGHTS};
-use crate::support::wait::until;
+use crate::support::wait::{pause, until};
 use crate::support::{Cluster, Needs, Parts, tokens};
 
 const ACCOUNT: &str = "numacast-controller";
@@ -21,8 +21,8 @@ const NUDGE: &str = "numacast.io/nudge";
 const FIRST: &str = "a-large-one";
 
 #[tokio::test]
-async fn pods_that_the_plugin_rejected_are_followed_by_nudges_of_one_object() -> Result<()> {
-    let Some(parts) = Parts::with_helm(Needs::ApiServer).await? else { return Ok(()) };
+async fn rejected_pods_cause_nudges_of_one_object() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
     let nodes = names("worker", 3);
@@ -38,7 +38,10 @@ async fn pods_that_the_plugin_rejected_are_followed_by_nudges_of_one_object() ->
     until_policies_hold(&cluster.client_of("policy", &token).await?).await?;
     let before = all(&admin).await?;
     let event = objects(&admin).get_metadata(FIRST).await?;
-    eprintln!("a change of an object is told in {} bytes of metadata", serde_json::to_vec(&event)?.len());
+    eprintln!(
+        "the event of a change of an object has {} bytes of metadata",
+        serde_json::to_vec(&event)?.len()
+    );
     let mut controller =
         Controller::start("controller", &cluster, &cluster.kubeconfig_of(ACCOUNT, &token)?, &[])?;
 
@@ -74,11 +77,17 @@ async fn pods_that_the_plugin_rejected_are_followed_by_nudges_of_one_object() ->
     let _: Value = pods.create_subresource("binding", "db", &PostParams::default(), &binding).await?;
     controller.shows("numacast_rejected_pods", 0.0).await?;
     let nudges = controller.metric("numacast_nudges_total").await?;
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    pause("no further nudge", Duration::from_secs(3)).await;
     ensure!(controller.metric("numacast_nudges_total").await? == nudges);
-    ensure!(controller.metric("numacast_nudge_errors_total{kind=\"refused\"}").await.is_err());
-    let errors = controller.metric("numacast_controller_errors_total{kind=\"forbidden\"}").await;
-    ensure!(errors.is_err(), "{}", controller.process.last_words());
+    ensure!(
+        controller
+            .metric("numacast_controller_errors_total{operation=\"nudge\",kind=\"rejected\"}")
+            .await
+            .is_err()
+    );
+    let errors =
+        controller.metric("numacast_controller_errors_total{operation=\"request\",kind=\"forbidden\"}").await;
+    ensure!(errors.is_err(), "{}", controller.process.log_tail());
     by_the_index(&admin).await
 }
 
@@ -111,9 +120,9 @@ async fn until_policies_hold(controller: &Client) -> Result<()> {
     let dry = PatchParams { dry_run: true, ..PatchParams::default() };
     let label = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
     until("the policy is in force", async || {
-        let refused = objects(controller).patch(FIRST, &dry, &label).await;
-        let refused = refused.err().context("it would let the controller set a label")?;
-        ensure!(refused.to_string().contains("ValidatingAdmissionPolicy"), "{refused}");
+        let result = objects(controller).patch(FIRST, &dry, &label).await;
+        let error = result.err().context("the controller may set a label")?;
+        ensure!(error.to_string().contains("ValidatingAdmissionPolicy"), "{error}");
         Ok(())
     })
     .await

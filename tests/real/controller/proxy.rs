@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 /// How responses about Nodes are falsified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lie {
+pub(crate) enum Fault {
     /// Not at all.
     None,
     /// Requests are forbidden.
@@ -37,7 +37,7 @@ pub(crate) enum Lie {
 
 /// A running proxy; dropping it closes its socket.
 pub(crate) struct Proxy {
-    lie: Arc<Mutex<Lie>>,
+    fault: Arc<Mutex<Fault>>,
     pub(crate) kubeconfig: PathBuf,
     task: JoinHandle<()>,
 }
@@ -51,15 +51,16 @@ impl Drop for Proxy {
 #[derive(Clone)]
 struct Shared {
     client: Client,
-    lie: Arc<Mutex<Lie>>,
+    fault: Arc<Mutex<Fault>>,
 }
 
 impl Proxy {
-    pub(crate) async fn start(client: Client, dir: &Path, said: Lie) -> Result<Self> {
+    pub(crate) async fn start(client: Client, dir: &Path, fault: Fault) -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let url = format!("http://{}", listener.local_addr()?);
-        let lie = Arc::new(Mutex::new(said));
-        let shared = Shared { client, lie: Arc::clone(&lie) };
+        let kubeconfig = dir.join(format!("proxy-{fault:?}.kubeconfig"));
+        let fault = Arc::new(Mutex::new(fault));
+        let shared = Shared { client, fault: Arc::clone(&fault) };
         let app = Router::new().fallback(pass).with_state(shared);
         let task = tokio::spawn(async move {
             let _ = axum::serve(listener, app).await;
@@ -70,45 +71,44 @@ impl Proxy {
             "clusters": [{"name": "test", "cluster": {"server": url}}],
             "users": [{"name": "test", "user": {}}],
         });
-        let kubeconfig = dir.join(format!("proxy-{said:?}.kubeconfig"));
         std::fs::write(&kubeconfig, config.to_string())?;
-        Ok(Self { lie, kubeconfig, task })
+        Ok(Self { fault, kubeconfig, task })
     }
 
-    pub(crate) fn tell(&self, lie: Lie) {
-        *self.lie.lock().unwrap_or_else(PoisonError::into_inner) = lie;
+    pub(crate) fn set(&self, fault: Fault) {
+        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = fault;
     }
 }
 
 async fn pass(State(shared): State<Shared>, request: Request) -> Response<Body> {
-    let lie = *shared.lie.lock().unwrap_or_else(PoisonError::into_inner);
+    let fault = *shared.fault.lock().unwrap_or_else(PoisonError::into_inner);
     let uri = request.uri().clone();
     let (path, query) = (uri.path(), uri.query().unwrap_or_default());
     let lists = path == "/api/v1/nodes" && !query.contains("watch=");
     let counts = lists && (query.contains("limit=1&") || query.ends_with("limit=1"));
     let node = path.strip_prefix("/api/v1/nodes/");
-    match (lie, node) {
-        (Lie::Forbidden, _) if path.starts_with("/api/v1/nodes") => {
+    match (fault, node) {
+        (Fault::Forbidden, _) if path.starts_with("/api/v1/nodes") => {
             return status(403, "Forbidden", "nodes is forbidden: User \"u\" cannot list resource \"nodes\"");
         }
-        (Lie::Failure, _) if path.starts_with("/api/v1/nodes") => {
+        (Fault::Failure, _) if path.starts_with("/api/v1/nodes") => {
             return status(500, "InternalError", "etcdserver: request timed out");
         }
-        (Lie::Empty, Some(name)) => return not_found(name),
-        (Lie::Half, Some(name)) if !is_of_half(name) => return not_found(name),
-        (Lie::Nowhere, Some(_)) => return status(404, "NotFound", "page not found"),
+        (Fault::Empty, Some(name)) => return not_found(name),
+        (Fault::Half, Some(name)) if !is_of_half(name) => return not_found(name),
+        (Fault::Nowhere, Some(_)) => return status(404, "NotFound", "page not found"),
         _ => {}
     }
-    let answer = match forward(&shared.client, request).await {
-        Ok(answer) => answer,
+    let response = match forward(&shared.client, request).await {
+        Ok(response) => response,
         Err(error) => return status(502, "BadGateway", &error.to_string()),
     };
-    match lie {
-        Lie::Empty if lists => cut(answer, 0, |_| false).await,
-        Lie::Half if lists => cut(answer, 2, is_of_half).await,
-        Lie::HalfListed if lists && !counts => cut(answer, 2, is_of_half).await,
-        Lie::Hidden if lists && !counts => cut(answer, 1, |name| !name.ends_with('7')).await,
-        _ => answer,
+    match fault {
+        Fault::Empty if lists => cut(response, 0, |_| false).await,
+        Fault::Half if lists => cut(response, 2, is_of_half).await,
+        Fault::HalfListed if lists && !counts => cut(response, 2, is_of_half).await,
+        Fault::Hidden if lists && !counts => cut(response, 1, |name| !name.ends_with('7')).await,
+        _ => response,
     }
 }
 
@@ -133,8 +133,8 @@ async fn forward(client: &Client, request: Request) -> Result<Response<Body>> {
 }
 
 /// Keeps a list's items that satisfy `stays`, and reduces `remainingItemCount` in the ratio `one_in`.
-async fn cut(answer: Response<Body>, one_in: u64, stays: impl Fn(&str) -> bool) -> Response<Body> {
-    let (parts, body) = answer.into_parts();
+async fn cut(response: Response<Body>, one_in: u64, stays: impl Fn(&str) -> bool) -> Response<Body> {
+    let (parts, body) = response.into_parts();
     let bytes = to_bytes(body, usize::MAX).await.unwrap_or_default();
     let Ok(mut list) = serde_json::from_slice::<Value>(&bytes) else {
         return Response::from_parts(parts, Body::from(bytes));
@@ -155,11 +155,11 @@ fn not_found(name: &str) -> Response<Body> {
         "reason": "NotFound", "message": format!("nodes \"{name}\" not found"),
         "details": {"name": name, "kind": "nodes"},
     });
-    answer(404, &text)
+    response(404, &text)
 }
 
 fn status(code: u16, reason: &str, message: &str) -> Response<Body> {
-    answer(
+    response(
         code,
         &json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
@@ -168,7 +168,7 @@ fn status(code: u16, reason: &str, message: &str) -> Response<Body> {
     )
 }
 
-fn answer(code: u16, status: &Value) -> Response<Body> {
+fn response(code: u16, status: &Value) -> Response<Body> {
     let code = StatusCode::from_u16(code).unwrap_or(StatusCode::BAD_GATEWAY);
     (code, [("content-type", "application/json")], status.to_string()).into_response()
 }

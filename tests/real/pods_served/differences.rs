@@ -23,8 +23,8 @@ impl Source {
             Self::Kubelet => None,
             Self::PodsApi => Some(&["podsApi.source=podsApi"]),
             // As on a kubelet without the Pods API.
-            Self::ApiServer => Some(&["podsApi.source=auto", "kubelet.podsSocket=/nowhere/pods-api.sock"]),
-            Self::Page => Some(&["podsApi.source=kubelet", "pods.interval=1s"]),
+            Self::ApiServer => Some(&["podsApi.source=auto", "kubelet.dir=/nowhere"]),
+            Self::Page => Some(&["podsApi.source=kubelet", "scan.poll=1s"]),
         }
     }
 
@@ -59,7 +59,7 @@ pub(super) struct Row {
     pub(super) pods: Pods,
     /// The aspect, or its prefix followed by `*`.
     pub(super) aspect: &'static str,
-    /// The aspect in words, for the document.
+    /// The aspect as text, for the document.
     pub(super) what: &'static str,
     pub(super) why: &'static str,
     /// Whether it depends on a race: a run may not need it.
@@ -114,7 +114,7 @@ impl Row {
 const OURS: &[Source] = &[Source::PodsApi, Source::ApiServer];
 
 const ENDED: [&str; 5] =
-    ["default/succeeded", "default/failed", "default/refused", "default/ends", "default/kept"];
+    ["default/succeeded", "default/failed", "default/rejected", "default/ends", "default/kept"];
 
 /// Sources that identify pods as the kubelet does.
 const KUBELETS: &[Source] = &[Source::Kubelet, Source::PodsApi];
@@ -124,21 +124,21 @@ pub(super) const DIFFERENCES: &[Row] = &[
     Row {
         sources: KUBELETS,
         aspect: "field metadata annotations kubernetes.io/config.s*",
-        what: "two annotations more: `kubernetes.io/config.seen`, `kubernetes.io/config.source`",
+        what: "two more annotations: `kubernetes.io/config.seen`, `kubernetes.io/config.source`",
         why: "the kubelet adds `kubernetes.io/config.seen` and `kubernetes.io/config.source`",
         ..ROW
     },
     Row {
         sources: KUBELETS,
         aspect: "field metadata resourceVersion",
-        what: "`metadata.resourceVersion` is old, or not there (static pods)",
-        why: "the kubelet keeps the one that it saw first (mirrors have one, static pods none)",
+        what: "`metadata.resourceVersion` is old, or missing (static pods)",
+        why: "the kubelet keeps the first one that it received (mirrors have one, static pods none)",
         ..ROW
     },
     Row {
         sources: KUBELETS,
         aspect: "field metadata managedFields*",
-        what: "`metadata.managedFields` is old, or not there (static pods)",
+        what: "`metadata.managedFields` is old, or missing (static pods)",
         why: "as `resourceVersion`",
         ..ROW
     },
@@ -193,17 +193,17 @@ pub(super) const DIFFERENCES: &[Row] = &[
     Row {
         sources: &[Source::Kubelet],
         scenarios: &["labels"],
-        aspect: "heard old",
-        what: "a watch does not hear that labels or annotations alone have changed",
-        why: "the kubelet tells watchers what changes a pod's status, and with that its labels and annotations; List has them \
+        aspect: "watched old",
+        what: "a watch has no event if only labels or annotations change",
+        why: "the kubelet sends watchers changes of a pod's status, and with these its labels and annotations; List has them \
               at once",
         ..ROW
     },
     Row {
         sources: &[Source::Kubelet],
-        aspect: "doubled",
-        what: "a watch may hear one thing twice",
-        why: "the kubelet may say twice that a pod is deleted, or tell one state of it twice",
+        aspect: "redundant",
+        what: "a watch may have an event twice",
+        why: "the kubelet may send a deletion or a state twice",
         sometimes: true,
         ..ROW
     },
@@ -211,9 +211,9 @@ pub(super) const DIFFERENCES: &[Row] = &[
         sources: &[Source::PodsApi],
         pods: Pods::Ended,
         aspect: "too many",
-        what: "a pod that had ended and was then deleted is listed for up to a minute more",
-        why: "the kubelet says nothing when the object of a pod that has ended is deleted; ours asks for everything anew \
-              every minute while there are such pods",
+        what: "an ended pod that is deleted is listed for up to another minute",
+        why: "the kubelet sends no event when the object of an ended pod is deleted; numacast lists all pods every minute \
+              while there are such pods",
         sometimes: true,
         ..ROW
     },
@@ -221,7 +221,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         sources: &[Source::PodsApi],
         pods: Pods::Ended,
         aspect: "info too many",
-        what: "the same of `PodInfo`",
+        what: "the same in `PodInfo`",
         why: "as in its List",
         sometimes: true,
         ..ROW
@@ -231,7 +231,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         pods: Pods::Ended,
         aspect: "field metadata deletion*",
         what: "an ended pod that a finalizer keeps: `metadata.deletionTimestamp` and `deletionGracePeriodSeconds` may be old for a minute",
-        why: "the kubelet says DELETED before the API server writes that, and nothing afterwards",
+        why: "the kubelet sends `DELETED` before the API server sets these, and nothing afterwards",
         sometimes: true,
         ..ROW
     },
@@ -239,32 +239,32 @@ pub(super) const DIFFERENCES: &[Row] = &[
         sources: &[Source::PodsApi],
         scenarios: &["labels"],
         aspect: "field metadata labels*",
-        what: "a change of labels alone is told with the next change of the pod's state, or within three minutes",
-        why: "as the kubelet's watchers, which it is one of; it asks for everything anew every three minutes",
+        what: "a change of only labels comes with the next change of the pod's state, or within three minutes",
+        why: "numacast is a watcher of the kubelet itself; it lists all pods every three minutes",
         ..ROW
     },
     Row {
         sources: &[Source::PodsApi],
         scenarios: &["labels"],
         aspect: "field metadata annotations example.com/new",
-        what: "the same of annotations",
+        what: "the same for annotations",
         why: "as labels",
         ..ROW
     },
     Row {
         sources: &[Source::Kubelet],
         pods: Pods::Ended,
-        aspect: "heard of too few",
-        what: "a watch hears `DELETED` of a pod that has ended, and the pod is listed until its object goes",
-        why: "the kubelet says DELETED when a pod has ended, though its object is there and in its List",
+        aspect: "watched too few",
+        what: "a watch has `DELETED` for an ended pod, and the pod is listed until its object is deleted",
+        why: "the kubelet sends `DELETED` when a pod has ended, although its object exists and is in its List",
         ..ROW
     },
     Row {
         sources: &[Source::Kubelet],
         scenarios: &["start_up"],
-        aspect: "answers",
-        what: "before all pods are known there is an answer, with some of them or none",
-        why: "1.36 does not wait for the API server's pods; 1.37 says `FailedPrecondition`, and so does ours",
+        aspect: "responses",
+        what: "before all pods are known there is a response, with some of them or none",
+        why: "1.36 does not wait for the API server's pods; 1.37 returns `FailedPrecondition`, as numacast does",
         until: Some(36),
         ..ROW
     },
@@ -272,13 +272,13 @@ pub(super) const DIFFERENCES: &[Row] = &[
         sources: OURS,
         scenarios: &["bad_requests"],
         aspect: "text",
-        what: "other words, behind the same code and `grpc: `, about a request that is no message",
-        why: "each library has its own",
+        what: "another text, after the same code and `grpc: `, for an invalid request",
+        why: "each library has its own text",
         ..ROW
     },
     Row {
         sources: &[Source::ApiServer],
-        scenarios: &["the_api_server_is_away"],
+        scenarios: &["the_api_server_is_down"],
         pods: Pods::Static,
         aspect: "flicker",
         what: "a static pod that was created while the API server was unreachable for more than 30 s: when it is back, a `PodInfo` \
@@ -292,9 +292,9 @@ pub(super) const DIFFERENCES: &[Row] = &[
         sources: OURS,
         scenarios: &["a_slow_watcher"],
         aspect: "cut",
-        what: "a watch that is too slow may be cut in the middle of an event, with the same code, `ResourceExhausted`, and words of the \
-               client's library; one that takes nothing at all for a minute is disconnected, `Unavailable`",
-        why: "what waits for a client is memory: the kubelet keeps it until the client takes it",
+        what: "a slow watch may be ended in the middle of an event, with the same code, `ResourceExhausted`, and a text of the \
+               client's library; one that reads nothing for a minute is disconnected, `Unavailable`",
+        why: "unread events take memory; the kubelet keeps them until the client reads",
         sometimes: true,
         ..ROW
     },
@@ -308,7 +308,7 @@ pub(super) fn excuse(minor: u32, scenario: &str, source: Source, difference: &Di
 /// Returns the table in Markdown.
 pub(super) fn table() -> String {
     let mut table = String::from(
-        "| in this | the kubelet | ours, `podsApi` | ours, `apiServer` | why |\n|---|---|---|---|---|\n",
+        "| difference | kubelet | numacast, `podsApi` | numacast, `apiServer` | reason |\n|---|---|---|---|---|\n",
     );
     for row in DIFFERENCES {
         let differs = |source| match row.until {

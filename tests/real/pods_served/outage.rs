@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::differences::Source;
-use super::world::{Hears, Place, World};
+use super::world::{Server, Watches, World};
 use crate::support::pod;
-use crate::support::pods_clients::{Pod, Who};
-use crate::support::wait::until;
+use crate::support::pods_clients::{ClientKind, Pod};
+use crate::support::wait::{pause, until};
 
 /// Default duration in seconds.
 const SHORT: u64 = 5;
 
-/// Statistics of the requests to one place during the outage.
+/// Statistics of the requests to one server during the outage.
 #[derive(Debug, Default)]
-struct Asked {
+struct Requests {
     lists: usize,
     gets: usize,
     watches: usize,
@@ -32,7 +32,7 @@ impl World {
         Ok(std::fs::write(self.manifest(name), serde_json::to_vec(&pod(name).bound_to("")?)?)?)
     }
 
-    pub(super) async fn the_api_server_is_away(&mut self) -> Result<()> {
+    pub(super) async fn the_api_server_is_down(&mut self) -> Result<()> {
         let seconds = std::env::var("NUMACAST_OUTAGE").ok().map_or(Ok(SHORT), |seconds| seconds.parse())?;
         let static_name = |name: &str| format!("{name}-{}", self.node.name());
         let (early, late) = (static_name("static-early"), static_name("static-late"));
@@ -50,13 +50,13 @@ impl World {
         .await?;
         self.node.fate_of(&early).await?;
         self.node.run(pod("ends")).await?;
-        let mut page = Place::start(&self.node, Source::Page).await?;
-        page.listen(&self.clients, Hears::Conditions)?;
-        self.places.push(page);
-        self.quiet("before").await?;
+        let mut page = Server::start(&self.node, Source::Page).await?;
+        page.subscribe(&self.clients, Watches::Conditions)?;
+        self.servers.push(page);
+        self.wait_until_equal("before").await?;
         let before = self.listed(Source::ApiServer).await?;
         let infos =
-            self.clients.conditions(&self.at(Source::ApiServer)?.socket, "list", &[]).await?.pods()?;
+            self.clients.conditions(&self.server(Source::ApiServer)?.socket, "list", &[]).await?.pods()?;
 
         self.cluster.signal_etcd("STOP")?;
         self.cluster.kill_api_server()?;
@@ -66,7 +66,7 @@ impl World {
         self.node.exit("ends", 0)?;
         // Sources that read from the kubelet are up to date.
         for source in [Source::Kubelet, Source::PodsApi] {
-            until(&format!("{source:?} tells what the kubelet knows"), async || {
+            until(&format!("{source:?} serves what the kubelet knows"), async || {
                 let listed = self.listed(source).await?;
                 let phase = |name: &str| {
                     let found = listed.iter().find(|pod| pod.pod["metadata"]["name"] == *name);
@@ -79,90 +79,88 @@ impl World {
             })
             .await?;
         }
-        until("PodInfo tells so, too, and watchers have heard it", async || {
-            let place = self.at(Source::PodsApi)?;
-            let infos = self.clients.conditions(&place.socket, "list", &[]).await?.pods()?;
+        until("PodInfo does so, too, and subscribers have received it", async || {
+            let server = self.server(Source::PodsApi)?;
+            let infos = self.clients.conditions(&server.socket, "list", &[]).await?.pods()?;
             let found = infos.iter().find(|info| info.pod["metadata"]["name"] == *late);
             let found = &found.context("it is not there")?.pod["info"];
             ensure!(found["static"] == true && found["phase"] == "Running", "{found}");
             let listed = self.listed(Source::PodsApi).await?;
-            for listener in &place.listeners {
-                let known = listener.watcher.known();
-                ensure!(known.pods.len() == listed.len(), "{:?}: {} pods", listener.hears, known.pods.len());
+            for subscriber in &server.subscribers {
+                let pods = subscriber.watcher.state().pods.len();
+                ensure!(pods == listed.len(), "{:?}: {pods} pods", subscriber.watches);
             }
             Ok(())
         })
         .await?;
         // The API server source is down, as the metric shows, and its last state is still served.
-        let api_server = self.at(Source::ApiServer)?;
-        let up = [r#"source="api_server""#];
-        until("it is counted that the API server does not tell", async || {
-            let up =
-                api_server.served.as_ref().context("ours")?.sum("numacast_pods_api_source_up", &up).await?;
+        let api_server = self.server(Source::ApiServer)?;
+        let up = [r#"component="pods_api""#, r#"source="api_server""#];
+        until("the metric shows that the API server is down", async || {
+            let up = api_server.served.as_ref().context("ours")?.sum("numacast_pod_source_up", &up).await?;
             ensure!(up == Some(0.0), "{up:?}");
             Ok(())
         })
         .await?;
-        let mut asked = [Asked::default(), Asked::default()];
-        let most = Duration::from_secs(seconds);
+        let mut requests = [Requests::default(), Requests::default()];
+        let outage = Duration::from_secs(seconds);
         loop {
-            for (source, asked) in [Source::PodsApi, Source::ApiServer].into_iter().zip(&mut asked) {
-                self.asks_everything(source, asked).await?;
+            for (source, requests) in [Source::PodsApi, Source::ApiServer].into_iter().zip(&mut requests) {
+                self.requests_succeed(source, requests).await?;
             }
             ensure!(
                 self.listed(Source::ApiServer).await? == before,
-                "what the API server told last has changed"
+                "the last state of the API server has changed"
             );
-            self.ours_goes_on("the API server is away")?;
-            if begun.elapsed() > most {
+            self.our_watches_continue("the API server is down")?;
+            if begun.elapsed() > outage {
                 break;
             }
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            pause("during the outage", Duration::from_secs(1)).await;
         }
-        let now = self.clients.conditions(&self.at(Source::ApiServer)?.socket, "list", &[]).await?.pods()?;
-        let words = self.at(Source::ApiServer)?.served.as_ref().context("ours")?.last_words();
-        let page = self.at(Source::Page)?;
-        let page_up = page.served.as_ref().context("ours")?.sum("numacast_pods_api_source_up", &[]).await?;
-        eprintln!("away for {:?}: {asked:?}; conditions have changed: {}", begun.elapsed(), now != infos);
-        eprintln!(
-            "{words}\n/pods tells: {page_up:?}\n{}",
-            page.served.as_ref().context("ours")?.last_words()
-        );
+        let now =
+            self.clients.conditions(&self.server(Source::ApiServer)?.socket, "list", &[]).await?.pods()?;
+        let log = self.server(Source::ApiServer)?.served.as_ref().context("ours")?.log_tail();
+        let page = self.server(Source::Page)?;
+        let of_page = [r#"component="pods_api""#];
+        let page_up = page.served.as_ref().context("ours")?.sum("numacast_pod_source_up", &of_page).await?;
+        eprintln!("down for {:?}: {requests:?}; conditions have changed: {}", begun.elapsed(), now != infos);
+        eprintln!("{log}\n/pods is up: {page_up:?}\n{}", page.served.as_ref().context("ours")?.log_tail());
 
         // `/pods` is polled rarely, and another scenario checks it.
-        self.places.pop();
+        self.servers.pop();
         self.cluster.signal_etcd("CONT")?;
         self.cluster.restart_api_server().await?;
-        self.node.kubelet_is_ready().await?;
-        self.quiet("it is back").await?;
+        self.node.wait_until_ready().await?;
+        self.wait_until_equal("it is back").await?;
         self.node.delete("ends").await?;
         std::fs::remove_file(self.manifest("static-late"))?;
-        self.node.is_gone(&late).await?;
-        self.quiet("all is as before").await
+        self.node.wait_until_gone(&late).await?;
+        self.wait_until_equal("all is as before").await
     }
 
     async fn listed(&self, source: Source) -> Result<Vec<Pod>> {
-        self.clients.list(Who::Go, &self.at(source)?.socket).await?.pods()
+        self.clients.list(ClientKind::Go, &self.server(source)?.socket).await?.pods()
     }
 
     /// Checks that List, Get of every tenth pod and a new watch return the same.
-    async fn asks_everything(&self, source: Source, asked: &mut Asked) -> Result<()> {
-        let socket = &self.at(source)?.socket;
+    async fn requests_succeed(&self, source: Source, requests: &mut Requests) -> Result<()> {
+        let socket = &self.server(source)?.socket;
         let begun = Instant::now();
         let listed = self.listed(source).await?;
-        asked.slowest = asked.slowest.max(begun.elapsed());
-        asked.lists += 1;
+        requests.slowest = requests.slowest.max(begun.elapsed());
+        requests.lists += 1;
         for pod in listed.iter().step_by(10) {
-            let got = self.clients.get(Who::Go, socket, pod.uid()).await?.pods()?;
+            let got = self.clients.get(ClientKind::Go, socket, pod.uid()).await?.pods()?;
             ensure!(got.len() == 1 && got[0].name() == pod.name(), "{source:?}: {got:?}");
-            asked.gets += 1;
+            requests.gets += 1;
         }
-        let watcher = self.clients.watch(Who::Go, socket, &[])?;
-        watcher.synced().await?;
-        let known = watcher.known();
-        ensure!(known.pods.keys().eq(listed.iter().map(Pod::uid)), "{source:?}: {:?}", known.pods.keys());
-        ensure!(known.nonsense.is_empty(), "{source:?}: {:#?}", known.nonsense);
-        asked.watches += 1;
+        let watcher = self.clients.watch(ClientKind::Go, socket, &[])?;
+        watcher.wait_until_synced().await?;
+        let state = watcher.state();
+        ensure!(state.pods.keys().eq(listed.iter().map(Pod::uid)), "{source:?}: {:?}", state.pods.keys());
+        ensure!(state.violations.is_empty(), "{source:?}: {:#?}", state.violations);
+        requests.watches += 1;
         Ok(())
     }
 }

@@ -7,9 +7,9 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use super::differences::Source;
-use super::world::{Hears, Place, World};
+use super::world::{Server, Watches, World};
 use crate::support::pods::PodSpec;
-use crate::support::pods_clients::Who;
+use crate::support::pods_clients::ClientKind;
 use crate::support::wait::until;
 use crate::support::{Stop, pod};
 
@@ -37,7 +37,7 @@ impl World {
     }
 
     /// Sets a gated pod's readiness gate, from which the kubelet derives the Ready condition.
-    async fn say_ready(&self, name: &str, ready: bool) -> Result<()> {
+    async fn set_ready(&self, name: &str, ready: bool) -> Result<()> {
         let status = if ready { "True" } else { "False" };
         let conditions = json!({ "status": { "conditions": [{ "type": GATE, "status": status }] } });
         let patch = Patch::Strategic(conditions);
@@ -46,7 +46,7 @@ impl World {
     }
 
     /// Waits until the kubelet reports the same.
-    async fn is_ready(&self, name: &str, ready: bool) -> Result<()> {
+    async fn wait_until_ready(&self, name: &str, ready: bool) -> Result<()> {
         let right = if ready { "True" } else { "False" };
         until(&format!("{name} is ready: {ready}"), async || {
             let status = self.pods().get(name).await?.status.unwrap_or_default();
@@ -73,16 +73,16 @@ impl World {
     async fn delete_all(&self, which: std::ops::Range<usize>) -> Result<()> {
         let names: Vec<String> = which.map(|index| format!("many-{index}")).collect();
         for name in &names {
-            self.node.ask_to_delete(name).await?;
+            self.node.request_deletion(name).await?;
         }
         for name in &names {
-            self.node.is_gone(name).await?;
+            self.node.wait_until_gone(name).await?;
         }
         Ok(())
     }
 
     pub(super) async fn many_pods(&mut self) -> Result<()> {
-        self.quiet("there is none").await?;
+        self.wait_until_equal("there is none").await?;
         let names: Vec<String> = (0..20).map(|index| format!("many-{index}")).collect();
         self.run_all(&names).await?;
         let whole = pod("whole")
@@ -93,11 +93,11 @@ impl World {
         self.node
             .run(whole.init("first").cpus(1).memory("64Mi").sidecar("side").cpus(1).memory("64Mi"))
             .await?;
-        self.quiet("they run").await?;
+        self.wait_until_equal("they run").await?;
         // Python's client decodes the same pods from the same bytes.
-        for place in self.places.iter().filter(|place| place.source.serves_pods()) {
-            let go = self.clients.list(Who::Go, &place.socket).await?.pods()?;
-            let python = self.clients.list(Who::Python, &place.socket).await?.pods()?;
+        for server in self.servers.iter().filter(|server| server.source.serves_pods()) {
+            let go = self.clients.list(ClientKind::Go, &server.socket).await?.pods()?;
+            let python = self.clients.list(ClientKind::Python, &server.socket).await?.pods()?;
             let of = |pods: &[crate::support::pods_clients::Pod]| -> Vec<(String, String, String, Value)> {
                 pods.iter()
                     .map(|pod| {
@@ -110,15 +110,15 @@ impl World {
                     })
                     .collect()
             };
-            ensure!(of(&go) == of(&python), "{:?}", place.source);
-            ensure!(go.len() == 21, "{} pods at {:?}", go.len(), place.source);
+            ensure!(of(&go) == of(&python), "{:?}", server.source);
+            ensure!(go.len() == 21, "{} pods at {:?}", go.len(), server.source);
             for pod in [&go[0], &go[20]] {
-                for who in [Who::Go, Who::Python] {
-                    let got = self.clients.get(who, &place.socket, pod.uid()).await?.pods()?;
+                for who in [ClientKind::Go, ClientKind::Python] {
+                    let got = self.clients.get(who, &server.socket, pod.uid()).await?.pods()?;
                     ensure!(
                         got.len() == 1 && got[0].hash == pod.hash,
                         "{who:?} at {:?}: {got:?}",
-                        place.source
+                        server.source
                     );
                 }
             }
@@ -139,7 +139,7 @@ impl World {
         })
         .await?;
         self.node.fate_of(&name).await?;
-        self.quiet("one runs").await?;
+        self.wait_until_equal("one runs").await?;
         let before = self.pods().get(&name).await?.metadata;
         write(pod("static").cpus(1).memory("128Mi"))?;
         until("it is another", async || {
@@ -149,35 +149,35 @@ impl World {
         })
         .await?;
         self.node.fate_of(&name).await?;
-        self.quiet("its file says something else").await?;
+        self.wait_until_equal("its file has changed").await?;
         std::fs::remove_file(&manifest)?;
-        self.node.is_gone(&name).await?;
-        self.quiet("its file is gone").await
+        self.node.wait_until_gone(&name).await?;
+        self.wait_until_equal("its file is gone").await
     }
 
     pub(super) async fn updates(&mut self) -> Result<()> {
         self.submit_gated("gated", 10).await?;
         self.node.fate_of("gated").await?;
-        self.quiet("a pod waits").await?;
-        self.say_ready("gated", true).await?;
-        self.is_ready("gated", true).await?;
-        self.quiet("it is ready").await?;
-        self.say_ready("gated", false).await?;
-        self.is_ready("gated", false).await?;
-        self.quiet("it is not ready any more").await
+        self.wait_until_equal("a pod waits").await?;
+        self.set_ready("gated", true).await?;
+        self.wait_until_ready("gated", true).await?;
+        self.wait_until_equal("it is ready").await?;
+        self.set_ready("gated", false).await?;
+        self.wait_until_ready("gated", false).await?;
+        self.wait_until_equal("it is not ready any more").await
     }
 
     pub(super) async fn labels(&mut self) -> Result<()> {
         let more =
             json!({ "metadata": { "labels": { "a": "b" }, "annotations": { "example.com/new": "c" } } });
         self.patch("gated", more).await?;
-        self.quiet("it has a label and an annotation more").await
+        self.wait_until_equal("it has a label and an annotation more").await
     }
 
     pub(super) async fn label_and_status(&mut self) -> Result<()> {
-        self.say_ready("gated", true).await?;
-        self.is_ready("gated", true).await?;
-        self.quiet("its state has changed as well").await
+        self.set_ready("gated", true).await?;
+        self.wait_until_ready("gated", true).await?;
+        self.wait_until_equal("its state has changed as well").await
     }
 
     pub(super) async fn terminal_pods(&mut self) -> Result<()> {
@@ -186,32 +186,32 @@ impl World {
         }
         self.node.finish("succeeded", 0).await?;
         self.node.finish("failed", 1).await?;
-        self.node.try_to_run(pod("refused").cpus(9).memory("64Mi")).await?;
-        self.quiet("some have ended, one was refused").await
+        self.node.try_to_run(pod("rejected").cpus(9).memory("64Mi")).await?;
+        self.wait_until_equal("some have ended, one was rejected").await
     }
 
-    pub(super) async fn terminal_pods_go(&mut self) -> Result<()> {
-        for name in ["succeeded", "failed", "refused"] {
+    pub(super) async fn terminal_pods_are_deleted(&mut self) -> Result<()> {
+        for name in ["succeeded", "failed", "rejected"] {
             self.node.delete(name).await?;
         }
-        self.quiet("they are deleted").await
+        self.wait_until_equal("they are deleted").await
     }
 
     pub(super) async fn deletions(&mut self) -> Result<()> {
         self.delete_all(0..5).await?;
-        self.quiet("five are deleted").await?;
+        self.wait_until_equal("five are deleted").await?;
         self.node.run(pod("kept").finalizer("example.com/keeps")).await?;
-        self.quiet("one has a finalizer").await
+        self.wait_until_equal("one has a finalizer").await
     }
 
     pub(super) async fn a_finalizer(&mut self) -> Result<()> {
-        self.node.ask_to_delete("kept").await?;
-        self.node.says("kept", "\"terminated\"").await?;
-        self.quiet("it keeps the deleted pod").await
+        self.node.request_deletion("kept").await?;
+        self.node.wait_for_status("kept", "\"terminated\"").await?;
+        self.wait_until_equal("it keeps the deleted pod").await
     }
 
     /// With the kubelet's `/pods` as the source, only PodInfo is served.
-    pub(super) async fn the_page(&mut self) -> Result<()> {
+    pub(super) async fn the_pods_endpoint(&mut self) -> Result<()> {
         let manifest = self.cluster.dir().join("manifests/static.yaml");
         std::fs::write(&manifest, serde_json::to_vec(&pod("static").bound_to("")?)?)?;
         let name = format!("static-{}", self.node.name());
@@ -221,64 +221,64 @@ impl World {
         })
         .await?;
         self.node.fate_of(&name).await?;
-        let mut page = Place::start(&self.node, Source::Page).await?;
-        page.listen(&self.clients, Hears::Conditions)?;
-        self.places.push(page);
-        self.quiet("all kinds of pods are there").await?;
-        let page = self.places.pop().context("no page")?;
-        for answer in [
-            self.clients.list(Who::Go, &page.socket).await?,
-            self.clients.get(Who::Go, &page.socket, "nobody").await?,
+        let mut page = Server::start(&self.node, Source::Page).await?;
+        page.subscribe(&self.clients, Watches::Conditions)?;
+        self.servers.push(page);
+        self.wait_until_equal("all kinds of pods are there").await?;
+        let page = self.servers.pop().context("no server")?;
+        for response in [
+            self.clients.list(ClientKind::Go, &page.socket).await?,
+            self.clients.get(ClientKind::Go, &page.socket, "nobody").await?,
         ] {
-            ensure!(answer.code == "Unimplemented" && answer.text.contains("PodInfo"), "{answer:?}");
+            ensure!(response.code == "Unimplemented" && response.text.contains("PodInfo"), "{response:?}");
         }
-        let watcher = self.clients.watch(Who::Go, &page.socket, &[])?;
-        let (code, _) = watcher.ended().await?;
+        let watcher = self.clients.watch(ClientKind::Go, &page.socket, &[])?;
+        let (code, _) = watcher.wait_until_ended().await?;
         ensure!(code == "Unimplemented", "{code}");
         let unknown = self.clients.conditions(&page.socket, "get", &["--uid", "nobody"]).await?;
         ensure!(unknown.status() == ("NotFound", "pod with UID nobody not found"), "{unknown:?}");
         std::fs::remove_file(&manifest)?;
-        self.node.is_gone(&name).await?;
-        self.quiet("the static pod is gone").await
+        self.node.wait_until_gone(&name).await?;
+        self.wait_until_equal("the static pod is gone").await
     }
 
-    pub(super) async fn a_finalizer_goes(&mut self) -> Result<()> {
-        self.node.drop_finalizers("kept").await?;
-        self.node.is_gone("kept").await?;
-        self.quiet("it is taken off").await
+    pub(super) async fn a_finalizer_is_removed(&mut self) -> Result<()> {
+        self.node.remove_finalizers("kept").await?;
+        self.node.wait_until_gone("kept").await?;
+        self.wait_until_equal("it is removed").await
     }
 
     pub(super) async fn force_deletion(&mut self) -> Result<()> {
         self.node.run(pod("forced").cpus(1).memory("64Mi")).await?;
-        self.quiet("one runs").await?;
+        self.wait_until_equal("one runs").await?;
         self.node.force_delete("forced").await?;
-        self.quiet("it is gone").await
+        self.wait_until_equal("it is gone").await
     }
 
-    pub(super) async fn a_name_returns(&mut self) -> Result<()> {
+    pub(super) async fn a_name_is_reused(&mut self) -> Result<()> {
         self.node.run(pod("returns").cpus(1).memory("64Mi")).await?;
         let old = self.pods().get("returns").await?.metadata.uid.context("no UID")?;
-        self.quiet("one runs").await?;
+        self.wait_until_equal("one runs").await?;
         self.node.force_delete("returns").await?;
         self.node.run(pod("returns").cpus(1).memory("64Mi")).await?;
-        self.quiet("another one has its name").await?;
-        for place in self.places.iter().filter(|place| place.source.serves_pods()) {
-            let answer = self.clients.get(Who::Go, &place.socket, &old).await?;
+        self.wait_until_equal("another one has its name").await?;
+        for server in self.servers.iter().filter(|server| server.source.serves_pods()) {
+            let response = self.clients.get(ClientKind::Go, &server.socket, &old).await?;
             let right = ("NotFound", format!("pod with UID {old} not found"));
-            ensure!(answer.status() == (right.0, &right.1), "{:?}: {answer:?}", place.source);
+            ensure!(response.status() == (right.0, &right.1), "{:?}: {response:?}", server.source);
         }
         Ok(())
     }
 
-    /// A client that was disconnected notices deletions by the pods' absence from the list.
+    /// A client that was disconnected detects deletions by the pods' absence from the list.
     pub(super) async fn deletions_while_disconnected(&mut self) -> Result<()> {
-        for place in &mut self.places {
-            place.listeners.clear();
+        for server in &mut self.servers {
+            server.subscribers.clear();
         }
         self.delete_all(5..10).await?;
         self.node.run(pod("meanwhile")).await?;
-        self.listen()?;
-        self.quiet("everybody is back").await
+        self.subscribe()?;
+        self.wait_until_equal("all are connected again").await
     }
 
     /// Toggles readiness until a client that does not read is far behind.
@@ -290,35 +290,35 @@ impl World {
         for name in &names {
             self.node.fate_of(name).await?;
         }
-        self.quiet("they run").await?;
+        self.wait_until_equal("they run").await?;
         let mut slow = Vec::new();
-        for place in self.places.iter().filter(|place| place.source.serves_pods()) {
-            let watcher = self.clients.watch(Who::Go, &place.socket, &["--stall"])?;
-            watcher.synced().await?;
-            slow.push((place.source, watcher));
+        for server in self.servers.iter().filter(|server| server.source.serves_pods()) {
+            let watcher = self.clients.watch(ClientKind::Go, &server.socket, &["--stall"])?;
+            watcher.wait_until_synced().await?;
+            slow.push((server.source, watcher));
         }
         // The server buffers 100 events for it, and the transport some 200 KiB.
         for round in 0..8 {
             for name in &names {
-                self.say_ready(name, round % 2 == 0).await?;
+                self.set_ready(name, round % 2 == 0).await?;
             }
             for name in &names {
-                self.is_ready(name, round % 2 == 0).await?;
+                self.wait_until_ready(name, round % 2 == 0).await?;
             }
         }
-        self.quiet("all others have heard everything").await?;
+        self.wait_until_equal("all others have received everything").await?;
         let mut cut = Vec::new();
         for (source, watcher) in &mut slow {
-            watcher.go_on().await?;
-            let (code, text) = watcher.ended().await?;
+            watcher.resume().await?;
+            let (code, text) = watcher.wait_until_ended().await?;
             if (code.as_str(), text.as_str()) != ("ResourceExhausted", "watch client channel closed") {
                 let reset =
                     code == "ResourceExhausted" && text.starts_with("stream terminated by RST_STREAM");
                 ensure!(reset || code == "Unavailable", "{source:?}: {code}: {text}");
                 cut.push((*source, text));
             }
-            let known = watcher.known();
-            ensure!(known.nonsense.is_empty(), "{source:?}: {:#?}", known.nonsense);
+            let state = watcher.state();
+            ensure!(state.violations.is_empty(), "{source:?}: {:#?}", state.violations);
         }
         for (source, text) in cut {
             self.note(source, "cut", &text)?;
@@ -326,7 +326,7 @@ impl World {
         for name in &names {
             self.node.force_delete(name).await?;
         }
-        self.quiet("they are gone").await
+        self.wait_until_equal("they are gone").await
     }
 
     /// Invalid requests get the same response everywhere.
@@ -352,22 +352,25 @@ impl World {
             ),
         ];
         for (what, rpc, request) in requests {
-            let kubelets = self.at(Source::Kubelet)?.socket.clone();
+            let kubelets = self.server(Source::Kubelet)?.socket.clone();
             let right = self.clients.call(&kubelets, rpc, &request).await?;
             let mut others = Vec::new();
-            for place in
-                self.places.iter().filter(|place| place.source.serves_pods() && place.served.is_some())
+            for server in
+                self.servers.iter().filter(|server| server.source.serves_pods() && server.served.is_some())
             {
-                let answer = self.clients.call(&place.socket, rpc, &request).await?;
+                let response = self.clients.call(&server.socket, rpc, &request).await?;
                 ensure!(
-                    answer.code == right.code,
-                    "{what}: {:?}: {answer:?}, and the kubelet {right:?}",
-                    place.source
+                    response.code == right.code,
+                    "{what}: {:?}: {response:?}, and the kubelet {right:?}",
+                    server.source
                 );
-                if answer.text != right.text {
-                    let both = format!("{what}: {}, and the kubelet {}", answer.text, right.text);
-                    ensure!(answer.text.starts_with("grpc: ") && right.text.starts_with("grpc: "), "{both}");
-                    others.push((place.source, both));
+                if response.text != right.text {
+                    let both = format!("{what}: {}, and the kubelet {}", response.text, right.text);
+                    ensure!(
+                        response.text.starts_with("grpc: ") && right.text.starts_with("grpc: "),
+                        "{both}"
+                    );
+                    others.push((server.source, both));
                 }
             }
             for (source, both) in others {
@@ -378,18 +381,18 @@ impl World {
     }
 
     /// numacast's server is restarted or killed: clients reconnect and have the same state.
-    pub(super) async fn ours_restarts(&mut self) -> Result<()> {
+    pub(super) async fn our_server_restarts(&mut self) -> Result<()> {
         for how in [Stop::Term, Stop::Kill] {
-            for place in &mut self.places {
-                let Some(served) = &mut place.served else { continue };
-                served.end(how)?;
-                for listener in &place.listeners {
-                    let (code, text) = listener.watcher.ended().await?;
-                    ensure!(code == "Unavailable", "{:?}, {how:?}: {code}: {text}", place.source);
+            for server in &mut self.servers {
+                let Some(served) = &mut server.served else { continue };
+                served.stop(how)?;
+                for subscriber in &server.subscribers {
+                    let (code, text) = subscriber.watcher.wait_until_ended().await?;
+                    ensure!(code == "Unavailable", "{:?}, {how:?}: {code}: {text}", server.source);
                 }
-                served.start_again().await?;
+                served.restart().await?;
             }
-            self.quiet(&format!("ours is back, {how:?}")).await?;
+            self.wait_until_equal(&format!("our server is back, {how:?}")).await?;
         }
         Ok(())
     }
@@ -399,28 +402,28 @@ impl World {
         self.node.stop_kubelet(Stop::Kill)?;
         self.node.force_delete("many-10").await?;
         self.node.submit(&pod("new")).await?;
-        self.ours_goes_on("the kubelet is away")?;
+        self.our_watches_continue("the kubelet is down")?;
         self.node.start_kubelet().await?;
         self.node.fate_of("new").await?;
-        self.quiet("it is back, one pod was deleted meanwhile and one is new").await
+        self.wait_until_equal("it is back, one pod was deleted meanwhile and one is new").await
     }
 
     pub(super) async fn the_api_server_restarts(&mut self) -> Result<()> {
         self.cluster.kill_api_server()?;
-        self.ours_goes_on("the API server is away")?;
+        self.our_watches_continue("the API server is down")?;
         self.cluster.restart_api_server().await?;
-        self.node.kubelet_is_ready().await?;
-        self.quiet("it is back").await
+        self.node.wait_until_ready().await?;
+        self.wait_until_equal("it is back").await
     }
 
     /// Checks that no watch of numacast's server has ended.
-    pub(super) fn ours_goes_on(&mut self, when: &str) -> Result<()> {
-        for place in &mut self.places {
-            let Some(served) = &mut place.served else { continue };
+    pub(super) fn our_watches_continue(&mut self, when: &str) -> Result<()> {
+        for server in &mut self.servers {
+            let Some(served) = &mut server.served else { continue };
             served.still_runs()?;
-            for listener in &place.listeners {
-                let known = listener.watcher.known();
-                ensure!(known.ended.is_none(), "{when}: {:?}: {:?}", place.source, known.ended);
+            for subscriber in &server.subscribers {
+                let state = subscriber.watcher.state();
+                ensure!(state.ended.is_none(), "{when}: {:?}: {:?}", server.source, state.ended);
             }
         }
         Ok(())
@@ -428,52 +431,54 @@ impl World {
 
     /// Nothing is synced: the kubelet and numacast's server have just started, and there is no API server.
     pub(super) async fn start_up(&mut self) -> Result<()> {
-        for place in &mut self.places {
-            place.listeners.clear();
-            if let Some(served) = &mut place.served {
-                served.end(Stop::Kill)?;
+        for server in &mut self.servers {
+            server.subscribers.clear();
+            if let Some(served) = &mut server.served {
+                served.stop(Stop::Kill)?;
             }
         }
         self.cluster.kill_api_server()?;
         self.node.stop_kubelet(Stop::Kill)?;
-        for place in &mut self.places {
-            if let Some(served) = &mut place.served {
-                served.start_again().await?;
+        for server in &mut self.servers {
+            if let Some(served) = &mut server.served {
+                served.restart().await?;
             }
         }
-        self.before_anything("nobody tells").await?;
+        self.is_not_synced("no source is up").await?;
         self.node.launch_kubelet()?;
-        let socket = self.at(Source::Kubelet)?.socket.clone();
+        let socket = self.server(Source::Kubelet)?.socket.clone();
         until("the kubelet serves its Pods API", async || {
             std::os::unix::net::UnixStream::connect(&socket)?;
             Ok(())
         })
         .await?;
-        self.before_anything("the kubelet has just started").await?;
-        let list = self.clients.list(Who::Go, &socket).await?;
+        self.is_not_synced("the kubelet has just started").await?;
+        let list = self.clients.list(ClientKind::Go, &socket).await?;
         if list.code == "OK" {
-            self.note(Source::Kubelet, "answers", &format!("{} pods", list.pods.len()))?;
+            self.note(Source::Kubelet, "responses", &format!("{} pods", list.pods.len()))?;
         }
         self.cluster.restart_api_server().await?;
-        self.node.kubelet_is_ready().await?;
-        self.listen()?;
-        self.quiet("the API server is back").await
+        self.node.wait_until_ready().await?;
+        self.subscribe()?;
+        self.wait_until_equal("the API server is back").await
     }
 
     /// Checks that numacast's server reports that it is not ready.
-    async fn before_anything(&self, when: &str) -> Result<()> {
+    async fn is_not_synced(&self, when: &str) -> Result<()> {
         const RIGHT: (&str, &str) = ("FailedPrecondition", "Kubelet is initializing");
-        for place in self.places.iter().filter(|place| place.served.is_some() && place.source.serves_pods()) {
-            let list = self.clients.list(Who::Go, &place.socket).await?;
-            let get = self.clients.get(Who::Go, &place.socket, "nobody").await?;
-            let watcher = self.clients.watch(Who::Go, &place.socket, &[])?;
-            let (code, text) = watcher.ended().await?;
+        for server in
+            self.servers.iter().filter(|server| server.served.is_some() && server.source.serves_pods())
+        {
+            let list = self.clients.list(ClientKind::Go, &server.socket).await?;
+            let get = self.clients.get(ClientKind::Go, &server.socket, "nobody").await?;
+            let watcher = self.clients.watch(ClientKind::Go, &server.socket, &[])?;
+            let (code, text) = watcher.wait_until_ended().await?;
             for (what, status) in
                 [("List", list.status()), ("Get", get.status()), ("Watch", (&*code, &*text))]
             {
-                ensure!(status == RIGHT, "{when}: {:?}: {what}: {status:?}", place.source);
+                ensure!(status == RIGHT, "{when}: {:?}: {what}: {status:?}", server.source);
             }
-            ensure!(watcher.known().synced == 0, "{when}: {:?}: a list has an end", place.source);
+            ensure!(watcher.state().synced == 0, "{when}: {:?}: a list has an end", server.source);
         }
         Ok(())
     }

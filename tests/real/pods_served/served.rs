@@ -3,14 +3,13 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use anyhow::{Result, ensure};
 
 use super::differences::Source;
 use crate::support::cluster::free_port;
 use crate::support::process::{Process, tethered};
 use crate::support::wait::until;
-use crate::support::{RealNode, Stop};
+use crate::support::{RealNode, Stop, metrics};
 
 /// A running `numacast pods-api`.
 pub(super) struct Served {
@@ -46,7 +45,7 @@ impl Served {
         let (name, logs) = (format!("served-{}", source.name()), node.dir().to_owned());
         let process = Self::launch(&name, &logs, &arguments)?;
         let mut served = Self { process, dir, metrics, arguments, logs, name };
-        served.serves().await?;
+        served.wait_until_serving().await?;
         Ok(served)
     }
 
@@ -56,7 +55,7 @@ impl Served {
         Process::start(name, logs, command)
     }
 
-    async fn serves(&mut self) -> Result<()> {
+    async fn wait_until_serving(&mut self) -> Result<()> {
         until(&format!("{} serves", self.name), async || {
             self.process.still_runs()?;
             ensure!(std::os::unix::net::UnixStream::connect(self.socket()).is_ok());
@@ -76,12 +75,12 @@ impl Served {
     }
 
     /// Returns the end of its log.
-    pub(super) fn last_words(&self) -> String {
-        format!("{}:\n{}", self.name, self.process.last_words())
+    pub(super) fn log_tail(&self) -> String {
+        format!("{}:\n{}", self.name, self.process.log_tail())
     }
 
     /// Stops it, gracefully or not.
-    pub(super) fn end(&mut self, how: Stop) -> Result<()> {
+    pub(super) fn stop(&mut self, how: Stop) -> Result<()> {
         if let Stop::Kill = how {
             return self.process.kill();
         }
@@ -92,28 +91,14 @@ impl Served {
     }
 
     /// Restarts it with the same arguments after it has ended, and waits until it serves.
-    pub(super) async fn start_again(&mut self) -> Result<()> {
+    pub(super) async fn restart(&mut self) -> Result<()> {
         self.process = Self::launch(&self.name, &self.logs, &self.arguments)?;
-        self.serves().await
+        self.wait_until_serving().await
     }
 
     /// Returns the sum of a metric over the series whose labels contain all of `labels`; `None` if there is
     /// none.
     pub(super) async fn sum(&self, metric: &str, labels: &[&str]) -> Result<Option<f64>> {
-        let mut stream = tokio::net::TcpStream::connect(&self.metrics).await?;
-        let request = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.metrics);
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        let text = answer.split_once("\r\n\r\n").context("no answer of HTTP")?.1;
-        let mut sum = None;
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
-            let Some((name, value)) = line.rsplit_once(' ') else { continue };
-            let of = name.split('{').next().unwrap_or_default();
-            if of == metric && labels.iter().all(|label| name.contains(label)) {
-                *sum.get_or_insert(0.0) += value.parse::<f64>()?;
-            }
-        }
-        Ok(sum)
+        metrics::sum(&metrics::scrape(&self.metrics).await?, metric, labels)
     }
 }

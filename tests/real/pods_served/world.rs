@@ -9,43 +9,45 @@ use serde_json::{Value, json};
 
 use super::differences::{Source, excuse};
 use super::served::Served;
-use crate::support::pods_clients::{Answer, Clients, Known, Pod, Watcher, Who};
-use crate::support::wait::until;
+use crate::support::pods_clients::{ClientKind, Clients, Pod, Response, WatchState, Watcher};
+use crate::support::wait::until_every;
 use crate::support::{Cluster, Parts, RealNode};
 
 /// Longer waits are printed with `NUMACAST_MEASURE`.
-const TOLD_AFTER: Duration = Duration::from_secs(2);
+const PRINTED_AFTER: Duration = Duration::from_secs(2);
+/// The pause between two comparisons, each of which starts several client programs.
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// A server of pods, and its watchers.
-pub(super) struct Place {
+pub(super) struct Server {
     pub(super) source: Source,
     pub(super) socket: PathBuf,
     /// numacast's server; `None` for the kubelet's own.
     pub(super) served: Option<Served>,
     /// Watchers that stay connected through all scenarios.
-    pub(super) listeners: Vec<Listener>,
+    pub(super) subscribers: Vec<Subscriber>,
 }
 
-/// What a watcher watches, and which client it is.
+/// What a subscriber watches, and which client it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hears {
-    Pods(Who),
+pub(super) enum Watches {
+    Pods(ClientKind),
     /// PodInfo, in Python.
     Conditions,
 }
 
 /// A watcher that reconnects when its watch ends.
-pub(super) struct Listener {
-    pub(super) hears: Hears,
+pub(super) struct Subscriber {
+    pub(super) watches: Watches,
     pub(super) watcher: Watcher,
     /// The numbers of events and of redundant ones at the last check.
-    marked: (usize, usize),
+    checked: (usize, usize),
 }
 
 /// A node, its clients and the current scenario.
 pub(super) struct World {
     pub(super) clients: Clients,
-    pub(super) places: Vec<Place>,
+    pub(super) servers: Vec<Server>,
     pub(super) node: RealNode,
     pub(super) cluster: Cluster,
     pub(super) scenario: &'static str,
@@ -53,10 +55,10 @@ pub(super) struct World {
     pub(super) used: BTreeSet<usize>,
 }
 
-/// A deviation from the API server, at one place.
+/// A deviation from the API server, at one server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Difference {
-    /// What differs: `too few`, `not heard`, `field metadata uid`.
+    /// What differs: `too few`, `watched old`, `field metadata uid`.
     pub(super) aspect: String,
     /// `namespace/name`.
     pub(super) pod: String,
@@ -73,34 +75,32 @@ impl World {
     pub(super) async fn start(parts: &Parts, sources: &[Source]) -> Result<Self> {
         let cluster = Cluster::start(parts).await?;
         let node = RealNode::on("two-by-eight")?
-            // The defaults, 50 requests per second and a check of the manifests every 20 s, would dominate
-            // the test's duration.
+            // The default, 50 requests per second, would dominate the test's duration.
             .kubelet("kubeAPIQPS", 500.into())
             .kubelet("kubeAPIBurst", 500.into())
-            .kubelet("fileCheckFrequency", "1s".into())
             .static_pods(&cluster)?
             .start(&cluster)
             .await?;
         let clients = Clients::of(parts);
         let mut world =
-            Self { clients, places: Vec::new(), node, cluster, scenario: "", used: BTreeSet::new() };
+            Self { clients, servers: Vec::new(), node, cluster, scenario: "", used: BTreeSet::new() };
         for source in sources {
-            world.places.push(Place::start(&world.node, *source).await?);
+            world.servers.push(Server::start(&world.node, *source).await?);
         }
-        world.listen()?;
+        world.subscribe()?;
         Ok(world)
     }
 
     /// Starts new watchers everywhere.
-    pub(super) fn listen(&mut self) -> Result<()> {
+    pub(super) fn subscribe(&mut self) -> Result<()> {
         let clients = self.clients.clone();
-        for place in &mut self.places {
-            if place.source.serves_pods() {
-                place.listen(&clients, Hears::Pods(Who::Go))?;
-                place.listen(&clients, Hears::Pods(Who::Python))?;
+        for server in &mut self.servers {
+            if server.source.serves_pods() {
+                server.subscribe(&clients, Watches::Pods(ClientKind::Go))?;
+                server.subscribe(&clients, Watches::Pods(ClientKind::Python))?;
             }
-            if place.served.is_some() {
-                place.listen(&clients, Hears::Conditions)?;
+            if server.served.is_some() {
+                server.subscribe(&clients, Watches::Conditions)?;
             }
         }
         Ok(())
@@ -116,28 +116,29 @@ impl World {
 
     /// Waits until all watchers and lists are up to date, except for the table's rows; records the rows that
     /// were needed.
-    pub(super) async fn quiet(&mut self, when: &str) -> Result<()> {
+    pub(super) async fn wait_until_equal(&mut self, when: &str) -> Result<()> {
         let (scenario, minor) = (self.scenario, self.node.minor());
         let begun = Instant::now();
         let mut last: Vec<(Source, Difference)> = Vec::new();
-        let excused = until(&format!("{scenario}: all is told everywhere: {when}"), async || {
+        let what = format!("all servers and clients are up to date: {scenario}, {when}");
+        let excused = until_every(&what, PAUSE, async || {
             self.node.kubelet_still_runs()?;
-            self.connect_again()?;
+            self.reconnect()?;
             let truth = self.truth().await?;
             let mut excused = BTreeSet::new();
             let mut wrong = Vec::new();
             // PodInfo watchers cost nothing to compare, a PodInfo List does.
-            for look in 0..3 {
-                for place in &mut self.places {
-                    let found = match look {
-                        0 => place.of_pods(&self.clients, &truth).await?,
-                        1 => place.of_conditions_heard(&truth),
-                        _ => place.of_conditions(&self.clients, &truth).await?,
+            for step in 0..3 {
+                for server in &mut self.servers {
+                    let found = match step {
+                        0 => server.of_pods(&self.clients, &truth).await?,
+                        1 => server.of_conditions_watched(&truth),
+                        _ => server.of_conditions(&self.clients, &truth).await?,
                     };
                     for difference in found {
-                        match excuse(minor, scenario, place.source, &difference) {
+                        match excuse(minor, scenario, server.source, &difference) {
                             Some(row) => drop(excused.insert(row)),
-                            None => wrong.push((place.source, difference)),
+                            None => wrong.push((server.source, difference)),
                         }
                     }
                 }
@@ -145,7 +146,7 @@ impl World {
                     break;
                 }
             }
-            if begun.elapsed() > TOLD_AFTER && !wrong.is_empty() {
+            if begun.elapsed() > PRINTED_AFTER && !wrong.is_empty() {
                 last.clone_from(&wrong);
             }
             ensure!(wrong.is_empty(), "{} differences: {:#?}", wrong.len(), &wrong[..wrong.len().min(12)]);
@@ -157,30 +158,30 @@ impl World {
         {
             eprintln!("{scenario}: {when}: after {:?}, last {source:?}: {difference:?}", begun.elapsed());
         }
-        self.used.extend(excused.with_context(|| self.last_words())?);
-        self.log_is_sound(when)
+        self.used.extend(excused.with_context(|| self.log_tail())?);
+        self.check_events(when)
     }
 
     /// Returns the last log lines of numacast's servers.
-    pub(super) fn last_words(&self) -> String {
-        let words: Vec<String> =
-            self.places.iter().filter_map(|place| place.served.as_ref()).map(Served::last_words).collect();
-        words.join("\n")
+    pub(super) fn log_tail(&self) -> String {
+        let logs: Vec<String> =
+            self.servers.iter().filter_map(|server| server.served.as_ref()).map(Served::log_tail).collect();
+        logs.join("\n")
     }
 
     /// Restarts watches that have ended: a new one starts empty.
-    pub(super) fn connect_again(&mut self) -> Result<()> {
+    pub(super) fn reconnect(&mut self) -> Result<()> {
         let clients = self.clients.clone();
-        for place in &mut self.places {
-            for index in 0..place.listeners.len() {
-                let listener = &place.listeners[index];
-                if listener.watcher.known().ended.is_some() {
-                    listener.is_sound(place.source)?;
-                    let hears = listener.hears;
-                    place.listeners.remove(index);
-                    place.listen(&clients, hears)?;
-                    let new = place.listeners.pop().context("nobody listens")?;
-                    place.listeners.insert(index, new);
+        for server in &mut self.servers {
+            for index in 0..server.subscribers.len() {
+                let subscriber = &server.subscribers[index];
+                if subscriber.watcher.state().ended.is_some() {
+                    subscriber.check_protocol(server.source)?;
+                    let watches = subscriber.watches;
+                    server.subscribers.remove(index);
+                    server.subscribe(&clients, watches)?;
+                    let new = server.subscribers.pop().context("no subscriber")?;
+                    server.subscribers.insert(index, new);
                 }
             }
         }
@@ -189,32 +190,32 @@ impl World {
 
     /// Checks the events since the last call: no DELETED for a pod that still exists, and no redundant or
     /// invalid event.
-    pub(super) fn log_is_sound(&mut self, when: &str) -> Result<()> {
+    pub(super) fn check_events(&mut self, when: &str) -> Result<()> {
         let mut found = Vec::new();
-        for place in &mut self.places {
-            for listener in &mut place.listeners {
-                listener.is_sound(place.source)?;
-                let known = listener.watcher.known();
-                let (heard, doubled) = listener.marked;
-                for event in &known.events[heard..] {
+        for server in &mut self.servers {
+            for subscriber in &mut server.subscribers {
+                subscriber.check_protocol(server.source)?;
+                let state = subscriber.watcher.state();
+                let (events, redundant) = subscriber.checked;
+                for event in &state.events[events..] {
                     let metadata = &event.pod["metadata"];
                     let uid = metadata["uid"].as_str().unwrap_or_default();
-                    if event.kind == "DELETED" && known.pods.contains_key(uid) {
+                    if event.kind == "DELETED" && state.pods.contains_key(uid) {
                         let name = metadata["name"].as_str().unwrap_or_default();
-                        let detail = format!("{:?}", listener.hears);
+                        let detail = format!("{:?}", subscriber.watches);
                         found.push((
-                            place.source,
+                            server.source,
                             Difference::new("flicker", format!("default/{name}"), detail),
                         ));
                     }
                 }
-                for name in &known.doubled[doubled..] {
-                    let detail = format!("{:?}", listener.hears);
-                    found.push((place.source, Difference::new("doubled", name.as_str(), detail)));
+                for name in &state.redundant[redundant..] {
+                    let detail = format!("{:?}", subscriber.watches);
+                    found.push((server.source, Difference::new("redundant", name.as_str(), detail)));
                 }
-                let marked = (known.events.len(), known.doubled.len());
-                drop(known);
-                listener.marked = marked;
+                let checked = (state.events.len(), state.redundant.len());
+                drop(state);
+                subscriber.checked = checked;
             }
         }
         for (source, difference) in found {
@@ -226,9 +227,9 @@ impl World {
         Ok(())
     }
 
-    /// Returns the place of a source.
-    pub(super) fn at(&self, source: Source) -> Result<&Place> {
-        self.places.iter().find(|place| place.source == source).context("there is no such place")
+    /// Returns the server of a source.
+    pub(super) fn server(&self, source: Source) -> Result<&Server> {
+        self.servers.iter().find(|server| server.source == source).context("there is no such server")
     }
 
     /// Records a difference, which the table must excuse.
@@ -240,15 +241,15 @@ impl World {
     }
 }
 
-impl Listener {
-    fn is_sound(&self, source: Source) -> Result<()> {
-        let known = self.watcher.known();
-        ensure!(known.nonsense.is_empty(), "{source:?} tells {:?}: {:#?}", self.hears, known.nonsense);
+impl Subscriber {
+    fn check_protocol(&self, source: Source) -> Result<()> {
+        let state = self.watcher.state();
+        ensure!(state.violations.is_empty(), "{source:?} sends {:?}: {:#?}", self.watches, state.violations);
         Ok(())
     }
 }
 
-impl Place {
+impl Server {
     /// Starts the server, without watchers.
     pub(super) async fn start(node: &RealNode, source: Source) -> Result<Self> {
         let served = match source.settings() {
@@ -259,16 +260,16 @@ impl Place {
             Some(served) => served.socket(),
             None => node.kubelet_dir().join("pods-api/pods-api.sock"),
         };
-        Ok(Self { source, socket, served, listeners: Vec::new() })
+        Ok(Self { source, socket, served, subscribers: Vec::new() })
     }
 
     /// Adds a watcher.
-    pub(super) fn listen(&mut self, clients: &Clients, hears: Hears) -> Result<()> {
-        let watcher = match hears {
-            Hears::Pods(who) => clients.watch(who, &self.socket, &[])?,
-            Hears::Conditions => clients.watch_conditions(&self.socket)?,
+    pub(super) fn subscribe(&mut self, clients: &Clients, watches: Watches) -> Result<()> {
+        let watcher = match watches {
+            Watches::Pods(kind) => clients.watch(kind, &self.socket, &[])?,
+            Watches::Conditions => clients.watch_conditions(&self.socket)?,
         };
-        self.listeners.push(Listener { hears, watcher, marked: (0, 0) });
+        self.subscribers.push(Subscriber { watches, watcher, checked: (0, 0) });
         Ok(())
     }
 
@@ -280,21 +281,26 @@ impl Place {
         if !self.source.serves_pods() {
             return Ok(Vec::new());
         }
-        Ok(match of(clients.list(Who::Go, &self.socket).await?) {
-            Err(refused) => vec![refused],
+        Ok(match of(clients.list(ClientKind::Go, &self.socket).await?) {
+            Err(error) => vec![error],
             Ok(listed) => {
                 let mut found = self.of_list(&listed, truth);
-                found.extend(self.of_listeners(&listed, |hears| hears != Hears::Conditions, "heard"));
+                found.extend(self.of_subscribers(
+                    &listed,
+                    |watches| watches != Watches::Conditions,
+                    "watched",
+                ));
                 found
             }
         })
     }
 
     /// Returns where watchers of PodInfo differ from the API server.
-    fn of_conditions_heard(&self, truth: &[Value]) -> Vec<Difference> {
-        let listeners = self.listeners.iter().filter(|listener| listener.hears == Hears::Conditions);
-        let known =
-            listeners.map(|listener| listener.watcher.known().pods.values().cloned().collect::<Vec<_>>());
+    fn of_conditions_watched(&self, truth: &[Value]) -> Vec<Difference> {
+        let subscribers =
+            self.subscribers.iter().filter(|subscriber| subscriber.watches == Watches::Conditions);
+        let known = subscribers
+            .map(|subscriber| subscriber.watcher.state().pods.values().cloned().collect::<Vec<_>>());
         known.flat_map(|pods| of_infos(&pods, truth)).collect()
     }
 
@@ -305,19 +311,28 @@ impl Place {
             return Ok(Vec::new());
         }
         Ok(match of(clients.conditions(&self.socket, "list", &[]).await?) {
-            Err(refused) => vec![refused],
+            Err(error) => vec![error],
             Ok(listed) => {
                 let mut found = of_infos(&listed, truth);
-                found.extend(self.of_listeners(&listed, |hears| hears == Hears::Conditions, "info heard"));
+                found.extend(self.of_subscribers(
+                    &listed,
+                    |watches| watches == Watches::Conditions,
+                    "info watched",
+                ));
                 found
             }
         })
     }
 
-    fn of_listeners(&self, listed: &[Pod], whose: impl Fn(Hears) -> bool, aspect: &str) -> Vec<Difference> {
-        let listeners = self.listeners.iter().filter(|listener| whose(listener.hears));
-        listeners
-            .flat_map(|listener| of_known(&listener.watcher.known(), listed, aspect, listener.hears))
+    fn of_subscribers(
+        &self,
+        listed: &[Pod],
+        whose: impl Fn(Watches) -> bool,
+        aspect: &str,
+    ) -> Vec<Difference> {
+        let subscribers = self.subscribers.iter().filter(|subscriber| whose(subscriber.watches));
+        subscribers
+            .flat_map(|subscriber| of_state(&subscriber.watcher.state(), listed, aspect, subscriber.watches))
             .collect()
     }
 
@@ -326,7 +341,7 @@ impl Place {
         let mut unlisted: BTreeMap<&str, &Value> = truth.iter().map(|pod| (self.uid_of(pod), pod)).collect();
         for pod in listed {
             if pod.exact != Some(true) {
-                found.push(Difference::new("bytes", pod.name(), "they are not what is encoded again"));
+                found.push(Difference::new("bytes", pod.name(), "encoding the pod again gives others"));
             }
             match unlisted.remove(pod.uid()) {
                 None => found.push(Difference::new("too many", pod.name(), pod.uid())),
@@ -343,7 +358,7 @@ impl Place {
         found
     }
 
-    /// Returns the UID by which this place identifies an API server's pod: the kubelet's UID of a static pod
+    /// Returns the UID by which this server identifies an API server's pod: the kubelet's UID of a static pod
     /// is not its mirror pod's.
     fn uid_of<'a>(&self, pod: &'a Value) -> &'a str {
         if self.source.knows_static_pods() { kubelets_uid(pod) } else { text(&pod["metadata"]["uid"]) }
@@ -351,9 +366,9 @@ impl Place {
 }
 
 /// Returns the pods of a response, or the difference that it failed.
-fn of(answer: Answer) -> Result<Vec<Pod>, Difference> {
-    let refused = format!("{}: {}", answer.code, answer.text);
-    answer.pods().map_err(|_| Difference::new("refused", "", refused))
+fn of(response: Response) -> Result<Vec<Pod>, Difference> {
+    let error = format!("{}: {}", response.code, response.text);
+    response.pods().map_err(|_| Difference::new("failed", "", error))
 }
 
 fn text(value: &Value) -> &str {
@@ -376,26 +391,30 @@ fn order(listed: &[Pod], aspect: &str) -> Vec<Difference> {
 }
 
 /// Returns where a watcher's state differs from the list.
-fn of_known(known: &Known, listed: &[Pod], aspect: &str, hears: Hears) -> Vec<Difference> {
+fn of_state(state: &WatchState, listed: &[Pod], aspect: &str, watches: Watches) -> Vec<Difference> {
     let mut found = Vec::new();
-    if known.synced == 0 {
-        return vec![Difference::new(aspect, "", format!("{hears:?}: no end of a list, {:?}", known.ended))];
+    if state.synced == 0 {
+        return vec![Difference::new(
+            aspect,
+            "",
+            format!("{watches:?}: no end of a list, {:?}", state.ended),
+        )];
     }
     let listed: BTreeMap<&str, &Pod> = listed.iter().map(|pod| (pod.uid(), pod)).collect();
-    for (uid, pod) in &known.pods {
+    for (uid, pod) in &state.pods {
         match listed.get(uid.as_str()) {
             None => {
-                found.push(Difference::new(format!("{aspect} of too many"), pod.name(), format!("{hears:?}")))
+                found.push(Difference::new(format!("{aspect} too many"), pod.name(), format!("{watches:?}")))
             }
             Some(now) if now.hash != pod.hash => {
-                let detail = format!("{hears:?}: {}", paths(&pod.pod, &now.pod).join(", "));
+                let detail = format!("{watches:?}: {}", paths(&pod.pod, &now.pod).join(", "));
                 found.push(Difference::new(format!("{aspect} old"), pod.name(), detail));
             }
             Some(_) => {}
         }
     }
-    for pod in listed.values().filter(|pod| !known.pods.contains_key(pod.uid())) {
-        found.push(Difference::new(format!("{aspect} of too few"), pod.name(), format!("{hears:?}")));
+    for pod in listed.values().filter(|pod| !state.pods.contains_key(pod.uid())) {
+        found.push(Difference::new(format!("{aspect} too few"), pod.name(), format!("{watches:?}")));
     }
     found
 }
@@ -409,10 +428,10 @@ fn of_infos(listed: &[Pod], truth: &[Value]) -> Vec<Difference> {
             found.push(Difference::new("info too many", info.name(), info.uid()));
             continue;
         };
-        let mut told = info.pod["info"].clone();
-        without_epoch(&mut told);
-        for path in paths(&info_of(pod), &told) {
-            let detail = format!("{} and not {}", at(&told, &path), at(&info_of(pod), &path));
+        let mut served = info.pod["info"].clone();
+        without_epoch(&mut served);
+        for path in paths(&info_of(pod), &served) {
+            let detail = format!("{} and not {}", at(&served, &path), at(&info_of(pod), &path));
             found.push(Difference::new(format!("info {path}"), info.name(), detail));
         }
     }

@@ -5,14 +5,17 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 
+use super::cluster::free_port;
 use super::node::RealNode;
 use super::process::{Process, tethered};
-use super::wait::{Hopeless, until};
-use super::{nrt, oracle};
+use super::wait::{Fatal, until};
+use super::{metrics, nrt, oracle};
 
 /// A running agent.
 pub(crate) struct Agent {
     process: Process,
+    /// The address of its metrics.
+    metrics: String,
 }
 
 impl Agent {
@@ -37,13 +40,28 @@ impl Agent {
     }
 
     fn start_with(places: [OsString; 6], node: &RealNode, arguments: &[&str]) -> Result<Self> {
+        let metrics = format!("127.0.0.1:{}", free_port()?);
         let mut command = tethered(env!("CARGO_BIN_EXE_numacast"));
         command.args(["agent", "--node-name", node.name()]);
         command.arg("--kubeconfig").arg(node.agent_kubeconfig());
-        // Agents of concurrent tests would use the same ports.
-        command.args(["--metrics-address", "none", "--health-address", "none"]);
+        command.args(["--metrics-address", &metrics, "--health-address", "none"]);
         command.args(places).args(arguments);
-        Ok(Self { process: Process::start("agent", node.dir(), command)? })
+        Ok(Self { process: Process::start("agent", node.dir(), command)?, metrics })
+    }
+
+    /// Waits until `count` more scans have failed, as with a kubelet that is down.
+    pub(crate) async fn fails_to_scan(&mut self, count: u32) -> Result<()> {
+        let mut before = None;
+        until(&format!("{count} more scans have failed"), async || {
+            self.still_runs()?;
+            let text = metrics::scrape(&self.metrics).await?;
+            let failed = metrics::sum(&text, "numacast_scans_total", &[r#"outcome="failed""#])?;
+            let failed = failed.context("no such metric")?;
+            let before = *before.get_or_insert(failed);
+            ensure!(failed >= before + f64::from(count), "{failed} in all, {before} before");
+            Ok(())
+        })
+        .await
     }
 
     /// Returns the flags that point the agent to a node's files.
@@ -69,15 +87,15 @@ impl Agent {
     pub(crate) async fn end(&mut self) -> Result<()> {
         self.process.signal("TERM")?;
         until("the agent has ended", async || {
-            let status = self.process.has_ended()?.context("it runs")?;
-            ensure!(status.success(), Hopeless(format!("the agent ends with {status}")));
+            let status = self.process.try_wait()?.context("it runs")?;
+            ensure!(status.success(), Fatal(format!("the agent ends with {status}")));
             Ok(())
         })
         .await
     }
 
     /// Waits until the published object matches the oracle.
-    pub(crate) async fn tells_the_truth(&mut self, node: &RealNode) -> Result<()> {
+    pub(crate) async fn matches_oracle(&mut self, node: &RealNode) -> Result<()> {
         until("the published object equals the oracle", async || {
             self.still_runs()?;
             node.kubelet_still_runs()?;
@@ -88,6 +106,6 @@ impl Agent {
             Ok(())
         })
         .await
-        .with_context(|| format!("the agent's last words:\n{}", self.process.last_words()))
+        .with_context(|| format!("the end of the agent's log:\n{}", self.process.log_tail()))
     }
 }

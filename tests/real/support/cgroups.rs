@@ -34,7 +34,7 @@ impl Drop for Cgroups {
     }
 }
 
-/// Removes a cgroup and those below it. No process runs in them, so the kernel should not refuse; if it does,
+/// Removes a cgroup and those below it. No process runs in them, so the kernel should allow it; if not,
 /// a harmless empty cgroup remains.
 fn remove(place: &Path) {
     for entry in std::fs::read_dir(place).into_iter().flatten().flatten() {
@@ -50,8 +50,8 @@ fn hierarchies() -> Vec<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let of_kind = |wanted: &'static str| {
         mounts.lines().filter_map(move |line| {
-            let mut words = line.split(' ').skip(1);
-            let (place, kind) = (words.next()?, words.next()?);
+            let mut fields = line.split(' ').skip(1);
+            let (place, kind) = (fields.next()?, fields.next()?);
             (kind == wanted).then(|| PathBuf::from(place))
         })
     };

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
@@ -12,7 +13,7 @@ use serde_json::Value;
 
 use super::cluster::Cluster;
 use super::parts::{Parts, repository};
-use super::wait::until;
+use super::wait::{record, until};
 use super::{nrt, tokens};
 
 /// The name of the release and of its namespace.
@@ -24,7 +25,7 @@ pub(crate) struct Chart {
     objects: Vec<DynamicObject>,
 }
 
-#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+#[allow(dead_code, reason = "not every test program uses everything")]
 impl Chart {
     /// Renders the chart with these values over the defaults.
     pub(crate) fn render(parts: &Parts, values: &Value) -> Result<Self> {
@@ -36,7 +37,9 @@ impl Chart {
             RELEASE,
             "--values",
         ]);
+        let started = Instant::now();
         let output = command.arg(file.path()).output().context("cannot run helm")?;
+        record("helm", started.elapsed());
         ensure!(output.status.success(), "helm: {}", String::from_utf8_lossy(&output.stderr));
         let text = String::from_utf8(output.stdout)?;
         let mut objects = Vec::new();
@@ -91,8 +94,8 @@ pub(crate) async fn agent_of(cluster: &Cluster, chart: &Chart, node: &str) -> Re
             "zones": [],
         }))?;
         let dry = PostParams { dry_run: true, ..PostParams::default() };
-        let refused = own.create(&dry, &foreign).await.err().context("the policy is not in force")?;
-        ensure!(refused.to_string().contains("ValidatingAdmissionPolicy"), "{refused}");
+        let error = own.create(&dry, &foreign).await.err().context("the policy is not in force")?;
+        ensure!(error.to_string().contains("ValidatingAdmissionPolicy"), "{error}");
         Ok(())
     })
     .await?;
@@ -101,7 +104,7 @@ pub(crate) async fn agent_of(cluster: &Cluster, chart: &Chart, node: &str) -> Re
 
 /// Like [`agent_of`], for a node whose kubelet would run the agent's pod: the token has no node claim, which
 /// the policies are configured to allow, while their other rules apply.
-#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+#[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) async fn agent_without_a_pod(cluster: &Cluster, parts: &Parts) -> Result<PathBuf> {
     let admin = cluster.client();
     let chart = Chart::render(parts, &serde_json::json!({"admissionPolicy": {"onMissingClaim": "Allow"}}))?;
@@ -111,15 +114,15 @@ pub(crate) async fn agent_without_a_pod(cluster: &Cluster, parts: &Parts) -> Res
     let token = tokens::request(&admin, RELEASE, AGENT, None).await?;
     let agent = nrt::api(&cluster.client_of(AGENT, &token).await?);
     until("rights and policies are in force", async || {
-        let nameless = serde_json::from_value(serde_json::json!({
+        let wrong = serde_json::from_value(serde_json::json!({
             "apiVersion": "topology.node.k8s.io/v1alpha2",
             "kind": "NodeResourceTopology",
             "metadata": {"name": "nobodys"},
             "zones": [{"name": "numa-node-0", "type": "Node"}],
         }))?;
         let dry = PostParams { dry_run: true, ..PostParams::default() };
-        let refused = agent.create(&dry, &nameless).await.err().context("the policy is not in force")?;
-        ensure!(refused.to_string().contains("zones are node-0"), "{refused}");
+        let error = agent.create(&dry, &wrong).await.err().context("the policy is not in force")?;
+        ensure!(error.to_string().contains("zones are node-0"), "{error}");
         Ok(())
     })
     .await?;
@@ -140,7 +143,7 @@ fn kind(object: &DynamicObject) -> &str {
 
 /// Returns an API for an object's kind and namespace.
 pub(crate) fn api(client: &Client, object: &DynamicObject) -> Result<Api<DynamicObject>> {
-    let types = object.types.clone().context("an object of no kind")?;
+    let types = object.types.clone().context("an object without a kind")?;
     let mut resource = ApiResource::from_gvk(&GroupVersionKind::try_from(types)?);
     if resource.kind.ends_with("Policy") {
         resource.plural = format!("{}ies", resource.kind.to_lowercase().trim_end_matches('y'));

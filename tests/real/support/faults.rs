@@ -25,10 +25,10 @@ use super::node::{Fate, RealNode, Stop};
 use super::nrt;
 use super::oracle;
 use super::pods::{PodSpec, pod};
-use super::wait::until;
+use super::wait::{until, until_every};
 
 /// Maximum number of pods at a time.
-const CROWD: usize = 7;
+const MAX_PODS: usize = 7;
 
 const CRD: &str = "noderesourcetopologies.topology.node.k8s.io";
 const AGENT: &str = "numacast-agent";
@@ -42,18 +42,18 @@ pub(crate) enum Fault {
     KubeletFrozen,
     KubeletAndApiServerKilled,
     StaticPod,
-    PluginGone,
-    DevicesSick,
+    PluginDown,
+    DevicesUnhealthy,
     ApiServerFrozen,
     ApiServerKilled,
     EtcdFrozen,
     AgentKilled,
-    Edited,
-    Deleted,
-    OtherManager,
-    NoRights,
-    NoCrd,
-    NodeMadeAnew,
+    ObjectEdited,
+    ObjectDeleted,
+    ObjectReplaced,
+    RightsRevoked,
+    CrdRemoved,
+    NodeRecreated,
 }
 
 impl Fault {
@@ -64,22 +64,22 @@ impl Fault {
         Self::KubeletFrozen,
         Self::KubeletAndApiServerKilled,
         Self::StaticPod,
-        Self::PluginGone,
-        Self::DevicesSick,
+        Self::PluginDown,
+        Self::DevicesUnhealthy,
         Self::ApiServerFrozen,
         Self::ApiServerKilled,
         Self::EtcdFrozen,
         Self::AgentKilled,
-        Self::Edited,
-        Self::Deleted,
-        Self::OtherManager,
-        Self::NoRights,
-        Self::NoCrd,
-        Self::NodeMadeAnew,
+        Self::ObjectEdited,
+        Self::ObjectDeleted,
+        Self::ObjectReplaced,
+        Self::RightsRevoked,
+        Self::CrdRemoved,
+        Self::NodeRecreated,
     ];
 
     /// Returns whether pods can be created and deleted during the fault.
-    fn leaves_the_api_server(self) -> bool {
+    fn keeps_the_api_server(self) -> bool {
         !matches!(
             self,
             Self::ApiServerFrozen
@@ -99,7 +99,7 @@ impl Fault {
                 | Self::DirectoryLost
                 | Self::KubeletAndApiServerKilled
                 | Self::StaticPod
-                | Self::NodeMadeAnew
+                | Self::NodeRecreated
         )
     }
 }
@@ -112,19 +112,19 @@ impl fmt::Display for Fault {
             Self::DirectoryLost => "kubelet killed, its socket's directory lost",
             Self::KubeletFrozen => "kubelet frozen",
             Self::KubeletAndApiServerKilled => "kubelet and API server killed",
-            Self::StaticPod => "both killed, a static pod come or gone",
-            Self::PluginGone => "device plugin gone and back",
-            Self::DevicesSick => "devices unhealthy and healthy",
+            Self::StaticPod => "both killed, a static pod added or removed",
+            Self::PluginDown => "device plugin stopped and started",
+            Self::DevicesUnhealthy => "devices unhealthy and healthy",
             Self::ApiServerFrozen => "API server frozen",
             Self::ApiServerKilled => "API server killed and started",
             Self::EtcdFrozen => "etcd frozen",
             Self::AgentKilled => "agent killed and started",
-            Self::Edited => "object edited with kubectl",
-            Self::Deleted => "object deleted",
-            Self::OtherManager => "object replaced by another manager",
-            Self::NoRights => "agent's rights taken away and given back",
-            Self::NoCrd => "CRD removed and put back",
-            Self::NodeMadeAnew => "Node deleted and registered again",
+            Self::ObjectEdited => "object edited with kubectl",
+            Self::ObjectDeleted => "object deleted",
+            Self::ObjectReplaced => "object replaced by another manager",
+            Self::RightsRevoked => "agent's rights revoked and granted",
+            Self::CrdRemoved => "CRD removed and installed",
+            Self::NodeRecreated => "Node deleted and registered again",
         })
     }
 }
@@ -133,12 +133,12 @@ impl fmt::Display for Fault {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
     /// Time from when every component was back and every pod had its outcome until the object was correct.
-    pub(crate) until_true: Duration,
+    pub(crate) until_correct: Duration,
     /// Versions of the object written meanwhile.
     pub(crate) versions: usize,
 }
 
-/// A node, its agent, and everything that can happen to them.
+/// A node, its agent, and everything that can inject to them.
 pub(crate) struct Faults {
     // Dropped in this order: the agent before its kubelet, the kubelet before its API server.
     agent: Option<Agent>,
@@ -153,14 +153,14 @@ pub(crate) struct Faults {
     notes: Vec<String>,
     /// Resource versions written by other managers.
     foreign: BTreeSet<u64>,
-    /// The kubelet's checkpoints were removed, so running pods were allocated resources anew.
-    books_lost: bool,
+    /// The kubelet's checkpoints were removed, so running pods were allocated resources again.
+    checkpoints_lost: bool,
     /// Whether the static pod's manifest exists.
     static_pod: bool,
     /// Resource -> whether half of its devices are unhealthy.
-    sick: BTreeMap<String, bool>,
+    unhealthy: BTreeMap<String, bool>,
     /// How many devices recovered during this fault, by resource.
-    well: BTreeMap<String, u64>,
+    recovered: BTreeMap<String, u64>,
 }
 
 /// Which pods end and start, and when.
@@ -183,9 +183,9 @@ impl Faults {
         grant(&cluster).await?;
         let mut node = RealNode::on("two-by-eight")?.static_pods(&cluster)?.start(&cluster).await?;
         let account = format!("system:serviceaccount:default:{AGENT}");
-        node.act_as(cluster.kubeconfig_as(&account, &[])?);
+        node.set_agent_kubeconfig(cluster.kubeconfig_as(&account, &[])?);
         let mut agent = Agent::start(&node, &[])?;
-        agent.tells_the_truth(&node).await?;
+        agent.matches_oracle(&node).await?;
         let history = History::start(cluster.etcd_url(), node.name()).await?;
         let mut faults = Self {
             agent: Some(agent),
@@ -198,22 +198,22 @@ impl Faults {
             started: 0,
             notes: Vec::new(),
             foreign: BTreeSet::new(),
-            books_lost: false,
+            checkpoints_lost: false,
             static_pod: false,
-            sick: BTreeMap::new(),
-            well: BTreeMap::new(),
+            unhealthy: BTreeMap::new(),
+            recovered: BTreeMap::new(),
         };
         for _ in 0..4 {
             let spec = faults.next_pod();
             faults.submit(&spec).await?;
         }
-        faults.is_calm().await?;
-        faults.is_true().await?;
+        faults.settle().await?;
+        faults.matches_oracle().await?;
         Ok(faults)
     }
 
     /// Returns a random fault.
-    pub(crate) fn any_of(&mut self, faults: &[Fault]) -> Fault {
+    pub(crate) fn choose(&mut self, faults: &[Fault]) -> Fault {
         faults[self.random.usize(..faults.len())]
     }
 
@@ -223,9 +223,9 @@ impl Faults {
     }
 
     /// Injects one fault and checks the outcome.
-    pub(crate) async fn happen(&mut self, fault: Fault) -> Result<Outcome> {
+    pub(crate) async fn inject(&mut self, fault: Fault) -> Result<Outcome> {
         self.notes.clear();
-        self.well.clear();
+        self.recovered.clear();
         let plan = self.plan(fault);
         let mut ending: BTreeSet<String> = plan.ending.iter().map(|(_, name)| name.clone()).collect();
         if fault == Fault::StaticPod && self.static_pod {
@@ -235,44 +235,44 @@ impl Faults {
         let mark = self.history.mark().await?;
 
         self.change(&plan, When::Before).await?;
-        self.strike(fault, &plan).await?;
+        self.apply(fault, &plan).await?;
         self.change(&plan, When::After).await?;
-        self.is_calm().await?;
+        self.settle().await?;
         let calm = Instant::now();
-        self.is_true().await?;
-        let until_true = calm.elapsed();
+        self.matches_oracle().await?;
+        let until_correct = calm.elapsed();
 
-        if std::mem::take(&mut self.books_lost) {
+        if std::mem::take(&mut self.checkpoints_lost) {
             let versions = self.history.since(mark).await?.len();
-            return Ok(Outcome { until_true, versions });
+            return Ok(Outcome { until_correct, versions });
         }
         let mut most = most.or(&oracle::expected(&self.node).await?);
-        for (resource, devices) in std::mem::take(&mut self.well) {
+        for (resource, devices) in std::mem::take(&mut self.recovered) {
             most = most.and_more(&resource, devices);
         }
         let versions = self.history.since(mark).await?;
         for version in versions.iter().filter(|version| !self.foreign.contains(&version.revision)) {
             let Some(zones) = &version.zones else { continue };
-            let beyond = most.promises_beyond(zones);
-            ensure!(beyond.is_empty(), "version {} promised:\n  {}", version.revision, beyond.join("\n  "));
+            let beyond = most.overstated(zones);
+            ensure!(beyond.is_empty(), "version {}:\n  {}", version.revision, beyond.join("\n  "));
         }
-        Ok(Outcome { until_true, versions: versions.len() })
+        Ok(Outcome { until_correct, versions: versions.len() })
     }
 
     // ---- pods
 
     fn plan(&mut self, fault: Fault) -> Plan {
         let mut plan = Plan::default();
-        let times = match fault.leaves_the_api_server() {
+        let times = match fault.keeps_the_api_server() {
             true => vec![When::Before, When::During, When::After],
             false => vec![When::Before, When::After],
         };
         for when in times {
-            let crowded = self.pods.len() + plan.starting.len() >= CROWD;
-            if !crowded && self.random.u8(..100) < 60 {
+            let full = self.pods.len() + plan.starting.len() >= MAX_PODS;
+            if !full && self.random.u8(..100) < 60 {
                 plan.starting.push((when, self.next_pod()));
             }
-            if self.pods.len() > 1 && self.random.u8(..100) < if crowded { 70 } else { 30 } {
+            if self.pods.len() > 1 && self.random.u8(..100) < if full { 70 } else { 30 } {
                 let name = self.pods.swap_remove(self.random.usize(..self.pods.len()));
                 plan.ending.push((when, name));
             }
@@ -297,9 +297,11 @@ impl Faults {
     async fn change(&mut self, plan: &Plan, now: When) -> Result<()> {
         for (_, name) in plan.ending.iter().filter(|(when, _)| *when == now) {
             self.notes.push(format!("{name} deleted {now:?}"));
-            until("the API server takes the pod's end", async || match self.node.ask_to_delete(name).await {
-                Err(error) if code_of(&error) != Some(404) => Err(error),
-                _ => Ok(()),
+            until("the API server accepts the deletion", async || {
+                match self.node.request_deletion(name).await {
+                    Err(error) if code_of(&error) != Some(404) => Err(error),
+                    _ => Ok(()),
+                }
             })
             .await?;
         }
@@ -311,7 +313,7 @@ impl Faults {
     }
 
     async fn submit(&mut self, spec: &PodSpec) -> Result<()> {
-        until("the API server takes the pod", async || match self.node.submit(spec).await {
+        until("the API server accepts the pod", async || match self.node.submit(spec).await {
             Err(error) if code_of(&error) != Some(409) => Err(error),
             _ => Ok(()),
         })
@@ -321,14 +323,14 @@ impl Faults {
     }
 
     /// Waits until every component is back, every pod has its outcome, and all deleted pods are gone.
-    async fn is_calm(&mut self) -> Result<()> {
-        self.node.kubelet_is_ready().await?;
+    async fn settle(&mut self) -> Result<()> {
+        self.node.wait_until_ready().await?;
         let mut here = Vec::new();
         for name in std::mem::take(&mut self.pods) {
             match self.node.fate_of(&name).await? {
                 Fate::Running => here.push(name),
                 Fate::Ended(why) => {
-                    self.notes.push(format!("{name} refused: {why}"));
+                    self.notes.push(format!("{name} rejected: {why}"));
                     self.node.delete(&name).await?;
                 }
             }
@@ -342,44 +344,44 @@ impl Faults {
         .await?;
         self.pods = here;
         match self.static_pod {
-            true => self.static_pod_settles().await,
-            false => self.node.is_gone(&self.static_name()).await,
+            true => self.settle_static_pod().await,
+            false => self.node.wait_until_gone(&self.static_name()).await,
         }
     }
 
     /// Waits until the static pod is running or rejected because the node is full. A rejected one is removed:
     /// a restarted kubelet would admit it again.
-    async fn static_pod_settles(&mut self) -> Result<()> {
-        let refused = |why: &str| {
+    async fn settle_static_pod(&mut self) -> Result<()> {
+        let rejected = |why: &str| {
             ["UnexpectedAdmissionError", "TopologyAffinityError"].iter().any(|end| why.ends_with(end))
         };
         // The previous mirror pod may remain for a while.
-        let fate = until("the static pod runs or is refused", async || {
+        let fate = until("the static pod runs or is rejected", async || {
             let fate = self.node.fate_of(&self.static_name()).await?;
             let settled = match &fate {
                 Fate::Running => true,
-                Fate::Ended(why) => refused(why),
+                Fate::Ended(why) => rejected(why),
             };
             ensure!(settled, "it does neither: {fate:?}");
             Ok(fate)
         })
         .await?;
         if let Fate::Ended(why) = fate {
-            self.notes.push(format!("the static pod refused: {why}"));
-            self.come_or_go()?;
-            self.node.is_gone(&self.static_name()).await?;
+            self.notes.push(format!("the static pod rejected: {why}"));
+            self.toggle_static_pod()?;
+            self.node.wait_until_gone(&self.static_name()).await?;
         }
         Ok(())
     }
 
-    async fn is_true(&mut self) -> Result<()> {
+    async fn matches_oracle(&mut self) -> Result<()> {
         let agent = self.agent.as_mut().context("no agent runs")?;
-        agent.tells_the_truth(&self.node).await
+        agent.matches_oracle(&self.node).await
     }
 
     // ---- faults
 
-    async fn strike(&mut self, fault: Fault, plan: &Plan) -> Result<()> {
+    async fn apply(&mut self, fault: Fault, plan: &Plan) -> Result<()> {
         if fault.restarts_the_kubelet() && self.would_panic().await? {
             self.notes.push("no restart: a device in use is on no plugin's list".to_owned());
             return self.change(plan, When::During).await;
@@ -390,20 +392,20 @@ impl Faults {
             Fault::DirectoryLost => self.restart_kubelet(Stop::Kill, true, plan).await,
             Fault::KubeletAndApiServerKilled => self.restart_both(false).await,
             Fault::StaticPod => self.restart_both(true).await,
-            Fault::NodeMadeAnew => self.make_the_node_anew(plan).await,
+            Fault::NodeRecreated => self.recreate_the_node(plan).await,
             Fault::KubeletFrozen => {
                 self.node.signal_kubelet("STOP")?;
                 self.change(plan, When::During).await?;
-                self.linger(200..3000).await;
+                self.pause(200..3000).await;
                 self.node.signal_kubelet("CONT")
             }
-            Fault::PluginGone => self.lose_a_plugin(plan).await,
-            Fault::DevicesSick => {
+            Fault::PluginDown => self.restart_a_plugin(plan).await,
+            Fault::DevicesUnhealthy => {
                 let resource = self.change_health()?;
                 self.change(plan, When::During).await?;
-                self.linger(0..800).await;
-                // Only from sick to healthy: devices healthy for a moment are free neither before nor after.
-                if self.sick[&resource] && self.random.bool() {
+                self.pause(0..800).await;
+                // Only from unhealthy to healthy: devices healthy for a moment are free neither before nor after.
+                if self.unhealthy[&resource] && self.random.bool() {
                     self.toggle_health(&resource)?;
                 }
                 Ok(())
@@ -411,49 +413,49 @@ impl Faults {
             Fault::ApiServerFrozen => {
                 self.cluster.signal_api_server("STOP")?;
                 self.change_health()?;
-                self.linger(200..4000).await;
+                self.pause(200..4000).await;
                 self.cluster.signal_api_server("CONT")
             }
             Fault::EtcdFrozen => {
                 self.cluster.signal_etcd("STOP")?;
                 self.change_health()?;
-                self.linger(200..3000).await;
+                self.pause(200..3000).await;
                 self.cluster.signal_etcd("CONT")
             }
             Fault::ApiServerKilled => {
                 self.cluster.kill_api_server()?;
                 self.change_health()?;
-                self.linger(0..1500).await;
+                self.pause(0..1500).await;
                 self.cluster.restart_api_server().await
             }
             Fault::AgentKilled => {
                 self.agent = None;
                 self.change(plan, When::During).await?;
-                self.linger(0..2000).await;
+                self.pause(0..2000).await;
                 self.agent = Some(Agent::start(&self.node, &[])?);
                 Ok(())
             }
-            Fault::Edited => self.edit(plan).await,
-            Fault::Deleted => {
+            Fault::ObjectEdited => self.edit(plan).await,
+            Fault::ObjectDeleted => {
                 self.kubectl(&["delete", "noderesourcetopology", self.node.name()]).await?;
                 self.change(plan, When::During).await?;
-                self.object_is_there().await
+                self.wait_for_object().await
             }
-            Fault::OtherManager => {
+            Fault::ObjectReplaced => {
                 self.replace(plan).await?;
                 // The agent does not overwrite another manager at once: its next change corrects the object.
                 self.change_health().map(drop)
             }
-            Fault::NoRights => {
+            Fault::RightsRevoked => {
                 let bindings = Api::<ClusterRoleBinding>::all(self.cluster.client());
                 bindings.delete(AGENT, &DeleteParams::default()).await?;
                 self.change(plan, When::During).await?;
                 self.change_health()?;
-                self.linger(200..2500).await;
+                self.pause(200..2500).await;
                 bindings.create(&PostParams::default(), &binding()?).await.map(drop)?;
                 Ok(())
             }
-            Fault::NoCrd => self.lose_the_crd(plan).await,
+            Fault::CrdRemoved => self.remove_the_crd(plan).await,
         }
     }
 
@@ -470,31 +472,31 @@ impl Faults {
             self.node.recreate_pod_resources_dir()?;
         }
         self.change(plan, When::During).await?;
-        self.linger(0..1500).await;
+        self.pause(0..1500).await;
         self.node.launch_kubelet()?;
-        self.node.kubelet_is_ready().await
+        self.node.wait_until_ready().await
     }
 
     /// Stops the kubelet at any moment except between two steps of writing its checkpoints, after which it
     /// would never start again.
     async fn end_kubelet(&mut self, how: Stop) -> Result<()> {
-        self.linger(0..60).await;
-        until("the kubelet's books are whole", async || {
+        self.pause(0..60).await;
+        until_every("the kubelet's checkpoints are complete", Duration::from_millis(25), async || {
             self.node.signal_kubelet("STOP")?;
-            let whole = oracle::books_are_whole(&self.node);
-            if whole.is_err() || matches!(how, Stop::Term) {
+            let complete = oracle::checkpoints_are_complete(&self.node);
+            if complete.is_err() || matches!(how, Stop::Term) {
                 self.node.signal_kubelet("CONT")?;
             }
-            whole
+            complete
         })
         .await?;
         self.node.stop_kubelet(how)?;
-        if oracle::books_are_whole(&self.node).is_err() {
+        if oracle::checkpoints_are_complete(&self.node).is_err() {
             // SIGTERM may still end it there. The checkpoints are removed, and every pod is allocated
-            // resources anew.
-            self.notes.push("the kubelet ended between two steps of its books".to_owned());
-            self.node.forget_books()?;
-            self.books_lost = true;
+            // resources again.
+            self.notes.push("the kubelet ended between two steps of writing its checkpoints".to_owned());
+            self.node.remove_checkpoints()?;
+            self.checkpoints_lost = true;
         }
         Ok(())
     }
@@ -504,20 +506,20 @@ impl Faults {
         self.end_kubelet(Stop::Kill).await?;
         self.cluster.kill_api_server()?;
         if with_static_pod {
-            self.come_or_go()?;
+            self.toggle_static_pod()?;
         }
         self.node.launch_kubelet()?;
-        self.linger(500..2500).await;
+        self.pause(500..2500).await;
         self.cluster.restart_api_server().await?;
-        self.node.kubelet_is_ready().await
+        self.node.wait_until_ready().await
     }
 
     fn static_name(&self) -> String {
-        format!("static-{}", self.node.name())
+        self.node.mirror("static")
     }
 
     /// Adds or removes a static pod, for which the kubelet needs no API server.
-    fn come_or_go(&mut self) -> Result<()> {
+    fn toggle_static_pod(&mut self) -> Result<()> {
         let manifest = self.cluster.dir().join("manifests/static.yaml");
         self.static_pod = !self.static_pod;
         self.notes.push(format!("there is a static pod: {}", self.static_pod));
@@ -525,27 +527,27 @@ impl Faults {
             return Ok(std::fs::remove_file(manifest)?);
         }
         // A different manifest each time: the kubelet identifies static pods by their content.
-        let turn = self.random.u64(..).to_string();
-        let one = pod("static").cpus(1).memory("64Mi").annotation("turn", &turn).bound_to("")?;
-        Ok(std::fs::write(manifest, serde_json::to_vec(&one)?)?)
+        let number = self.random.u64(..).to_string();
+        let one = pod("static").cpus(1).memory("64Mi").annotation("number", &number);
+        Ok(std::fs::write(manifest, self.node.manifest(&one)?)?)
     }
 
     /// Recreates the Node. No garbage collector runs here: the object remains, with a stale owner reference.
-    async fn make_the_node_anew(&mut self, plan: &Plan) -> Result<()> {
+    async fn recreate_the_node(&mut self, plan: &Plan) -> Result<()> {
         let nodes = Api::<Node>::all(self.cluster.client());
         self.end_kubelet(Stop::Term).await?;
         nodes.delete(self.node.name(), &DeleteParams::default()).await.map(drop)?;
         self.change(plan, When::During).await?;
-        self.linger(0..1000).await;
+        self.pause(0..1000).await;
         self.node.launch_kubelet()?;
-        self.node.kubelet_is_ready().await
+        self.node.wait_until_ready().await
     }
 
-    async fn lose_a_plugin(&mut self, plan: &Plan) -> Result<()> {
+    async fn restart_a_plugin(&mut self, plan: &Plan) -> Result<()> {
         let resource = self.any_resource();
         self.node.stop_plugin(&resource)?;
         self.change(plan, When::During).await?;
-        self.linger(0..1500).await;
+        self.pause(0..1500).await;
         self.node.start_plugin(&resource)
     }
 
@@ -565,15 +567,15 @@ impl Faults {
         let spec =
             self.node.machine().devices.iter().find(|d| d.resource == resource).context("no plugin")?;
         let mut devices = spec.devices.clone();
-        let sick = self.sick.entry(resource.to_owned()).or_default();
-        *sick = !*sick;
+        let unhealthy = self.unhealthy.entry(resource.to_owned()).or_default();
+        *unhealthy = !*unhealthy;
         for device in devices.iter_mut().step_by(2) {
-            device.unhealthy = *sick;
+            device.unhealthy = *unhealthy;
         }
-        if !*sick {
-            *self.well.entry(resource.to_owned()).or_default() += devices.len().div_ceil(2) as u64;
+        if !*unhealthy {
+            *self.recovered.entry(resource.to_owned()).or_default() += devices.len().div_ceil(2) as u64;
         }
-        self.notes.push(format!("{resource}: half of them unhealthy is {sick}"));
+        self.notes.push(format!("{resource}: half of them unhealthy is {unhealthy}"));
         self.node.set_devices(resource, &devices)
     }
 
@@ -588,9 +590,9 @@ impl Faults {
         let patch = patch.to_string();
         let version = "jsonpath={.metadata.resourceVersion}";
         let node = self.node.name();
-        let words = ["patch", "noderesourcetopology", node, "--type=json", "-p", &patch, "-o", version];
-        let said = self.kubectl(&words).await?;
-        self.foreign.insert(said.trim().parse().with_context(|| said.clone())?);
+        let arguments = ["patch", "noderesourcetopology", node, "--type=json", "-p", &patch, "-o", version];
+        let output = self.kubectl(&arguments).await?;
+        self.foreign.insert(output.trim().parse().with_context(|| output.clone())?);
         self.change(plan, When::During).await
     }
 
@@ -617,7 +619,7 @@ impl Faults {
         self.change(plan, When::During).await
     }
 
-    async fn lose_the_crd(&mut self, plan: &Plan) -> Result<()> {
+    async fn remove_the_crd(&mut self, plan: &Plan) -> Result<()> {
         let crds = Api::<CustomResourceDefinition>::all(self.cluster.client());
         crds.delete(CRD, &DeleteParams::default()).await.map(drop)?;
         until("the CRD is gone", async || {
@@ -626,31 +628,31 @@ impl Faults {
         })
         .await?;
         self.change(plan, When::During).await?;
-        self.linger(0..2000).await;
+        self.pause(0..2000).await;
         self.cluster.apply_crds().await?;
-        self.object_is_there().await
+        self.wait_for_object().await
     }
 
-    async fn object_is_there(&self) -> Result<()> {
+    async fn wait_for_object(&self) -> Result<()> {
         until("the object is there again", async || {
             super::nrt::read(&self.cluster.client(), self.node.name()).await.map(drop)
         })
         .await
     }
 
-    async fn kubectl(&self, words: &[&str]) -> Result<String> {
+    async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         let mut command = std::process::Command::new(&self.kubectl);
-        command.arg("--cache-dir").arg(self.cluster.dir().join("kubectl")).args(words);
+        command.arg("--cache-dir").arg(self.cluster.dir().join("kubectl")).args(arguments);
         command.env("KUBECONFIG", self.cluster.admin_kubeconfig());
         let output = tokio::task::spawn_blocking(move || command.output()).await??;
         if !output.status.success() {
-            bail!("kubectl {}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr));
+            bail!("kubectl {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr));
         }
         Ok(String::from_utf8(output.stdout)?)
     }
 
     /// Sleeps for a random number of milliseconds.
-    async fn linger(&mut self, range: std::ops::Range<u64>) {
+    async fn pause(&mut self, range: std::ops::Range<u64>) {
         tokio::time::sleep(Duration::from_millis(self.random.u64(range))).await;
     }
 }

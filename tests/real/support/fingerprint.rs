@@ -10,11 +10,11 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use super::nrt::Seen;
+use super::nrt::ObjectVersion;
 use super::parts::Parts;
 
-/// Published while the object is held: a value that no set of pods has.
-pub(crate) const HELD: &str = "pfp0v0010000000000000000";
+/// Published while the fingerprint is withheld: a value that no set of pods has.
+pub(crate) const WITHHELD: &str = "pfp0v0010000000000000000";
 
 /// How a plugin selects the pods that count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,12 @@ impl Upstream {
     }
 
     /// Returns what the plugin expects of a node with these pods, and zones with these resources.
-    pub(crate) fn expects(&self, counting: Counting, pods: &[Pod], object: &Seen) -> Result<Expected> {
+    pub(crate) fn expects(
+        &self,
+        counting: Counting,
+        pods: &[Pod],
+        object: &ObjectVersion,
+    ) -> Result<Expected> {
         let mut command = Command::new(&self.program);
         command.args(["--informer", counting.informer, "--method", counting.method]);
         if counting.plugin != "v0.34" {
@@ -55,38 +60,38 @@ impl Upstream {
                 object.zones.values().flat_map(|zone| zone.keys()).map(String::as_str).collect();
             command.arg("--zones").arg(Vec::from_iter(named).join(","));
         }
-        let said = ask(command, &self.program, &json!({ "items": pods }))?;
-        let names = said["pods"].as_array().context("no pods in the answer")?;
+        let output = run(command, &self.program, &json!({ "items": pods }))?;
+        let names = output["pods"].as_array().context("no pods in the output")?;
         Ok(Expected {
-            fingerprint: said["fingerprint"].as_str().context("no fingerprint in the answer")?.to_owned(),
+            fingerprint: output["fingerprint"].as_str().context("no fingerprint in the output")?.to_owned(),
             pods: names.iter().filter_map(|name| Some(name.as_str()?.to_owned())).collect(),
         })
     }
 }
 
 /// Runs a program with pods as its input and returns its JSON output.
-pub(crate) fn said_of(program: &Path, arguments: &[&str], pods: &[Value]) -> Result<Value> {
+pub(crate) fn output_of(program: &Path, arguments: &[&str], pods: &[Value]) -> Result<Value> {
     let mut command = Command::new(program);
     command.args(arguments);
-    ask(command, program, &json!({ "items": pods }))
+    run(command, program, &json!({ "items": pods }))
 }
 
-fn ask(mut command: Command, program: &Path, question: &Value) -> Result<Value> {
+fn run(mut command: Command, program: &Path, input: &Value) -> Result<Value> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().with_context(|| program.display().to_string())?;
-    write!(child.stdin.take().context("no pipe")?, "{question}")?;
+    write!(child.stdin.take().context("no pipe")?, "{input}")?;
     let output = child.wait_with_output()?;
     ensure!(output.status.success(), "{} ended with {}", program.display(), output.status);
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 /// Returns an attribute of an object.
-pub(crate) fn attribute<'a>(object: &'a Seen, name: &str) -> Option<&'a str> {
+pub(crate) fn attribute<'a>(object: &'a ObjectVersion, name: &str) -> Option<&'a str> {
     let attributes = object.content["attributes"].as_array()?;
     attributes.iter().find(|attribute| attribute["name"] == name)?["value"].as_str()
 }
 
 /// Returns the fingerprint of an object.
-pub(crate) fn published(object: &Seen) -> Option<&str> {
+pub(crate) fn published(object: &ObjectVersion) -> Option<&str> {
     attribute(object, "nodeTopologyPodsFingerprint")
 }

@@ -1,5 +1,4 @@
-//! Every version of the node's object, as stored in etcd: none is missed, whatever happens to the API server
-//! that writes them.
+//! Every version of the node's object, as stored in etcd: none is missed, even if the API server fails.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -46,19 +45,19 @@ impl History {
     /// Returns the number of versions so far, including the current one.
     pub(crate) async fn mark(&self) -> Result<usize> {
         self.catch_up().await?;
-        Ok(held(&self.seen).len())
+        Ok(lock(&self.seen).len())
     }
 
     /// Returns every version since a mark.
     pub(crate) async fn since(&self, mark: usize) -> Result<Vec<Version>> {
         self.catch_up().await?;
-        Ok(held(&self.seen)[mark..].to_vec())
+        Ok(lock(&self.seen)[mark..].to_vec())
     }
 
     async fn catch_up(&self) -> Result<()> {
         until("every version was seen", async || {
             let newest = newest(&self.etcd, &self.key).await?.map(|version| version.revision);
-            let seen = held(&self.seen);
+            let seen = lock(&self.seen);
             let last = seen.last().context("nothing was seen")?;
             let known = last.zones.as_ref().map(|_| last.revision);
             ensure!(known == newest, "the newest version is {newest:?}, and {known:?} was seen");
@@ -74,7 +73,7 @@ impl Drop for History {
     }
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -90,8 +89,8 @@ fn post(path: &str, body: &Value) -> Result<Request<Vec<u8>>> {
 /// Returns the object's current version.
 async fn newest(etcd: &Client, key: &str) -> Result<Option<Version>> {
     let text = etcd.request_text(post("/v3/kv/range", &json!({ "key": base64(key) }))?).await?;
-    let answer: Value = serde_json::from_str(&text)?;
-    answer["kvs"].get(0).map(|entry| version(entry, false)).transpose()
+    let response: Value = serde_json::from_str(&text)?;
+    response["kvs"].get(0).map(|entry| version(entry, false)).transpose()
 }
 
 fn version(entry: &Value, deleted: bool) -> Result<Version> {
@@ -118,11 +117,11 @@ async fn watch_once(etcd: &Client, key: &str, from: &mut u64, seen: &Mutex<Vec<V
     let stream = etcd.request_stream(post("/v3/watch", &create)?).await?;
     let mut lines = std::pin::pin!(stream.lines());
     while let Some(line) = lines.next().await {
-        let answer: Value = serde_json::from_str(&line?)?;
-        for event in answer["result"]["events"].as_array().into_iter().flatten() {
+        let response: Value = serde_json::from_str(&line?)?;
+        for event in response["result"]["events"].as_array().into_iter().flatten() {
             let version = version(&event["kv"], event["type"] == "DELETE")?;
             *from = version.revision + 1;
-            held(seen).push(version);
+            lock(seen).push(version);
         }
     }
     Ok(())

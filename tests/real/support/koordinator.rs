@@ -14,7 +14,7 @@ use super::wait::until;
 pub(crate) const DEVICE_ALLOCATED: &str = "scheduling.koordinator.sh/device-allocated";
 
 /// The annotation with a pod's CPUs and memory.
-#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+#[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) const RESOURCE_STATUS: &str = "scheduling.koordinator.sh/resource-status";
 
 const CRD: &str = include_str!("device.crd.yaml");

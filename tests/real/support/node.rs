@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, ChildStdout, Command};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client, ResourceExt};
-use numacast::sim::machine::{Device, MachineSpec};
+use numacast_sim::machine::{Device, MachineSpec};
 use serde_json::{Map, Value, json};
 
 use super::cgroups::Cgroups;
@@ -59,12 +60,14 @@ pub(crate) struct NodeSetup {
     runs_pods: bool,
 }
 
-/// A machine with a running kubelet that has joined the cluster. The node has the machine's name.
+/// A machine with a running kubelet that has joined the cluster.
 pub(crate) struct RealNode {
     kubelet: RefCell<Option<Process>>,
     // Borrowed for a whole request and response, so that these do not interleave.
     fakenode: RefCell<FakeNode>,
     name: String,
+    /// The namespace of its pods.
+    namespace: String,
     dir: PathBuf,
     machine: MachineSpec,
     /// The kubelet's minor version: 37 for 1.37.
@@ -92,10 +95,10 @@ pub(crate) struct RealNode {
 struct FakeNode {
     process: Process,
     requests: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    responses: BufReader<ChildStdout>,
 }
 
-#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+#[allow(dead_code, reason = "not every test program uses everything")]
 impl NodeSetup {
     /// Sets a name other than the machine's.
     pub(crate) fn named(mut self, name: &str) -> Self {
@@ -112,11 +115,13 @@ impl NodeSetup {
         self
     }
 
-    /// Makes the kubelet read static pods from `manifests`, beside the node's directory.
+    /// Makes the kubelet read static pods from `manifests` in the cluster's directory ([`RealNode::manifest`]),
+    /// every second instead of every 20 seconds.
     pub(crate) fn static_pods(self, cluster: &Cluster) -> Result<Self> {
         let manifests = cluster.dir().join("manifests");
         std::fs::create_dir(&manifests)?;
-        Ok(self.kubelet("staticPodPath", manifests.to_string_lossy().into()))
+        let setup = self.kubelet("fileCheckFrequency", "1s".into());
+        Ok(setup.kubelet("staticPodPath", manifests.to_string_lossy().into()))
     }
 
     /// Uses the kubelet of a minor version, such as `1.33`. The other components are unchanged.
@@ -147,6 +152,7 @@ impl NodeSetup {
     /// Starts everything and waits until the node is Ready and reports its devices.
     pub(crate) async fn start(self, cluster: &Cluster) -> Result<RealNode> {
         let Self { name, machine, version, gates, flags, runs_pods } = self;
+        let name = cluster.node_name(&name);
         let dir = cluster.dir().join(&name);
         std::fs::create_dir_all(dir.join("kubelet"))?;
         machine.write_tree(&dir)?;
@@ -159,13 +165,13 @@ impl NodeSetup {
         // With CPU Manager policy "none" the kubelet writes the described CPUs into the cpuset of its pods,
         // and the real machine may have fewer.
         let pins = machine.kubelet.get("cpuManagerPolicy").is_some_and(|policy| policy == "static");
-        let place = format!("numacast-{}-{name}", std::process::id());
-        let cgroups = pins.then(|| Cgroups::make(&place)).flatten();
+        let cgroups = pins.then(|| Cgroups::make(&unique(&name))).flatten();
         let config = kubelet_config(&machine, &dir, &gates, cgroups.as_ref())?;
         std::fs::write(dir.join("kubelet/config.yaml"), serde_json::to_vec_pretty(&config)?)?;
         let mut node = RealNode {
             kubelet: RefCell::new(None),
             fakenode: RefCell::new(FakeNode::start(&dir, &programs, runs_pods)?),
+            namespace: cluster.namespace(),
             client: cluster.client(),
             kubeconfig: cluster.kubeconfig_as(&format!("system:node:{name}"), &["system:nodes"])?,
             agent_kubeconfig: cluster.admin_kubeconfig(),
@@ -190,7 +196,7 @@ impl NodeSetup {
     }
 }
 
-#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+#[allow(dead_code, reason = "not every test program uses everything")]
 impl RealNode {
     /// Returns the setup for the machine of `tests/machines/<machine>.yaml`.
     pub(crate) fn on(machine: &str) -> Result<NodeSetup> {
@@ -212,9 +218,26 @@ impl RealNode {
         }
     }
 
-    /// Returns the node's name.
+    /// Returns the node's name: the machine's, unless tests share the control plane.
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the namespace of its pods.
+    pub(crate) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Returns the name of a static pod's mirror pod.
+    pub(crate) fn mirror(&self, pod: &str) -> String {
+        format!("{pod}-{}", self.name)
+    }
+
+    /// Returns a static pod's manifest.
+    pub(crate) fn manifest(&self, spec: &PodSpec) -> Result<Vec<u8>> {
+        let mut object = spec.bound_to("")?;
+        object.metadata.namespace = Some(self.namespace.clone());
+        Ok(serde_json::to_vec(&object)?)
     }
 
     /// Returns the machine's directory: `sys/`, `proc/`, `kubelet/`.
@@ -260,7 +283,7 @@ impl RealNode {
     }
 
     /// Gives the agent under test a kubeconfig other than the administrator's.
-    pub(crate) fn act_as(&mut self, kubeconfig: PathBuf) {
+    pub(crate) fn set_agent_kubeconfig(&mut self, kubeconfig: PathBuf) {
         self.agent_kubeconfig = kubeconfig;
     }
 
@@ -297,7 +320,9 @@ impl RealNode {
 
     /// Creates a pod without waiting.
     pub(crate) async fn submit(&self, spec: &PodSpec) -> Result<()> {
-        self.pods_api().create(&PostParams::default(), &spec.bound_to(&self.name)?).await?;
+        let mut object = spec.bound_to(&self.name)?;
+        object.metadata.namespace = Some(self.namespace.clone());
+        self.pods_api().create(&PostParams::default(), &object).await?;
         Ok(())
     }
 
@@ -317,18 +342,18 @@ impl RealNode {
     }
 
     /// Requests other CPUs and memory for a container of a running pod, waits until the kubelet has processed
-    /// the resize, and returns the kubelet's verdict in its own words.
+    /// the resize, and returns the kubelet's decision in its own words.
     pub(crate) async fn resize(&self, pod: &str, container: &str, to: &PodSpec) -> Result<String> {
         let change = json!({ "name": container, "resources": to.resources() });
         let patch = Patch::Strategic(json!({ "spec": { "containers": [change] } }));
         match self.pods_api().patch_subresource("resize", pod, &PatchParams::default(), &patch).await {
             Ok(_) => {}
-            Err(kube::Error::Api(refused)) if [403, 422].contains(&refused.code) => {
-                return Ok(format!("the API server refuses: {}", refused.message));
+            Err(kube::Error::Api(rejected)) if [403, 422].contains(&rejected.code) => {
+                return Ok(format!("the API server rejects it: {}", rejected.message));
             }
             Err(error) => return Err(error.into()),
         }
-        until(&format!("the kubelet has answered the resize of {pod}"), async || {
+        until(&format!("the kubelet has processed the resize of {pod}"), async || {
             self.kubelet_still_runs()?;
             let object = self.pods_api().get(pod).await?;
             let status = object.status.unwrap_or_default();
@@ -337,11 +362,11 @@ impl RealNode {
                 let reason = pending.reason.clone().unwrap_or_default();
                 return Ok(format!("{reason}: {}", pending.message.clone().unwrap_or_default()));
             }
-            let asked = object.spec.unwrap_or_default().containers;
-            let asked = asked.into_iter().find(|c| c.name == container).and_then(|c| c.resources?.requests);
-            let given = status.container_statuses.into_iter().flatten().find(|c| c.name == container);
-            let given = given.and_then(|c| c.allocated_resources);
-            ensure!(given == asked, "{given:?} is allocated, not {asked:?}");
+            let mut containers = object.spec.unwrap_or_default().containers.into_iter();
+            let requested = containers.find(|c| c.name == container).and_then(|c| c.resources?.requests);
+            let allocated = status.container_statuses.into_iter().flatten().find(|c| c.name == container);
+            let allocated = allocated.and_then(|c| c.allocated_resources);
+            ensure!(allocated == requested, "{allocated:?} is allocated, not {requested:?}");
             Ok("allocated".to_owned())
         })
         .await
@@ -361,15 +386,15 @@ impl RealNode {
 
     /// Makes a pod's containers exit with a code, without waiting for the kubelet.
     pub(crate) fn exit(&self, pod: &str, code: i32) -> Result<()> {
-        self.ask(&json!({
-            "do": "exitContainers", "namespace": "default", "pod": pod, "code": code,
+        self.command(&json!({
+            "do": "exitContainers", "namespace": self.namespace, "pod": pod, "code": code,
         }))
     }
 
     /// Deletes a pod and waits until it is gone.
     pub(crate) async fn delete(&self, name: &str) -> Result<()> {
-        self.ask_to_delete(name).await?;
-        self.is_gone(name).await
+        self.request_deletion(name).await?;
+        self.wait_until_gone(name).await
     }
 
     /// Lists every pod bound to the node.
@@ -379,7 +404,7 @@ impl RealNode {
     }
 
     /// Deletes a pod without waiting until it is gone.
-    pub(crate) async fn ask_to_delete(&self, name: &str) -> Result<()> {
+    pub(crate) async fn request_deletion(&self, name: &str) -> Result<()> {
         self.pods_api().delete(name, &DeleteParams::default()).await?;
         Ok(())
     }
@@ -391,25 +416,25 @@ impl RealNode {
     }
 
     /// Removes every finalizer from a pod.
-    pub(crate) async fn drop_finalizers(&self, name: &str) -> Result<()> {
+    pub(crate) async fn remove_finalizers(&self, name: &str) -> Result<()> {
         let none = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
         self.pods_api().patch(name, &PatchParams::default(), &none).await?;
         Ok(())
     }
 
-    /// Waits until a pod's status contains `word` anywhere.
-    pub(crate) async fn says(&self, name: &str, word: &str) -> Result<()> {
-        until(&format!("pod {name} says {word}"), async || {
+    /// Waits until a pod's status contains `text` anywhere.
+    pub(crate) async fn wait_for_status(&self, name: &str, text: &str) -> Result<()> {
+        until(&format!("the status of pod {name} contains {text}"), async || {
             self.kubelet_still_runs()?;
             let status = serde_json::to_string(&self.pods_api().get(name).await?.status)?;
-            ensure!(status.contains(word), "it says {status}");
+            ensure!(status.contains(text), "it is {status}");
             Ok(())
         })
         .await
     }
 
     /// Waits until a pod is gone.
-    pub(crate) async fn is_gone(&self, name: &str) -> Result<()> {
+    pub(crate) async fn wait_until_gone(&self, name: &str) -> Result<()> {
         until(&format!("pod {name} is gone"), async || {
             self.kubelet_still_runs()?;
             ensure!(self.pods_api().get_opt(name).await?.is_none(), "it is still there");
@@ -419,7 +444,7 @@ impl RealNode {
     }
 
     fn pods_api(&self) -> Api<Pod> {
-        Api::default_namespaced(self.client())
+        Api::namespaced(self.client(), &self.namespace)
     }
 
     // ---- devices
@@ -432,7 +457,7 @@ impl RealNode {
         let healthy = devices.iter().filter(|d| !d.unhealthy).map(|d| d.id.clone()).collect();
         let whose = if self.stopped.contains_key(resource) { &mut self.stopped } else { &mut self.healthy };
         whose.insert(resource.to_owned(), healthy);
-        self.ask(&json!({ "do": "setDevices", "resource": resource, "devices": devices }))
+        self.command(&json!({ "do": "setDevices", "resource": resource, "devices": devices }))
     }
 
     /// Stops a plugin; its devices become unhealthy, and the kubelet forgets them after five minutes.
@@ -440,7 +465,7 @@ impl RealNode {
         if let Some((resource, devices)) = self.healthy.remove_entry(resource) {
             self.stopped.insert(resource, devices);
         }
-        self.ask(&json!({ "do": "stopPlugin", "resource": resource }))
+        self.command(&json!({ "do": "stopPlugin", "resource": resource }))
     }
 
     /// Starts a plugin that was stopped.
@@ -448,7 +473,7 @@ impl RealNode {
         if let Some((resource, devices)) = self.stopped.remove_entry(resource) {
             self.healthy.insert(resource, devices);
         }
-        self.ask(&json!({ "do": "startPlugin", "resource": resource }))
+        self.command(&json!({ "do": "startPlugin", "resource": resource }))
     }
 
     /// Returns whether a running plugin lists a device, healthy or not.
@@ -457,8 +482,8 @@ impl RealNode {
         listed && !self.stopped.contains_key(resource)
     }
 
-    fn ask(&self, request: &Value) -> Result<()> {
-        self.fakenode.borrow_mut().ask(request)
+    fn command(&self, request: &Value) -> Result<()> {
+        self.fakenode.borrow_mut().request(request)
     }
 
     // ---- the kubelet
@@ -466,16 +491,16 @@ impl RealNode {
     /// Starts the kubelet and waits until the node is Ready and reports every device.
     pub(crate) async fn start_kubelet(&mut self) -> Result<()> {
         self.launch_kubelet()?;
-        self.kubelet_is_ready().await
+        self.wait_until_ready().await
     }
 
     /// Waits until the node is Ready and reports every device.
-    pub(crate) async fn kubelet_is_ready(&self) -> Result<()> {
+    pub(crate) async fn wait_until_ready(&self) -> Result<()> {
         let ready = until("the node is ready", async || {
             self.kubelet_still_runs()?;
             self.is_ready().await
         });
-        ready.await.with_context(|| self.kubelet_last_words())
+        ready.await.with_context(|| self.kubelet_log_tail())
     }
 
     /// Starts the kubelet without waiting.
@@ -501,8 +526,8 @@ impl RealNode {
         Ok(command)
     }
 
-    fn kubelet_last_words(&self) -> String {
-        self.kubelet.borrow().as_ref().map(Process::last_words).unwrap_or_default()
+    fn kubelet_log_tail(&self) -> String {
+        self.kubelet.borrow().as_ref().map(Process::log_tail).unwrap_or_default()
     }
 
     /// Sends the kubelet a signal: `STOP` freezes it, `CONT` resumes it.
@@ -516,7 +541,7 @@ impl RealNode {
     }
 
     /// Maps the addresses that really running pods connect to, to the real ones.
-    pub(crate) fn pods_reach(&self, reach: &BTreeMap<String, String>) -> Result<()> {
+    pub(crate) fn map_addresses(&self, reach: &BTreeMap<String, String>) -> Result<()> {
         Ok(std::fs::write(self.dir.join("reach.json"), serde_json::to_vec(reach)?)?)
     }
 
@@ -558,7 +583,7 @@ impl RealNode {
 
     /// Removes the checkpoints of the CPU Manager and the Memory Manager, as a kubelet requires that cannot
     /// start with them.
-    pub(crate) fn forget_books(&self) -> Result<()> {
+    pub(crate) fn remove_checkpoints(&self) -> Result<()> {
         for file in ["cpu_manager_state", "memory_manager_state"] {
             std::fs::remove_file(self.kubelet_dir().join(file))?;
         }
@@ -583,8 +608,12 @@ impl RealNode {
             node.name_any()
         );
         let socket = self.socket();
-        ensure!(std::os::unix::net::UnixStream::connect(&socket).is_ok(), "{} is dead", socket.display());
-        self.ask(&json!({ "do": "served" }))
+        ensure!(
+            std::os::unix::net::UnixStream::connect(&socket).is_ok(),
+            "no process serves {}",
+            socket.display()
+        );
+        self.command(&json!({ "do": "served" }))
     }
 }
 
@@ -598,31 +627,37 @@ impl FakeNode {
                 .env("NUMACAST_IMAGE", env!("CARGO_BIN_EXE_numacast"))
                 .env("NUMACAST_REACH", dir.join("reach.json"));
         }
-        let (process, requests, output) = Process::start_to_talk("fakenode", dir, command)?;
-        let mut fakenode = Self { process, requests, answers: BufReader::new(output) };
-        fakenode.answer().with_context(|| fakenode.process.last_words())?;
+        let (process, requests, output) = Process::start_with_pipes("fakenode", dir, command)?;
+        let mut fakenode = Self { process, requests, responses: BufReader::new(output) };
+        fakenode.response().with_context(|| fakenode.process.log_tail())?;
         Ok(fakenode)
     }
 
-    fn ask(&mut self, request: &Value) -> Result<()> {
+    fn request(&mut self, request: &Value) -> Result<()> {
         writeln!(self.requests, "{request}")?;
-        self.answer().with_context(|| format!("fakenode, asked for {request}"))
+        self.response().with_context(|| format!("fakenode, request {request}"))
     }
 
-    fn answer(&mut self) -> Result<()> {
+    fn response(&mut self) -> Result<()> {
         let mut line = String::new();
-        self.answers.read_line(&mut line)?;
-        let answer: Value = serde_json::from_str(&line).context("fakenode does not answer")?;
-        ensure!(answer["ok"] == true, "{}", answer["error"]);
+        self.responses.read_line(&mut line)?;
+        let response: Value = serde_json::from_str(&line).context("fakenode does not respond")?;
+        ensure!(response["ok"] == true, "{}", response["error"]);
         Ok(())
     }
+}
+
+/// Returns a name that no other node of any test program has.
+fn unique(name: &str) -> String {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    format!("numacast-{}-{}-{name}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Returns a kubelet's minor version, taken from the directory that `tests/parts/build` put it into.
 fn minor_of(kubelet: &Path) -> Result<u32> {
     let version = kubelet.parent().and_then(Path::file_name).and_then(|name| name.to_str());
     let minor = version.and_then(|version| version.split('.').nth(1)?.parse().ok());
-    minor.with_context(|| format!("{} lies in no directory called like its version", kubelet.display()))
+    minor.with_context(|| format!("the directory of {} is not named by its version", kubelet.display()))
 }
 
 /// Returns the gates that a kubelet of this version has.

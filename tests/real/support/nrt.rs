@@ -26,7 +26,7 @@ pub(crate) struct Figures {
 
 /// One version of an object.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ObjectVersion {
     pub(crate) version: String,
     pub(crate) zones: Zones,
     /// Everything but the metadata.
@@ -34,8 +34,8 @@ pub(crate) struct Seen {
 }
 
 /// Returns the node's current object.
-pub(crate) async fn read(client: &Client, node: &str) -> Result<Seen> {
-    Seen::of(&api(client).get(node).await?)
+pub(crate) async fn read(client: &Client, node: &str) -> Result<ObjectVersion> {
+    ObjectVersion::of(&api(client).get(node).await?)
 }
 
 /// Returns an untyped API for the objects.
@@ -44,7 +44,7 @@ pub(crate) fn api(client: &Client) -> Api<DynamicObject> {
     Api::all_with(client.clone(), &ApiResource::from_gvk_with_plural(&kind, "noderesourcetopologies"))
 }
 
-impl Seen {
+impl ObjectVersion {
     pub(crate) fn of(object: &DynamicObject) -> Result<Self> {
         let version = object.resource_version().context("an object without a version")?;
         Ok(Self { version, zones: zones_of(&object.data)?, content: object.data.clone() })
@@ -86,7 +86,7 @@ fn text(value: &Value) -> Result<String> {
 }
 
 /// Observed versions in order; an error message for an invalid object.
-type Record = Arc<Mutex<Vec<Result<Seen, String>>>>;
+type Record = Arc<Mutex<Vec<Result<ObjectVersion, String>>>>;
 
 /// Watches the node's object and records every version.
 pub(crate) struct Observer {
@@ -107,12 +107,12 @@ impl Observer {
     }
 
     /// Returns every version up to the object's current one.
-    pub(crate) async fn everything_so_far(&self) -> Result<Vec<Seen>> {
+    pub(crate) async fn versions(&self) -> Result<Vec<ObjectVersion>> {
         until("the observer has seen the newest version", async || {
             let newest = read(&self.client, &self.node).await?.version;
             let record = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let seen =
-                record.into_iter().collect::<Result<Vec<Seen>, String>>().map_err(anyhow::Error::msg)?;
+            let seen = record.into_iter().collect::<Result<Vec<ObjectVersion>, String>>();
+            let seen = seen.map_err(anyhow::Error::msg)?;
             ensure!(seen.last().is_some_and(|last| last.version == newest), "it has not");
             Ok(seen)
         })
@@ -137,7 +137,7 @@ async fn watch(api: Api<DynamicObject>, node: String, mut version: String, seen:
         let mut stream = std::pin::pin!(stream);
         while let Some(event) = stream.next().await {
             let one = match event {
-                Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => Seen::of(&object),
+                Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => ObjectVersion::of(&object),
                 Ok(WatchEvent::Deleted(_)) => Err(anyhow::anyhow!("the object was deleted")),
                 Ok(WatchEvent::Error(status)) => Err(anyhow::anyhow!("the watch failed: {}", status.message)),
                 Ok(WatchEvent::Bookmark(_)) => continue,

@@ -9,9 +9,9 @@
 //! the kubelet collects and writes it without a common lock, so when two plugins update within a millisecond
 //! the older of two checkpoints may persist.
 //!
-//! Resources of an ordinary init container count for as long as the kubelet keeps them allocated, which the
+//! Resources of a regular init container count for as long as the kubelet keeps them allocated, which the
 //! List never shows. Its CPUs and devices belong to the pod until the pod ends: the other containers reuse
-//! what they can, and the rest is available to nobody. Its memory is released as soon as a later container
+//! what they can, and the rest is available to no other pod. Its memory is released as soon as a later container
 //! starts; but a restarted kubelet allocates it again, for a container that ended long ago, and then keeps it
 //! until the pod ends.
 
@@ -21,7 +21,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use kube::ResourceExt;
-use numacast::sim::machine::{MachineSpec, NodeSpec};
+use numacast_sim::machine::{MachineSpec, NodeSpec};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -60,15 +60,15 @@ fn fill_gaps(zones: &mut Zones, machine: &MachineSpec) {
 pub(crate) async fn expected(node: &RealNode) -> Result<Expected> {
     let pods = node.pods().await?;
     let state = State::read(node, &pods)?;
-    state.speaks_of_every_running_pod(&pods)?;
+    state.covers_every_running_pod(&pods)?;
     let mut zones = Zones::new();
     for numa in node.machine().nodes.iter().filter(|numa| numa.id <= HIGHEST_ZONE) {
         zones.insert(zone_name(numa.id), state.zone(numa)?);
     }
     fill_gaps(&mut zones, node.machine());
     let mut expected = Expected { groups: state.take_memory(&mut zones)?, zones };
-    if state.settled {
-        state.agrees_with_itself(&expected)?;
+    if state.is_settled {
+        state.is_consistent(&expected)?;
         state.settle_groups(&mut expected)?;
     }
     Ok(expected)
@@ -78,7 +78,7 @@ pub(crate) async fn expected(node: &RealNode) -> Result<Expected> {
 /// `ending`, since the exact moment of their end is unknown.
 pub(crate) async fn at_most_free(node: &RealNode, ending: &BTreeSet<String>) -> Result<Expected> {
     let mut pods = node.pods().await?;
-    State::read(node, &pods)?.speaks_of_every_running_pod(&pods)?;
+    State::read(node, &pods)?.covers_every_running_pod(&pods)?;
     pods.retain(|pod| !ending.contains(&pod.name_any()));
     let state = State::read(node, &pods)?;
     let mut zones = Zones::new();
@@ -90,23 +90,23 @@ pub(crate) async fn at_most_free(node: &RealNode, ending: &BTreeSet<String>) -> 
 }
 
 /// Checks that a kubelet started now would accept its own checkpoints. The kubelet writes them in several
-/// steps, and refuses to start if it was killed between two of them, until somebody removes the files.
-pub(crate) fn books_are_whole(node: &RealNode) -> Result<()> {
+/// steps, and does not start if it was killed between two of them, until the files are removed.
+pub(crate) fn checkpoints_are_complete(node: &RealNode) -> Result<()> {
     let dir = node.kubelet_dir();
     let cpus: CpuState = read_json(&dir.join("cpu_manager_state"))?;
     let mut known = cpus.assigned()?;
     known.extend(cpu_list(&cpus.default_cpu_set)?);
     let online: BTreeSet<u16> = node.machine().nodes.iter().flat_map(|numa| numa.cpus.iter()).collect();
-    ensure!(known == online, "the books have CPUs {known:?} of {online:?}");
+    ensure!(known == online, "the checkpoint has CPUs {known:?} of {online:?}");
     let memory: MemoryState = read_json(&dir.join("memory_manager_state"))?;
-    let mut lent = BTreeMap::<&String, u64>::new();
+    let mut allocated = BTreeMap::<&String, u64>::new();
     for block in memory.entries.values().flat_map(BTreeMap::values).flatten() {
-        *lent.entry(&block.kind).or_default() += block.size;
+        *allocated.entry(&block.kind).or_default() += block.size;
     }
-    for (kind, lent) in lent {
+    for (kind, allocated) in allocated {
         let figures = || memory.machine_state.values().filter_map(|node| node.memory_map.get(kind));
         let missing: u64 = figures().map(|figures| figures.allocatable.saturating_sub(figures.free)).sum();
-        ensure!(missing == lent, "{lent} of {kind} are lent, and {missing} missing");
+        ensure!(missing == allocated, "{allocated} of {kind} are allocated, and {missing} not free");
     }
     Ok(())
 }
@@ -206,7 +206,7 @@ impl Expected {
 
     /// Lists where a published object reports more as available than there is, which would mislead a
     /// scheduler.
-    pub(crate) fn promises_beyond(&self, published: &Zones) -> Vec<String> {
+    pub(crate) fn overstated(&self, published: &Zones) -> Vec<String> {
         let mut found = Vec::new();
         for (zone, resources) in &self.zones {
             for (name, want) in resources {
@@ -214,7 +214,7 @@ impl Expected {
                 match have {
                     None => found.push(format!("{zone} {name} is not there")),
                     Some(have) if have.available > want.available => found.push(format!(
-                        "{zone} {name}: {} said to be free, {} are",
+                        "{zone} {name}: {} published as available, {} are",
                         have.available, want.available
                     )),
                     Some(_) => {}
@@ -317,7 +317,7 @@ struct State<'a> {
     memory: Option<MemoryState>,
     devices: Vec<DeviceEntry>,
     /// Whether the files had no entry of a dead pod, so that their totals cover live pods only.
-    settled: bool,
+    is_settled: bool,
 }
 
 impl<'a> State<'a> {
@@ -330,21 +330,21 @@ impl<'a> State<'a> {
             _ => None,
         };
         let devices: DeviceState = read_json(&dir.join("device-plugins/kubelet_internal_checkpoint"))?;
-        let mut settled = true;
-        let mut lives = |pod: &String| {
-            let lives = alive.contains(pod);
-            settled &= lives;
-            lives
+        let mut is_settled = true;
+        let mut is_live = |pod: &String| {
+            let is_live = alive.contains(pod);
+            is_settled &= is_live;
+            is_live
         };
-        cpus.entries.retain(|pod, _| lives(pod));
+        cpus.entries.retain(|pod, _| is_live(pod));
         if let Some(memory) = &mut memory {
-            memory.entries.retain(|pod, _| lives(pod));
+            memory.entries.retain(|pod, _| is_live(pod));
         }
         let entries = devices.data.pod_device_entries.unwrap_or_default();
         Ok(Self {
             node,
             machine: node.machine(),
-            settled,
+            is_settled,
             cpus,
             memory,
             devices: entries.into_iter().filter(|entry| alive.contains(&entry.pod)).collect(),
@@ -393,11 +393,11 @@ impl<'a> State<'a> {
     /// Returns the CPUs that the kubelet chose to reserve if only their number is configured: it logs them.
     fn chosen_cpus(&self) -> Result<BTreeSet<u16>> {
         let log = self.node.kubelet_log()?;
-        let said = log
+        let line = log
             .lines()
             .rfind(|line| line.contains("\"Reserved CPUs not available for exclusive assignment\""));
-        let list = said.and_then(|line| line.split(" reserved=\"").nth(1)?.split('"').next());
-        cpu_list(list.context("the kubelet has not said which CPUs it reserved")?)
+        let list = line.and_then(|line| line.split(" reserved=\"").nth(1)?.split('"').next());
+        cpu_list(list.context("the kubelet has not logged which CPUs it reserves")?)
     }
 
     fn memory(&self, numa: &NodeSpec) -> Result<BTreeMap<String, Figures>> {
@@ -426,7 +426,7 @@ impl<'a> State<'a> {
             let stated = of_node.map_or(0, |figures| figures.allocatable);
             ensure!(
                 stated == described,
-                "{resource} of node {numa}: {stated} in the state, {described} described"
+                "{resource} of node {numa}: {stated} in the checkpoint, {described} described"
             );
         }
         Ok(described)
@@ -477,7 +477,7 @@ impl<'a> State<'a> {
         let nodes = self.memory.iter().flat_map(|state| &state.machine_state);
         let mut of_zone = nodes.filter(|(id, _)| zone_name(**id) == zone);
         let found = of_zone.next().and_then(|(_, node)| node.memory_map.get(resource));
-        Ok(found.with_context(|| format!("the state does not speak of {resource} in {zone}"))?.free)
+        Ok(found.with_context(|| format!("the checkpoint has no {resource} in {zone}"))?.free)
     }
 
     fn device(&self, numa: &NodeSpec, resource: &str) -> Figures {
@@ -506,11 +506,11 @@ impl<'a> State<'a> {
         self.node.inventory().get(resource).is_some_and(|ids| ids.values().any(|nodes| !nodes.is_empty()))
     }
 
-    // ---- doubts about the oracle itself
+    // ---- checks of the checkpoints themselves
 
     /// Checks that every running pod has what its spec requests: otherwise a file is older than the pod, or
     /// was misread.
-    fn speaks_of_every_running_pod(&self, pods: &[Pod]) -> Result<()> {
+    fn covers_every_running_pod(&self, pods: &[Pod]) -> Result<()> {
         let running = |pod: &&Pod| pod.status.as_ref().is_some_and(|s| s.phase.as_deref() == Some("Running"));
         for pod in pods.iter().filter(running) {
             let uid = uid_of(pod).context("a pod without a uid")?;
@@ -519,15 +519,15 @@ impl<'a> State<'a> {
                 continue;
             }
             for container in containers(pod) {
-                self.speaks_of(pod, &uid, &container)
+                self.covers_container(pod, &uid, &container)
                     .with_context(|| format!("container {} of pod {}", container.name, pod.name_any()))?;
             }
         }
         Ok(())
     }
 
-    fn speaks_of(&self, pod: &Pod, uid: &str, container: &Container) -> Result<()> {
-        let asked = Asked::by(container)?;
+    fn covers_container(&self, pod: &Pod, uid: &str, container: &Container) -> Result<()> {
+        let requested = Requested::by(container)?;
         let guaranteed = pod.status.as_ref().and_then(|s| s.qos_class.as_deref()) == Some("Guaranteed");
         let pins = self.cpus.policy_name == "static" && guaranteed;
         let has = match self.cpus.entries.get(uid).and_then(|of_pod| of_pod.get(&container.name)) {
@@ -536,9 +536,9 @@ impl<'a> State<'a> {
         };
         // A resized pod may still have its old resources; it may never get the new ones.
         let as_created = pod.metadata.generation.is_none_or(|generation| generation <= 1);
-        let wanted = if pins { asked.cpus } else { 0 };
-        ensure!(count(has.len()) == wanted || !as_created, "it has CPUs {has:?}, and asked for {wanted}");
-        for (resource, wanted) in &asked.devices {
+        let wanted = if pins { requested.cpus } else { 0 };
+        ensure!(count(has.len()) == wanted || !as_created, "it has CPUs {has:?}, and requests {wanted}");
+        for (resource, wanted) in &requested.devices {
             let entries = self.devices.iter().filter(|e| e.pod == uid && e.container == container.name);
             let entries = entries.filter(|e| e.resource == *resource);
             let ids: BTreeSet<&String> = entries.flat_map(|e| e.ids.values().flatten()).collect();
@@ -546,8 +546,8 @@ impl<'a> State<'a> {
         }
         if let Some(memory) = &self.memory {
             let has = memory.entries.get(uid).is_some_and(|of_pod| of_pod.contains_key(&container.name));
-            let plain_init = is_plain_init(pod, &container.name);
-            ensure!(has || plain_init || !guaranteed, "it has no memory");
+            let regular_init = is_regular_init(pod, &container.name);
+            ensure!(has || regular_init || !guaranteed, "it has no memory");
         }
         Ok(())
     }
@@ -555,7 +555,7 @@ impl<'a> State<'a> {
     /// Checks the entries against the kubelet's totals. Without dead pods among the entries, both must agree.
     /// One exception: on a hybrid processor a kubelet may assign a CPU to two pods (k/k #140495), and returns
     /// it to the shared pool when the first of them ends.
-    fn agrees_with_itself(&self, expected: &Expected) -> Result<()> {
+    fn is_consistent(&self, expected: &Expected) -> Result<()> {
         let shared = cpu_list(&self.cpus.default_cpu_set)?;
         let reserved = self.reserved_cpus()?;
         let hybrid = !self.machine.core_types.is_empty();
@@ -569,12 +569,12 @@ impl<'a> State<'a> {
                 numa.id,
                 zone["cpu"].available
             );
-            self.memory_agrees(numa, &expected.zones, &expected.groups)?;
+            self.memory_is_consistent(numa, &expected.zones, &expected.groups)?;
         }
         Ok(())
     }
 
-    fn memory_agrees(&self, numa: &NodeSpec, zones: &Zones, groups: &[Group]) -> Result<()> {
+    fn memory_is_consistent(&self, numa: &NodeSpec, zones: &Zones, groups: &[Group]) -> Result<()> {
         let Some(of_node) = self.memory.as_ref().and_then(|state| state.machine_state.get(&numa.id)) else {
             return Ok(());
         };
@@ -603,25 +603,25 @@ impl<'a> State<'a> {
 
 /// What the kubelet allocates exclusively to a container according to its spec: CPUs if its pod is
 /// Guaranteed, and devices.
-struct Asked {
+struct Requested {
     cpus: u64,
     devices: BTreeMap<String, u64>,
 }
 
-impl Asked {
+impl Requested {
     fn by(container: &Container) -> Result<Self> {
-        let mut asked = Self { cpus: 0, devices: BTreeMap::new() };
+        let mut requested = Self { cpus: 0, devices: BTreeMap::new() };
         let resources = container.resources.clone().unwrap_or_default();
         for (resource, quantity) in resources.requests.unwrap_or_default() {
             match quantity.0.parse::<u64>() {
-                Ok(whole) if resource == "cpu" => asked.cpus = whole,
+                Ok(whole) if resource == "cpu" => requested.cpus = whole,
                 Ok(whole) if resource.contains('/') => {
-                    asked.devices.insert(resource, whole);
+                    requested.devices.insert(resource, whole);
                 }
                 _ => {}
             }
         }
-        Ok(asked)
+        Ok(requested)
     }
 }
 
@@ -631,7 +631,7 @@ fn containers(pod: &Pod) -> Vec<Container> {
 }
 
 /// Returns true for an init container that ends before the others start.
-fn is_plain_init(pod: &Pod, container: &str) -> bool {
+fn is_regular_init(pod: &Pod, container: &str) -> bool {
     let inits = pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
     inits.filter(|c| c.restart_policy.is_none()).any(|c| c.name == container)
 }

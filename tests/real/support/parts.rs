@@ -1,12 +1,12 @@
 //! Locates the real programs and checks whether this machine can run them.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Once;
+use std::sync::{Mutex, Once, OnceLock, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
-use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// What a test needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,26 +18,21 @@ pub(crate) enum Needs {
     Kubelet,
 }
 
-/// The real programs, for at most three tests at a time: they mostly wait, but more kubelets slow each other
-/// down on two cores.
-#[derive(Debug)]
+/// The real programs.
+#[derive(Clone, Debug)]
 pub(crate) struct Parts {
     dir: PathBuf,
     /// The kubelet and the API server of version `NUMACAST_KUBERNETES`, if set.
     chosen: Vec<PathBuf>,
-    _turn: SemaphorePermit<'static>,
 }
-
-static TURNS: Semaphore = Semaphore::const_new(3);
 
 /// The exit status of `tests/parts/build` if it cannot build on this machine.
 const CANNOT_BUILD: i32 = 69;
 
 impl Parts {
-    /// Waits for this test's turn and builds missing programs. `None`: they cannot run here, which is printed
-    /// once, and an error under `CI=true`.
-    pub(crate) async fn for_test(needs: Needs) -> Result<Option<Self>> {
-        let turn = TURNS.acquire().await?;
+    /// Builds missing programs. `None`: they cannot run here, which is printed once, and an error under
+    /// `CI=true`.
+    pub(crate) fn for_test(needs: Needs) -> Result<Option<Self>> {
         let version = std::env::var("NUMACAST_KUBERNETES").ok();
         let chosen = |program: &str| version.as_ref().map(|version| format!("{program}@{version}"));
         let chosen: Vec<String> = ["kubelet", "kube-apiserver"].into_iter().filter_map(chosen).collect();
@@ -45,30 +40,33 @@ impl Parts {
             Some(why) => Err(why),
             None => build(&chosen.iter().map(String::as_str).collect::<Vec<_>>())?,
         };
-        let paths = |said: &String| said.lines().take(chosen.len()).map(PathBuf::from).collect();
+        let paths = |output: &String| output.lines().take(chosen.len()).map(PathBuf::from).collect();
         let chosen = found.as_ref().map(paths).unwrap_or_default();
-        Ok(dir_of(found)?.map(|dir| Self { dir, chosen, _turn: turn }))
+        Ok(dir_of(found)?.map(|dir| Self { dir, chosen }))
     }
 
     /// Like [`Parts::for_test`], with Helm.
-    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
-    pub(crate) async fn with_helm(needs: Needs) -> Result<Option<Self>> {
-        let Some(parts) = Self::for_test(needs).await? else { return Ok(None) };
-        Ok(fetched(&["helm"])?.map(|_| parts))
+    #[allow(dead_code, reason = "not every test program uses everything")]
+    pub(crate) fn with_helm(needs: Needs) -> Result<Option<Self>> {
+        Self::with(needs, &["helm"])
     }
 
     /// Like [`Parts::for_test`], with podresources clients in Go and Python.
-    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
-    pub(crate) async fn with_clients(needs: Needs) -> Result<Option<Self>> {
-        let Some(parts) = Self::for_test(needs).await? else { return Ok(None) };
-        Ok(fetched(&["podresources", "grpcio"])?.map(|_| parts))
+    #[allow(dead_code, reason = "not every test program uses everything")]
+    pub(crate) fn with_clients(needs: Needs) -> Result<Option<Self>> {
+        Self::with(needs, &["podresources", "grpcio"])
     }
 
     /// Like [`Parts::for_test`], with Pods API clients in Go and Python.
-    #[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
-    pub(crate) async fn with_pods_clients(needs: Needs) -> Result<Option<Self>> {
-        let Some(parts) = Self::for_test(needs).await? else { return Ok(None) };
-        Ok(fetched(&["pods", "grpcio-pods"])?.map(|_| parts))
+    #[allow(dead_code, reason = "not every test program uses everything")]
+    pub(crate) fn with_pods_clients(needs: Needs) -> Result<Option<Self>> {
+        Self::with(needs, &["pods", "grpcio-pods"])
+    }
+
+    #[allow(dead_code, reason = "not every test program uses everything")]
+    fn with(needs: Needs, more: &[&str]) -> Result<Option<Self>> {
+        let Some(parts) = Self::for_test(needs)? else { return Ok(None) };
+        Ok(fetched(more)?.map(|_| parts))
     }
 
     /// Returns a program's path: of an explicitly selected version first, then from `KUBEBUILDER_ASSETS`.
@@ -76,14 +74,14 @@ impl Parts {
         if let Some(path) = self.chosen.iter().find(|path| path.ends_with(name)) {
             return path.clone();
         }
-        let given = std::env::var_os("KUBEBUILDER_ASSETS").map(|dir| Path::new(&dir).join(name));
-        given.filter(|path| path.is_file()).unwrap_or_else(|| self.dir.join(name))
+        let set = std::env::var_os("KUBEBUILDER_ASSETS").map(|dir| Path::new(&dir).join(name));
+        set.filter(|path| path.is_file()).unwrap_or_else(|| self.dir.join(name))
     }
 }
 
 /// Builds `names`, parts that need neither root nor Go, and returns their directory. `None` as for
 /// [`Parts::for_test`].
-#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+#[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) fn fetched(names: &[&str]) -> Result<Option<PathBuf>> {
     dir_of(build(&[&["--only"], names].concat())?)
 }
@@ -91,15 +89,15 @@ pub(crate) fn fetched(names: &[&str]) -> Result<Option<PathBuf>> {
 /// Returns the directory that the script printed, or handles its failure.
 fn dir_of(found: Result<String, String>) -> Result<Option<PathBuf>> {
     match found {
-        Ok(said) => {
-            let dir = said.lines().last().context("tests/parts/build names no directory")?;
+        Ok(output) => {
+            let dir = output.lines().last().context("tests/parts/build names no directory")?;
             Ok(Some(PathBuf::from(dir)))
         }
         Err(why) if std::env::var("CI").is_ok_and(|ci| ci == "true") => {
             bail!("the real parts cannot run, and CI=true: {why}")
         }
         Err(why) => {
-            say_once(&why);
+            print_once(&why);
             Ok(None)
         }
     }
@@ -107,8 +105,8 @@ fn dir_of(found: Result<String, String>) -> Result<Option<PathBuf>> {
 
 /// Returns the `kubelet` or `kube-apiserver` of a minor version, such as `1.33`; builds it if missing.
 pub(crate) fn program_of(version: &str, name: &str) -> Result<PathBuf> {
-    let said = build(&["--only", &format!("{name}@{version}")])?.map_err(anyhow::Error::msg)?;
-    Ok(PathBuf::from(said.lines().next().context("tests/parts/build names no program")?))
+    let output = build(&["--only", &format!("{name}@{version}")])?.map_err(anyhow::Error::msg)?;
+    Ok(PathBuf::from(output.lines().next().context("tests/parts/build names no program")?))
 }
 
 /// Returns the path of a file in `tests/parts/`.
@@ -123,9 +121,14 @@ pub(crate) fn repository() -> &'static Path {
 
 /// Returns why this machine cannot run the programs, as far as is known before the build.
 fn missing(needs: Needs) -> Option<String> {
-    if needs == Needs::ApiServer {
-        return None;
+    static KUBELET: OnceLock<Option<String>> = OnceLock::new();
+    match needs {
+        Needs::ApiServer => None,
+        Needs::Kubelet => KUBELET.get_or_init(missing_for_kubelet).clone(),
     }
+}
+
+fn missing_for_kubelet() -> Option<String> {
     let can = |program: &str, args: &[&str]| {
         let status = Command::new(program).args(args).stderr(std::process::Stdio::null()).status();
         status.is_ok_and(|status| status.success())
@@ -139,22 +142,35 @@ fn missing(needs: Needs) -> Option<String> {
 }
 
 /// Builds what is missing and returns the script's output. The inner error is the reason why nothing can be
-/// built here.
+/// built here. Once per process and set of arguments.
 fn build(arguments: &[&str]) -> Result<Result<String, String>> {
+    static BUILT: Mutex<BTreeMap<Vec<String>, Result<String, String>>> = Mutex::new(BTreeMap::new());
+    let key: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+    // Others wait meanwhile, as they would for the script's lock.
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = built.get(&key) {
+        return Ok(known.clone());
+    }
+    let found = run_build(arguments)?;
+    built.insert(key, found.clone());
+    Ok(found)
+}
+
+fn run_build(arguments: &[&str]) -> Result<Result<String, String>> {
     let output = Command::new(script("build")).args(arguments).output();
     let output = output.context("cannot run tests/parts/build")?;
-    let complaint = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let error = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     if output.status.code() == Some(CANNOT_BUILD) {
-        return Ok(Err(complaint));
+        return Ok(Err(error));
     }
-    ensure!(output.status.success(), "{complaint}");
+    ensure!(output.status.success(), "{error}");
     Ok(Ok(String::from_utf8(output.stdout)?))
 }
 
 /// Prints one line for all tests together, directly to stderr, as the test harness would capture it.
-fn say_once(why: &str) {
-    static SAID: Once = Once::new();
-    SAID.call_once(|| {
+fn print_once(why: &str) {
+    static PRINTED: Once = Once::new();
+    PRINTED.call_once(|| {
         let _ = writeln!(std::io::stderr(), "skipped, passing: the tests on real parts: {why}");
     });
 }

@@ -17,11 +17,12 @@ use serde_json::Value;
 
 use super::parts::Parts;
 use super::process::{Process, tethered};
+use super::python::Python;
 use super::wait::until;
 
-/// Which client.
+/// A kind of client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
+pub(crate) enum ClientKind {
     /// Kubernetes' own client library in Go.
     Go,
     /// grpc-go with its own `unix:` resolver.
@@ -32,8 +33,9 @@ pub(crate) enum Who {
     Python,
 }
 
-/// All clients.
-pub(crate) const EVERYBODY: [Who; 4] = [Who::Go, Who::GoUnix, Who::GoPath, Who::Python];
+/// Every kind of client.
+pub(crate) const ALL_CLIENTS: [ClientKind; 4] =
+    [ClientKind::Go, ClientKind::GoUnix, ClientKind::GoPath, ClientKind::Python];
 
 /// Which method is called.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,7 +74,7 @@ impl Rpc {
 
 /// A response as a client received it.
 #[derive(Clone, Debug, Deserialize)]
-pub(crate) struct Heard {
+pub(crate) struct Response {
     /// The status code in grpc-go's spelling: `OK`, `ResourceExhausted`.
     pub(crate) code: String,
     /// The status message.
@@ -81,11 +83,11 @@ pub(crate) struct Heard {
     #[serde(deserialize_with = "base64_of::bytes")]
     pub(crate) bytes: Vec<u8>,
     /// The decoded message, as protobuf JSON.
-    #[serde(default)]
-    pub(crate) answer: Value,
+    #[serde(default, rename = "answer")]
+    pub(crate) message: Value,
 }
 
-impl Heard {
+impl Response {
     /// Returns an error unless the status is `OK`.
     pub(crate) fn ok(self) -> Result<Self> {
         ensure!(self.code == "OK", "{}: {}", self.code, self.text);
@@ -97,13 +99,13 @@ impl Heard {
 #[derive(Clone, Debug)]
 pub(crate) struct Clients {
     go: PathBuf,
-    python: PathBuf,
+    python: Python,
 }
 
-#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+#[allow(dead_code, reason = "not every test program uses everything")]
 impl Clients {
     pub(crate) fn of(parts: &Parts) -> Self {
-        Self { go: parts.program("podresources"), python: parts.program("grpcio") }
+        Self { go: parts.program("podresources"), python: Python::new(parts.program("grpcio")) }
     }
 
     /// Returns the Go program, which is also the load generator and the recorder.
@@ -112,26 +114,37 @@ impl Clients {
     }
 
     /// Sends one request.
-    pub(crate) async fn ask(&self, who: Who, socket: &Path, rpc: &Rpc) -> Result<Heard> {
-        self.ask_with(who, socket, rpc, &[]).await
+    pub(crate) async fn request(&self, kind: ClientKind, socket: &Path, rpc: &Rpc) -> Result<Response> {
+        self.request_with(kind, socket, rpc, &[]).await
     }
 
     /// Sends one request from a client with additional arguments, such as `--limit`.
-    pub(crate) async fn ask_with(&self, who: Who, socket: &Path, rpc: &Rpc, more: &[&str]) -> Result<Heard> {
-        let (program, dial) = match who {
-            Who::Go => (&self.go, Some("library")),
-            Who::GoUnix => (&self.go, Some("unix")),
-            Who::GoPath => (&self.go, Some("raw")),
-            Who::Python => (&self.python, None),
+    pub(crate) async fn request_with(
+        &self,
+        kind: ClientKind,
+        socket: &Path,
+        rpc: &Rpc,
+        more: &[&str],
+    ) -> Result<Response> {
+        let dial = match kind {
+            ClientKind::Go => "library",
+            ClientKind::GoUnix => "unix",
+            ClientKind::GoPath => "raw",
+            ClientKind::Python => {
+                let socket = socket.to_str().context("the path of the socket is no text")?;
+                let command = [&["request", "--socket", socket], &*rpc.arguments(), more].concat();
+                let line = self.python.run(&command).await?;
+                return serde_json::from_str(&line).with_context(|| line.clone());
+            }
         };
-        let mut command = tokio::process::Command::new(program);
-        command.arg("ask").arg("--socket").arg(socket).args(rpc.arguments()).args(more);
-        command.args(dial.into_iter().flat_map(|dial| ["--dial", dial]));
+        let mut command = tokio::process::Command::new(&self.go);
+        command.arg("request").arg("--socket").arg(socket).args(rpc.arguments()).args(more);
+        command.args(["--dial", dial]);
         let output = command.stdin(Stdio::null()).kill_on_drop(true).output().await?;
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{who:?} ends with {}: {complaint}", output.status);
+        let error = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{kind:?} ends with {}: {error}", output.status);
         let line = String::from_utf8(output.stdout)?;
-        serde_json::from_str(&line).with_context(|| format!("{who:?} says {line}"))
+        serde_json::from_str(&line).with_context(|| format!("{kind:?} prints {line}"))
     }
 }
 
@@ -155,7 +168,7 @@ pub(crate) struct Sent {
     pub(crate) sent: Vec<u8>,
 }
 
-#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+#[allow(dead_code, reason = "not every test program uses everything")]
 impl Recorder {
     /// Serves in the directory `dir`, in front of the socket `upstream`.
     pub(crate) async fn start(clients: &Clients, upstream: &Path, dir: &Path, more: &[&str]) -> Result<Self> {
@@ -200,7 +213,7 @@ impl Recorder {
 
 /// One device of one container.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Held {
+pub(crate) struct Allocation {
     /// `namespace/name`.
     pub(crate) pod: String,
     pub(crate) container: String,
@@ -211,10 +224,10 @@ pub(crate) struct Held {
 }
 
 /// Returns every device in a List or Get response, as a client decoded it, in order.
-pub(crate) fn held(answer: &Value) -> Result<Vec<Held>> {
+pub(crate) fn allocations(message: &Value) -> Result<Vec<Allocation>> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let pods = match &answer["podResources"] {
+    let pods = match &message["podResources"] {
         Value::Object(pod) => vec![Value::Object(pod.clone())],
         pods => list(pods),
     };
@@ -228,7 +241,7 @@ pub(crate) fn held(answer: &Value) -> Result<Vec<Held>> {
                 let nodes = nodes.iter().map(|node| node["ID"].as_str().unwrap_or("0").parse());
                 let nodes = nodes.collect::<Result<Vec<i64>, _>>()?;
                 for id in list(&device["deviceIds"]) {
-                    all.push(Held {
+                    all.push(Allocation {
                         pod: name.clone(),
                         container: text(&container["name"]),
                         resource: text(&device["resourceName"]),
@@ -243,8 +256,8 @@ pub(crate) fn held(answer: &Value) -> Result<Vec<Held>> {
 }
 
 /// Returns a response in a canonical order: the kubelet's order changes from call to call.
-pub(crate) fn in_order(answer: &Value) -> Value {
-    match answer {
+pub(crate) fn in_order(message: &Value) -> Value {
+    match message {
         Value::Array(list) => {
             let mut list: Vec<Value> = list.iter().map(in_order).collect();
             list.sort_by_key(Value::to_string);
@@ -256,12 +269,12 @@ pub(crate) fn in_order(answer: &Value) -> Value {
 }
 
 /// Returns every device of all pods, as numacast's client decodes it; it merges the NUMA nodes of a device.
-pub(crate) fn held_of(usage: &Usage) -> BTreeSet<Held> {
+pub(crate) fn allocations_of(usage: &Usage) -> BTreeSet<Allocation> {
     let mut all = BTreeSet::new();
     for pod in &usage.pods {
         for container in &pod.containers {
             for group in &container.devices {
-                all.extend(group.ids.iter().map(|id| Held {
+                all.extend(group.ids.iter().map(|id| Allocation {
                     pod: format!("{}/{}", pod.namespace, pod.name),
                     container: container.name.clone(),
                     resource: group.resource.clone(),
@@ -321,25 +334,29 @@ fn records(mut bytes: &[u8]) -> Result<Vec<Record<'_>>> {
 }
 
 /// Returns every device in an encoded List or Get response of either version, in order.
-pub(crate) fn held_in(answer: &[u8]) -> Result<Vec<Held>> {
+pub(crate) fn encoded_allocations(response: &[u8]) -> Result<Vec<Allocation>> {
     // A Get response has one pod in the field where a List response has several.
-    let answer = v1::ListPodResourcesResponse::decode(answer)?;
+    let response = v1::ListPodResourcesResponse::decode(response)?;
     let mut all = Vec::new();
-    for pod in answer.pod_resources {
+    for pod in response.pod_resources {
         let name = format!("{}/{}", pod.namespace, pod.name);
         for container in pod.containers {
             container
                 .devices
                 .into_iter()
-                .for_each(|group| all.extend(held_of_group(&name, &container.name, group)));
+                .for_each(|group| all.extend(allocations_of_group(&name, &container.name, group)));
         }
     }
     Ok(all)
 }
 
-fn held_of_group(pod: &str, container: &str, group: v1::ContainerDevices) -> impl Iterator<Item = Held> {
+fn allocations_of_group(
+    pod: &str,
+    container: &str,
+    group: v1::ContainerDevices,
+) -> impl Iterator<Item = Allocation> {
     let nodes: Vec<i64> = group.topology.into_iter().flat_map(|t| t.nodes).map(|node| node.id).collect();
-    group.device_ids.into_iter().map(move |id| Held {
+    group.device_ids.into_iter().map(move |id| Allocation {
         pod: pod.to_owned(),
         container: container.to_owned(),
         resource: group.resource_name.clone(),
@@ -351,7 +368,7 @@ fn held_of_group(pod: &str, container: &str, group: v1::ContainerDevices) -> imp
 /// What a response has in addition to another, in order.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Added {
-    pub(crate) devices: Vec<Held>,
+    pub(crate) devices: Vec<Allocation>,
     /// `namespace/name` of pods with pod-level CPUs or memory.
     pub(crate) shares: Vec<(String, Share)>,
 }
@@ -388,7 +405,7 @@ pub(crate) fn added(sent: &[u8], got: &[u8]) -> Result<Added> {
 }
 
 /// Like [`added`], for `GetAllocatableResources`. Its devices have no pod and no container.
-pub(crate) fn added_to_allocatable(sent: &[u8], got: &[u8]) -> Result<Vec<Held>> {
+pub(crate) fn added_to_allocatable(sent: &[u8], got: &[u8]) -> Result<Vec<Allocation>> {
     added_groups(("", ""), 1, sent, got)
 }
 
@@ -430,7 +447,7 @@ fn share_of(fields: &[u8]) -> Result<Share> {
     Ok(Share { cpus: cpu_ids, memory: memory.collect() })
 }
 
-fn added_to_container(pod: &str, sent: &[u8], got: &[u8], all: &mut Vec<Held>) -> Result<()> {
+fn added_to_container(pod: &str, sent: &[u8], got: &[u8], all: &mut Vec<Allocation>) -> Result<()> {
     let before = records(sent)?;
     let name = before.iter().find(|record| record.number == 1).and_then(|record| record.inner);
     let container = String::from_utf8_lossy(name.unwrap_or_default()).into_owned();
@@ -439,7 +456,12 @@ fn added_to_container(pod: &str, sent: &[u8], got: &[u8], all: &mut Vec<Held>) -
 }
 
 /// Returns the devices in field `number` that one message has in addition to another.
-fn added_groups((pod, container): (&str, &str), number: u64, sent: &[u8], got: &[u8]) -> Result<Vec<Held>> {
+fn added_groups(
+    (pod, container): (&str, &str),
+    number: u64,
+    sent: &[u8],
+    got: &[u8],
+) -> Result<Vec<Allocation>> {
     let mut all = Vec::new();
     let mut before = records(sent)?.into_iter().peekable();
     for after in records(got)? {
@@ -450,7 +472,7 @@ fn added_groups((pod, container): (&str, &str), number: u64, sent: &[u8], got: &
         let inner = inner.with_context(|| format!("{pod} {container}: {after:?} was not there"))?;
         let group = v1::ContainerDevices::decode(inner)?;
         ensure!(!group.resource_name.is_empty() && !group.device_ids.is_empty(), "{group:?}");
-        all.extend(held_of_group(pod, container, group));
+        all.extend(allocations_of_group(pod, container, group));
     }
     ensure!(before.next().is_none(), "{pod} {container}: something is missing");
     Ok(all)
@@ -487,7 +509,7 @@ mod base64_of {
 }
 
 #[test]
-fn what_is_added_is_found_and_anything_else_is_an_error() -> Result<()> {
+fn additions_are_found_and_anything_else_is_an_error() -> Result<()> {
     ensure!(decode("AAEC/w==")? == [0, 1, 2, 255] && decode("TWFu")? == b"Man");
     let topology = |id| Some(v1::TopologyInfo { nodes: vec![v1::NumaNode { id }] });
     let devices = |name: &str, id: &str| v1::ContainerDevices {
@@ -497,7 +519,7 @@ fn what_is_added_is_found_and_anything_else_is_an_error() -> Result<()> {
     };
     let container =
         |name: &str| v1::ContainerResources { name: name.to_owned(), ..v1::ContainerResources::default() };
-    let mut answer = v1::ListPodResourcesResponse {
+    let mut response = v1::ListPodResourcesResponse {
         pod_resources: vec![v1::PodResources {
             name: "a".to_owned(),
             namespace: "b".to_owned(),
@@ -505,18 +527,18 @@ fn what_is_added_is_found_and_anything_else_is_an_error() -> Result<()> {
             ..v1::PodResources::default()
         }],
     };
-    answer.pod_resources[0].containers[1].devices.push(devices("x/y", "0"));
+    response.pod_resources[0].containers[1].devices.push(devices("x/y", "0"));
     // Unknown fields of each wire type, appended.
     let salt = [
         0xa0, 0x1f, 0x2a, 0xa2, 0x1f, 0x01, 0x07, 0xa5, 0x1f, 1, 2, 3, 4, 0xa1, 0x1f, 1, 2, 3, 4, 5, 6, 7, 8,
     ];
-    let sent = [answer.encode_to_vec(), salt.to_vec()].concat();
+    let sent = [response.encode_to_vec(), salt.to_vec()].concat();
     ensure!(added(&sent, &sent)?.is_nothing());
-    let containers = &mut answer.pod_resources[0].containers;
+    let containers = &mut response.pod_resources[0].containers;
     containers[0].devices.push(devices("n/gpu", "GPU-1"));
     containers[1].devices.insert(0, devices("n/gpu", "GPU-2"));
-    let got = [answer.encode_to_vec(), salt.to_vec()].concat();
-    let of = |container: &str, id: &str| Held {
+    let got = [response.encode_to_vec(), salt.to_vec()].concat();
+    let of = |container: &str, id: &str| Allocation {
         pod: "b/a".to_owned(),
         container: container.to_owned(),
         resource: "n/gpu".to_owned(),
@@ -524,8 +546,8 @@ fn what_is_added_is_found_and_anything_else_is_an_error() -> Result<()> {
         nodes: vec![1],
     };
     ensure!(added(&sent, &got)?.devices == [of("one", "GPU-1"), of("two", "GPU-2")]);
-    let own = Held { resource: "x/y".to_owned(), ..of("two", "0") };
-    ensure!(held_in(&got)? == [of("one", "GPU-1"), of("two", "GPU-2"), own]);
+    let own = Allocation { resource: "x/y".to_owned(), ..of("two", "0") };
+    ensure!(encoded_allocations(&got)? == [of("one", "GPU-1"), of("two", "GPU-2"), own]);
     let whole = v1::PodResources {
         cpu_ids: vec![2, 300],
         memory: vec![v1::ContainerMemory {
@@ -537,7 +559,7 @@ fn what_is_added_is_found_and_anything_else_is_an_error() -> Result<()> {
     };
     let share = Share { cpus: vec![2, 300], memory: vec![("memory".to_owned(), 7, vec![1])] };
     let pod = |more: &[u8]| {
-        let pod = [answer.pod_resources[0].encode_to_vec(), salt.to_vec(), more.to_vec()].concat();
+        let pod = [response.pod_resources[0].encode_to_vec(), salt.to_vec(), more.to_vec()].concat();
         let mut list = vec![0x0a];
         prost::encoding::encode_varint(pod.len() as u64, &mut list);
         [list, pod].concat()
@@ -549,13 +571,16 @@ fn what_is_added_is_found_and_anything_else_is_an_error() -> Result<()> {
     let mut more = has.clone();
     more.devices.push(devices("n/gpu", "GPU-1"));
     let new = added_to_allocatable(&has.encode_to_vec(), &more.encode_to_vec())?;
-    ensure!(new == [Held { pod: String::new(), ..of("", "GPU-1") }], "{new:?}");
+    ensure!(new == [Allocation { pod: String::new(), ..of("", "GPU-1") }], "{new:?}");
     ensure!(added_to_allocatable(&more.encode_to_vec(), &has.encode_to_vec()).is_err(), "a device is gone");
     ensure!(added(&got, &sent).is_err(), "devices are gone");
-    ensure!(added(&sent, &answer.encode_to_vec()).is_err(), "unknown fields are gone");
-    answer.pod_resources[0].containers.swap(0, 1);
-    ensure!(added(&sent, &[answer.encode_to_vec(), salt.to_vec()].concat()).is_err(), "another order");
-    answer.pod_resources[0].containers.remove(0);
-    ensure!(added(&sent, &[answer.encode_to_vec(), salt.to_vec()].concat()).is_err(), "a container is gone");
+    ensure!(added(&sent, &response.encode_to_vec()).is_err(), "unknown fields are gone");
+    response.pod_resources[0].containers.swap(0, 1);
+    ensure!(added(&sent, &[response.encode_to_vec(), salt.to_vec()].concat()).is_err(), "another order");
+    response.pod_resources[0].containers.remove(0);
+    ensure!(
+        added(&sent, &[response.encode_to_vec(), salt.to_vec()].concat()).is_err(),
+        "a container is gone"
+    );
     Ok(())
 }

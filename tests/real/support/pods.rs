@@ -64,7 +64,7 @@ pub(crate) fn pod(name: &str) -> PodSpec {
     }
 }
 
-#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+#[allow(dead_code, reason = "not every test program uses everything")]
 impl PodSpec {
     /// Returns the pod's name.
     pub(crate) fn name(&self) -> &str {
@@ -83,32 +83,32 @@ impl PodSpec {
 
     /// Requests whole CPUs: exclusive ones if the pod is Guaranteed.
     pub(crate) fn cpus(self, count: u32) -> Self {
-        self.asks("cpu", count.to_string())
+        self.request("cpu", count.to_string())
     }
 
     /// Requests millicores, from the shared pool.
     pub(crate) fn millicpus(self, count: u32) -> Self {
-        self.asks("cpu", format!("{count}m"))
+        self.request("cpu", format!("{count}m"))
     }
 
     /// Requests CPU as any quantity: `5e-1`.
     pub(crate) fn cpu(self, quantity: &str) -> Self {
-        self.asks("cpu", quantity)
+        self.request("cpu", quantity)
     }
 
     /// Requests memory, such as `1Gi`.
     pub(crate) fn memory(self, quantity: &str) -> Self {
-        self.asks("memory", quantity)
+        self.request("memory", quantity)
     }
 
     /// Requests huge pages of one size: `hugepages("2Mi", "64Mi")`.
     pub(crate) fn hugepages(self, size: &str, quantity: &str) -> Self {
-        self.asks(&format!("hugepages-{size}"), quantity)
+        self.request(&format!("hugepages-{size}"), quantity)
     }
 
     /// Requests devices of a plugin.
     pub(crate) fn device(self, resource: &str, count: u32) -> Self {
-        self.asks(resource, count.to_string())
+        self.request(resource, count.to_string())
     }
 
     /// Sets pod-level whole CPUs and memory, which its containers share.
@@ -162,7 +162,7 @@ impl PodSpec {
         self
     }
 
-    fn asks(mut self, resource: &str, quantity: impl Into<String>) -> Self {
+    fn request(mut self, resource: &str, quantity: impl Into<String>) -> Self {
         if let Some(container) = self.containers.last_mut() {
             container.resources.insert(resource.to_owned(), Value::String(quantity.into()));
         }

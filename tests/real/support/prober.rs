@@ -24,11 +24,11 @@ use v1::pod_resources_lister_client::PodResourcesListerClient;
 const DEADLINE: Duration = Duration::from_secs(2);
 
 /// Each pod's resources by name, from one List.
-pub(crate) type Pods = BTreeMap<String, Has>;
+pub(crate) type Pods = BTreeMap<String, Allocated>;
 
-/// The resources of all containers of a pod together.
+/// What all containers of a pod are allocated together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Has {
+pub(crate) struct Allocated {
     pub(crate) cpus: BTreeSet<i64>,
     /// Bytes, huge pages included.
     pub(crate) memory: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Has {
 
 /// The allocatable resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Offer {
+pub(crate) struct Allocatable {
     pub(crate) cpus: usize,
     /// Bytes, huge pages included.
     pub(crate) memory: u64,
@@ -47,30 +47,30 @@ pub(crate) struct Offer {
 
 /// The content of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
+pub(crate) enum Response {
     Pods(Pods),
-    Offer(Offer),
+    Allocatable(Allocatable),
     /// No connection, or an error.
-    Nothing(String),
+    Error(String),
 }
 
 /// A recorded response.
 #[derive(Clone, Debug)]
 #[allow(dead_code, reason = "tests and benchmarks read different parts")]
-pub(crate) struct Answer {
+pub(crate) struct Recorded {
     /// When the request was sent; the response was true at some moment after it.
-    pub(crate) asked: Instant,
-    pub(crate) at: Instant,
+    pub(crate) sent: Instant,
+    pub(crate) received: Instant,
     /// Identifies the socket: changes with every restart.
     pub(crate) socket: u64,
-    pub(crate) heard: Heard,
-    /// When the previous, different response was last requested.
+    pub(crate) response: Response,
+    /// When the previous, different response was last requested; `None` if it was an error.
     pub(crate) last_other: Option<Instant>,
 }
 
 /// What is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Questions {
+pub(crate) enum Requests {
     Lists,
     /// List and `GetAllocatableResources` alternately.
     Both,
@@ -78,7 +78,7 @@ pub(crate) enum Questions {
 
 /// The polling thread.
 pub(crate) struct Prober {
-    answers: Arc<Mutex<Vec<Answer>>>,
+    recorded: Arc<Mutex<Vec<Recorded>>>,
     end: Arc<AtomicBool>,
     /// Microseconds.
     pause: Arc<AtomicU64>,
@@ -89,26 +89,26 @@ pub(crate) struct Prober {
 #[allow(dead_code, reason = "tests and benchmarks use different parts")]
 impl Prober {
     /// Starts polling, with `pause` between requests.
-    pub(crate) fn start(socket: PathBuf, questions: Questions, pause: Duration) -> Result<Self> {
-        let answers = Arc::<Mutex<Vec<Answer>>>::default();
+    pub(crate) fn start(socket: PathBuf, requests: Requests, pause: Duration) -> Result<Self> {
+        let recorded = Arc::<Mutex<Vec<Recorded>>>::default();
         let end = Arc::new(AtomicBool::new(false));
         let (pause, now) = (Arc::new(AtomicU64::new(micros(pause))), Arc::<Notify>::default());
-        let asking = Asking {
+        let poller = Poller {
             socket,
-            answers: Arc::clone(&answers),
+            recorded: Arc::clone(&recorded),
             end: Arc::clone(&end),
             pause: Arc::clone(&pause),
             now: Arc::clone(&now),
             last: BTreeMap::new(),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let thread = std::thread::spawn(move || runtime.block_on(asking.run(questions)));
-        Ok(Self { answers, end, pause, now, thread: Some(thread) })
+        let thread = std::thread::spawn(move || runtime.block_on(poller.run(requests)));
+        Ok(Self { recorded, end, pause, now, thread: Some(thread) })
     }
 
     /// Returns every response so far that differed from the previous one.
-    pub(crate) fn answers(&self) -> Vec<Answer> {
-        held(&self.answers).clone()
+    pub(crate) fn responses(&self) -> Vec<Recorded> {
+        lock(&self.recorded).clone()
     }
 
     /// Changes the pause between requests.
@@ -118,13 +118,13 @@ impl Prober {
     }
 
     /// Returns a handle that triggers a request at once.
-    pub(crate) fn bell(&self) -> Arc<Notify> {
+    pub(crate) fn trigger(&self) -> Arc<Notify> {
         Arc::clone(&self.now)
     }
 
     /// Clears the recorded responses.
-    pub(crate) fn forget(&self) {
-        held(&self.answers).clear();
+    pub(crate) fn clear(&self) {
+        lock(&self.recorded).clear();
     }
 }
 
@@ -137,22 +137,22 @@ impl Drop for Prober {
     }
 }
 
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-struct Asking {
+struct Poller {
     socket: PathBuf,
-    answers: Arc<Mutex<Vec<Answer>>>,
+    recorded: Arc<Mutex<Vec<Recorded>>>,
     end: Arc<AtomicBool>,
     pause: Arc<AtomicU64>,
     now: Arc<Notify>,
     /// The last response to each kind of request, and when it was last requested.
-    last: BTreeMap<bool, (u64, Heard, Instant)>,
+    last: BTreeMap<bool, (u64, Response, Instant)>,
 }
 
-impl Asking {
-    async fn run(mut self, questions: Questions) {
+impl Poller {
+    async fn run(mut self, requests: Requests) {
         let mut open: Option<(u64, PodResourcesListerClient<Channel>)> = None;
         let mut lists = true;
         let mut last = tokio::time::Instant::now();
@@ -163,55 +163,58 @@ impl Asking {
                 () = self.now.notified() => {}
             }
             last = tokio::time::Instant::now();
-            let asked = Instant::now();
+            let sent = Instant::now();
             let now = identity(&self.socket);
             open = open.filter(|(socket, _)| Some(*socket) == now);
-            let heard = match self.ask(&mut open, now, lists).await {
-                Ok(heard) => heard,
+            let response = match self.request(&mut open, now, lists).await {
+                Ok(response) => response,
                 Err(error) => {
                     open = None;
-                    Heard::Nothing(format!("{error:#}"))
+                    Response::Error(format!("{error:#}"))
                 }
             };
-            self.remember(lists, asked, now.unwrap_or_default(), heard);
-            lists = questions == Questions::Lists || !lists;
+            self.record(lists, sent, now.unwrap_or_default(), response);
+            lists = requests == Requests::Lists || !lists;
         }
     }
 
-    async fn ask(
+    async fn request(
         &self,
         open: &mut Option<(u64, PodResourcesListerClient<Channel>)>,
         socket: Option<u64>,
         lists: bool,
-    ) -> Result<Heard> {
+    ) -> Result<Response> {
         let (_, client) = match open {
             Some(open) => open,
             None => open.insert((socket.context("no socket")?, connect(&self.socket).await?)),
         };
-        let answer = async {
+        let response = async {
             Ok(match lists {
-                true => Heard::Pods(pods(client.list(v1::ListPodResourcesRequest {}).await?.into_inner())),
+                true => Response::Pods(pods(client.list(v1::ListPodResourcesRequest {}).await?.into_inner())),
                 false => {
                     let request = v1::AllocatableResourcesRequest {};
-                    Heard::Offer(offer(client.get_allocatable_resources(request).await?.into_inner()))
+                    let response = client.get_allocatable_resources(request).await?.into_inner();
+                    Response::Allocatable(allocatable(response))
                 }
             })
         };
-        tokio::time::timeout(DEADLINE, answer).await.context("no answer")?
+        tokio::time::timeout(DEADLINE, response).await.context("no response")?
     }
 
     /// Records a response that differs from the previous one.
-    fn remember(&mut self, lists: bool, asked: Instant, socket: u64, heard: Heard) {
+    fn record(&mut self, lists: bool, sent: Instant, socket: u64, response: Response) {
         if let Some((from, before, last)) = self.last.get_mut(&lists)
             && *from == socket
-            && *before == heard
+            && *before == response
         {
-            *last = asked;
+            *last = sent;
             return;
         }
-        let before = self.last.insert(lists, (socket, heard.clone(), asked));
-        let last_other = before.map(|(.., asked)| asked);
-        held(&self.answers).push(Answer { asked, at: Instant::now(), socket, heard, last_other });
+        let before = self.last.insert(lists, (socket, response.clone(), sent));
+        let other = before.filter(|(_, response, _)| !matches!(response, Response::Error(_)));
+        let last_other = other.map(|(.., sent)| sent);
+        let received = Instant::now();
+        lock(&self.recorded).push(Recorded { sent, received, socket, response, last_other });
     }
 }
 
@@ -235,9 +238,9 @@ async fn connect(socket: &Path) -> Result<PodResourcesListerClient<Channel>> {
     Ok(PodResourcesListerClient::new(channel).max_decoding_message_size(16 << 20))
 }
 
-fn pods(answer: v1::ListPodResourcesResponse) -> Pods {
+fn pods(response: v1::ListPodResourcesResponse) -> Pods {
     let of = |pod: v1::PodResources| {
-        let mut has = Has::default();
+        let mut has = Allocated::default();
         for container in pod.containers {
             has.cpus.extend(container.cpu_ids);
             has.memory += container.memory.iter().map(|block| block.size).sum::<u64>();
@@ -245,17 +248,17 @@ fn pods(answer: v1::ListPodResourcesResponse) -> Pods {
         }
         (pod.name, has)
     };
-    answer.pod_resources.into_iter().map(of).collect()
+    response.pod_resources.into_iter().map(of).collect()
 }
 
-fn offer(answer: v1::AllocatableResourcesResponse) -> Offer {
+fn allocatable(response: v1::AllocatableResourcesResponse) -> Allocatable {
     let mut ids = BTreeMap::<String, BTreeSet<String>>::new();
-    for group in answer.devices {
+    for group in response.devices {
         ids.entry(group.resource_name).or_default().extend(group.device_ids);
     }
-    Offer {
-        cpus: answer.cpu_ids.len(),
-        memory: answer.memory.iter().map(|block| block.size).sum(),
+    Allocatable {
+        cpus: response.cpu_ids.len(),
+        memory: response.memory.iter().map(|block| block.size).sum(),
         devices: ids.into_iter().map(|(name, ids)| (name, ids.len())).collect(),
     }
 }

@@ -1,12 +1,14 @@
-//! Programs that a test starts and that never outlive it.
+//! Programs that a test starts. They never outlive the test program.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::LazyLock;
+use std::sync::mpsc::{Sender, channel};
 
 use anyhow::{Context, Result, ensure};
 
-use super::wait::Hopeless;
+use super::wait::Fatal;
 
 /// A running program; killed when dropped.
 #[derive(Debug)]
@@ -16,12 +18,34 @@ pub(crate) struct Process {
     child: Child,
 }
 
-/// Returns a command that the kernel kills when this thread ends: the safety net for [`Process`] if the test
-/// process dies without dropping anything. So start processes from the test's own thread.
+/// Returns a command that the kernel kills when the thread that started it ends: the safety net for
+/// [`Process`] if the test program dies without dropping anything.
 pub(crate) fn tethered(program: impl AsRef<Path>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program.as_ref());
     command
+}
+
+/// A command to start, and where to send the result.
+type Job = (Command, Sender<std::io::Result<Child>>);
+
+/// Starts every [`Process`] on one thread that lives as long as the test program. A test's own thread ends
+/// with the test, and a control plane is used by several.
+static STARTER: LazyLock<Sender<Job>> = LazyLock::new(|| {
+    let (sender, jobs) = channel::<Job>();
+    std::thread::spawn(move || {
+        for (mut command, result) in jobs {
+            // The receiver waits for it.
+            let _ = result.send(command.spawn());
+        }
+    });
+    sender
+});
+
+fn spawn(name: &str, command: Command) -> Result<Child> {
+    let (sender, result) = channel();
+    STARTER.send((command, sender)).ok().context("no thread starts programs")?;
+    result.recv()?.with_context(|| format!("cannot start {name}"))
 }
 
 impl Process {
@@ -30,19 +54,18 @@ impl Process {
         let path = logs.join(format!("{name}.log"));
         let log = File::options().create(true).append(true).open(&path)?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-        Ok(Self { name: name.to_owned(), log: path, child })
+        Ok(Self { name: name.to_owned(), log: path, child: spawn(name, command)? })
     }
 
     /// Starts a command with pipes to its standard input and output.
-    pub(crate) fn start_to_talk(
+    pub(crate) fn start_with_pipes(
         name: &str,
         logs: &Path,
         mut command: Command,
     ) -> Result<(Self, ChildStdin, ChildStdout)> {
         let path = logs.join(format!("{name}.log"));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(File::create(&path)?);
-        let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        let mut child = spawn(name, command)?;
         let ends = child.stdin.take().zip(child.stdout.take());
         let (input, output) = ends.context("a child without pipes")?;
         Ok((Self { name: name.to_owned(), log: path, child }, input, output))
@@ -56,8 +79,8 @@ impl Process {
     /// Returns an error with the end of the log if the program has exited.
     pub(crate) fn still_runs(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
-            let end = format!("{} ended with {status}; its last words:\n{}", self.name, self.last_words());
-            return Err(Hopeless(end).into());
+            let end = format!("{} ended with {status}; the end of its log:\n{}", self.name, self.log_tail());
+            return Err(Fatal(end).into());
         }
         Ok(())
     }
@@ -77,7 +100,7 @@ impl Process {
     }
 
     /// Returns the exit status if the program has exited.
-    pub(crate) fn has_ended(&mut self) -> Result<Option<ExitStatus>> {
+    pub(crate) fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
@@ -87,7 +110,7 @@ impl Process {
     }
 
     /// Returns the last lines of the program's output.
-    pub(crate) fn last_words(&self) -> String {
+    pub(crate) fn log_tail(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<&str> = text.lines().collect();

@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use anyhow::{Result, ensure};
 
 use super::cluster::free_port;
+use super::metrics;
 use super::node::RealNode;
 use super::process::{Process, tethered};
 use super::wait::until;
@@ -26,10 +26,10 @@ pub(crate) enum Place {
     /// `numacast agent` with `proxy.enabled`.
     Agent,
     /// `numacast proxy`.
-    Alone,
+    Standalone,
 }
 
-#[allow(dead_code, reason = "a vocabulary: not every word is in use at all times")]
+#[allow(dead_code, reason = "not every test program uses everything")]
 impl Proxy {
     /// Starts a proxy on a node, with additional settings, and waits until it serves.
     pub(crate) async fn start(node: &RealNode, place: Place, settings: &[&str]) -> Result<Self> {
@@ -47,7 +47,7 @@ impl Proxy {
         let command = Self::command(binary, node, place, &metrics, settings);
         let process = Process::start("proxy", node.dir(), command)?;
         let mut proxy = Self { process, dir: node.dir().join("proxy"), metrics };
-        proxy.serves().await?;
+        proxy.wait_until_serving().await?;
         Ok(proxy)
     }
 
@@ -81,7 +81,7 @@ impl Proxy {
     }
 
     /// Waits until the socket accepts connections.
-    pub(crate) async fn serves(&mut self) -> Result<()> {
+    pub(crate) async fn wait_until_serving(&mut self) -> Result<()> {
         until("the proxy serves", async || {
             self.process.still_runs()?;
             ensure!(std::os::unix::net::UnixStream::connect(self.socket()).is_ok());
@@ -106,8 +106,8 @@ impl Proxy {
     }
 
     /// Returns the end of its log.
-    pub(crate) fn last_words(&self) -> String {
-        self.process.last_words()
+    pub(crate) fn log_tail(&self) -> String {
+        self.process.log_tail()
     }
 
     /// Returns its process id.
@@ -117,25 +117,11 @@ impl Proxy {
 
     /// Returns its metrics in the Prometheus text format.
     pub(crate) async fn metrics(&self) -> Result<String> {
-        let mut stream = tokio::net::TcpStream::connect(&self.metrics).await?;
-        let request = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.metrics);
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await?;
-        Ok(answer.split_once("\r\n\r\n").context("no answer of HTTP")?.1.to_owned())
+        metrics::scrape(&self.metrics).await
     }
 
     /// Returns the sum of a metric over the series whose labels contain all of `labels`.
     pub(crate) async fn sum(&self, metric: &str, labels: &[&str]) -> Result<f64> {
-        let text = self.metrics().await?;
-        let mut sum = 0.0;
-        for line in text.lines().filter(|line| !line.starts_with('#')) {
-            let Some((name, value)) = line.rsplit_once(' ') else { continue };
-            let of = name.split('{').next().unwrap_or_default();
-            if of == metric && labels.iter().all(|label| name.contains(label)) {
-                sum += value.parse::<f64>()?;
-            }
-        }
-        Ok(sum)
+        Ok(metrics::sum(&self.metrics().await?, metric, labels)?.unwrap_or_default())
     }
 }

@@ -16,7 +16,7 @@ pub(crate) async fn namespace(client: &Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Creates a pod of a service account, bound to a node if one is given; no kubelet runs it.
+/// Creates a pod of a service account, bound to a node if any; no kubelet runs it.
 pub(crate) async fn pod_of(
     client: &Client,
     namespace: &str,
@@ -47,8 +47,8 @@ pub(crate) async fn request(
     let spec = TokenRequestSpec { bound_object_ref, ..TokenRequestSpec::default() };
     let request = TokenRequest { spec, ..TokenRequest::default() };
     let accounts = Api::<ServiceAccount>::namespaced(client.clone(), namespace);
-    let answer = accounts.create_token_request(account, &PostParams::default(), &request).await?;
-    Ok(answer.status.context("there is no token")?.token)
+    let response = accounts.create_token_request(account, &PostParams::default(), &request).await?;
+    Ok(response.status.context("there is no token")?.token)
 }
 
 /// Returns the reference that binds a token to a pod.

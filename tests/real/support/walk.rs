@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, bail, ensure};
 use fastrand::Rng;
-use numacast::sim::machine::{Device, DeviceSpec, MachineSpec};
+use numacast_sim::machine::{Device, DeviceSpec, MachineSpec};
 
 use super::agent::Agent;
 use super::node::{Fate, RealNode, Stop};
@@ -18,7 +18,7 @@ pub(crate) struct Walk {
     agent: Agent,
     random: Rng,
     /// Pods that exist.
-    pods: Vec<Walker>,
+    pods: Vec<WalkPod>,
     /// The devices that the plugins list now.
     devices: Vec<DeviceSpec>,
     /// Resources whose plugin is stopped.
@@ -26,7 +26,7 @@ pub(crate) struct Walk {
     /// Devices that a plugin lost and will list again, by the plugin's index in `devices`.
     lost: Vec<(usize, Device)>,
     /// From this number of pods on, pods are ended rather than started.
-    crowd: usize,
+    max_pods: usize,
     /// Memory request of a wide pod, in percent of the largest node's memory.
     wide: u64,
     started: usize,
@@ -34,7 +34,7 @@ pub(crate) struct Walk {
 }
 
 /// A pod of the walk.
-struct Walker {
+struct WalkPod {
     spec: PodSpec,
     class: Class,
     runs: bool,
@@ -49,10 +49,10 @@ enum Class {
     BestEffort,
 }
 
-#[allow(dead_code, reason = "tests and the matrix use different parts")]
+#[allow(dead_code, reason = "not every test program uses everything")]
 impl Walk {
-    /// Creates a walk with up to `crowd` pods at a time.
-    pub(crate) fn new(node: RealNode, agent: Agent, crowd: usize, seed: u64) -> Self {
+    /// Creates a walk with up to `max_pods` pods at a time.
+    pub(crate) fn new(node: RealNode, agent: Agent, max_pods: usize, seed: u64) -> Self {
         let devices = node.machine().devices.clone();
         Self {
             node,
@@ -62,9 +62,9 @@ impl Walk {
             devices,
             stopped: BTreeSet::new(),
             lost: Vec::new(),
-            crowd,
-            // Two of them exceed a node, unless many pods are to fit.
-            wide: if crowd < 50 { 66 } else { 7 },
+            max_pods,
+            // Two such pods request more memory than one node has, unless many pods are to fit.
+            wide: if max_pods < 50 { 66 } else { 7 },
             started: 0,
             steps: 0,
         }
@@ -88,19 +88,19 @@ impl Walk {
         }
         for (spec, class) in specs {
             let runs = self.node.fate_of(spec.name()).await? == Fate::Running;
-            self.pods.push(Walker { spec, class, runs });
+            self.pods.push(WalkPod { spec, class, runs });
         }
         let running = self.pods.iter().filter(|pod| pod.runs).count();
         ensure!(running >= count * 3 / 4, "only {running} of {count} pods run");
-        self.is_true().await.context("the machine is full")
+        self.matches_oracle().await.context("the machine is full")
     }
 
     /// Takes `steps` steps and compares after each.
     pub(crate) async fn go(mut self, steps: usize) -> Result<()> {
-        self.is_true().await.context("nothing has happened")?;
+        self.matches_oracle().await.context("nothing has happened")?;
         for _ in 0..steps {
             let what = self.step().await?;
-            self.is_true().await.with_context(|| format!("after {what}"))?;
+            self.matches_oracle().await.with_context(|| format!("after {what}"))?;
         }
         Ok(())
     }
@@ -114,16 +114,16 @@ impl Walk {
     }
 
     /// Waits until the published object matches the kubelet's files.
-    pub(crate) async fn is_true(&mut self) -> Result<()> {
-        self.agent.tells_the_truth(&self.node).await
+    pub(crate) async fn matches_oracle(&mut self) -> Result<()> {
+        self.agent.matches_oracle(&self.node).await
     }
 
     async fn any_step(&mut self) -> Result<String> {
-        let dice = self.random.u8(..100);
-        if dice < 22 && !self.devices.is_empty() {
-            return self.touch_a_plugin(dice);
+        let roll = self.random.u8(..100);
+        if roll < 22 && !self.devices.is_empty() {
+            return self.change_a_plugin(roll);
         }
-        match dice {
+        match roll {
             22..32 => self.resize_one().await,
             32..35 => self.restart_the_kubelet().await,
             _ => self.start_or_end_one().await,
@@ -133,8 +133,8 @@ impl Walk {
     // ---- pods
 
     async fn start_or_end_one(&mut self) -> Result<String> {
-        let crowded = self.pods.len() >= self.crowd || (self.pods.len() > 3 && self.random.u8(..100) < 35);
-        if !crowded {
+        let full = self.pods.len() >= self.max_pods || (self.pods.len() > 3 && self.random.u8(..100) < 35);
+        if !full {
             return self.start_one().await;
         }
         let mut one = self.pods.swap_remove(self.random.usize(..self.pods.len()));
@@ -158,7 +158,7 @@ impl Walk {
         let (spec, class) = self.next_pod();
         let fate = self.node.try_to_run(spec.clone()).await?;
         let what = format!("{spec} was started: {fate:?}");
-        self.pods.push(Walker { spec, class, runs: fate == Fate::Running });
+        self.pods.push(WalkPod { spec, class, runs: fate == Fate::Running });
         Ok(what)
     }
 
@@ -233,12 +233,12 @@ impl Walk {
 
     /// Requests other CPUs or memory for a running pod; the kubelet may reject it.
     async fn resize_one(&mut self) -> Result<String> {
-        let can = |pod: &Walker| pod.runs && self.may_resize(&pod.spec);
+        let can = |pod: &WalkPod| pod.runs && self.may_resize(&pod.spec);
         let running: Vec<usize> = (0..self.pods.len()).filter(|index| can(&self.pods[*index])).collect();
         if running.is_empty() {
             return self.start_one().await;
         }
-        let Walker { spec, class, .. } = &self.pods[running[self.random.usize(..running.len())]];
+        let WalkPod { spec, class, .. } = &self.pods[running[self.random.usize(..running.len())]];
         let name = spec.name().to_owned();
         if self.node.fate_of(&name).await? != Fate::Running {
             return Ok(format!("pod {name} was to be resized and had ended"));
@@ -251,8 +251,8 @@ impl Walk {
                 pod(&name).millicpus(self.random.u32(1..=9) * 100).memory(&memory).burstable()
             }
         };
-        let answer = self.node.resize(&name, "main", &to).await?;
-        Ok(format!("pod {name} was resized to {}: {answer}", to.resources()))
+        let result = self.node.resize(&name, "main", &to).await?;
+        Ok(format!("pod {name} was resized to {}: {result}", to.resources()))
     }
 
     /// Returns whether a resize is safe. The kubelet admits a resized pod again, and retries later if the
@@ -266,13 +266,13 @@ impl Walk {
 
     // ---- devices
 
-    fn touch_a_plugin(&mut self, dice: u8) -> Result<String> {
+    fn change_a_plugin(&mut self, roll: u8) -> Result<String> {
         let which = self.random.usize(..self.devices.len());
-        match dice {
+        match roll {
             0..8 => self.change_a_devices_health(which),
             8..12 => self.stop_or_start(which),
             12..15 => self.restart_plugin(which),
-            15..19 => self.lose_or_find_a_device(which),
+            15..19 => self.remove_or_restore_a_device(which),
             _ => self.rename_devices(which),
         }
     }
@@ -280,7 +280,7 @@ impl Walk {
     fn change_a_devices_health(&mut self, which: usize) -> Result<String> {
         let DeviceSpec { resource, devices } = &mut self.devices[which];
         if devices.is_empty() {
-            return self.lose_or_find_a_device(which);
+            return self.remove_or_restore_a_device(which);
         }
         let device = self.random.usize(..devices.len());
         let device = &mut devices[device];
@@ -294,7 +294,7 @@ impl Walk {
         let resource = self.devices[which].resource.clone();
         if self.stopped.remove(&resource) {
             self.node.start_plugin(&resource)?;
-            return Ok(format!("the plugin of {resource} is back"));
+            return Ok(format!("the plugin of {resource} was started"));
         }
         self.node.stop_plugin(&resource)?;
         let what = format!("the plugin of {resource} was ended");
@@ -311,22 +311,22 @@ impl Walk {
     }
 
     /// Removes a device from a plugin's list, or restores a removed one.
-    fn lose_or_find_a_device(&mut self, which: usize) -> Result<String> {
+    fn remove_or_restore_a_device(&mut self, which: usize) -> Result<String> {
         if let Some(found) = self.lost.iter().position(|(plugin, _)| *plugin == which) {
             let (_, device) = self.lost.swap_remove(found);
-            let what = format!("{} has {} again", self.devices[which].resource, device.id);
+            let what = format!("{} lists {} again", self.devices[which].resource, device.id);
             self.devices[which].devices.push(device);
-            self.tell(which)?;
+            self.set_devices(which)?;
             return Ok(what);
         }
         let devices = &mut self.devices[which].devices;
         if devices.is_empty() {
-            bail!("a plugin that never had a device");
+            bail!("a plugin without devices");
         }
         let device = devices.swap_remove(self.random.usize(..devices.len()));
-        let what = format!("{} has lost {}", self.devices[which].resource, device.id);
+        let what = format!("{} lists {} no more", self.devices[which].resource, device.id);
         self.lost.push((which, device));
-        self.tell(which)?;
+        self.set_devices(which)?;
         Ok(what)
     }
 
@@ -336,13 +336,13 @@ impl Walk {
         self.node.stop_plugin(&resource)?;
         let other = |id: &str| id.strip_suffix("-new").map_or_else(|| format!("{id}-new"), str::to_owned);
         self.devices[which].devices.iter_mut().for_each(|device| device.id = other(&device.id));
-        self.tell(which)?;
+        self.set_devices(which)?;
         self.node.start_plugin(&resource)?;
         self.stopped.remove(&resource);
         Ok(format!("the plugin of {resource} was restarted with other ids"))
     }
 
-    fn tell(&mut self, which: usize) -> Result<()> {
+    fn set_devices(&mut self, which: usize) -> Result<()> {
         let DeviceSpec { resource, devices } = &self.devices[which];
         self.node.set_devices(resource, devices)
     }
@@ -355,7 +355,7 @@ impl Walk {
             in_use.iter().find(|(resource, id)| !self.node.lists_device(resource, id))
         {
             // It would panic when it readmits the pod.
-            return Ok(format!("nothing: {id} of {resource} is in use and no plugin lists it"));
+            return Ok(format!("nothing: {id} of {resource} is allocated and no plugin lists it"));
         }
         let how = if self.random.bool() { Stop::Kill } else { Stop::Term };
         self.node.restart_kubelet(how).await?;

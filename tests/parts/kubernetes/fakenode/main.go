@@ -1,11 +1,11 @@
-// Command fakenode plays everything round a real kubelet: the container runtime
-// and the device plugins. It also holds the mount namespace of the described
-// machine that the kubelet is started in.
+// Command fakenode simulates what a real kubelet needs: the container runtime and
+// the device plugins. It also keeps the mount namespace of the described machine
+// in which the kubelet is started.
 //
-// It is driven by JSON lines on standard input, with one answer line each on
-// standard output, and ends when standard input does, so that nothing is left
-// over when the test that started it dies. Its first line of output says that
-// the runtime is listening.
+// It reads requests as JSON lines on standard input, writes one response line for
+// each on standard output, and ends with standard input, so that nothing is left
+// over when the test that started it dies. Its first line of output means that the
+// runtime is listening.
 //
 //	{"do":"setDevices","resource":"example.com/nic","devices":[{"id":"nic-0","numa":[0]},{"id":"nic-1","unhealthy":true}]}
 //	{"do":"stopPlugin","resource":"example.com/nic"}
@@ -41,8 +41,8 @@ type request struct {
 	Code      int32    `json:"code"`
 }
 
-// answer is one line of standard output.
-type answer struct {
+// response is the response to one request.
+type response struct {
 	OK    bool   `json:"ok"`
 	Error string `json:"error,omitempty"`
 }
@@ -51,18 +51,14 @@ func main() {
 	runtimeSocket := flag.String("runtime-socket", "", "serve the container runtime on this unix socket")
 	pluginDir := flag.String("plugin-dir", "/var/lib/kubelet/device-plugins", "the kubelet's directory for device plugins")
 	program := flag.String("run-containers", "", "run containers of other images than pause and true by this program")
-	newKey := flag.String("new-key", "", "only write a new private key for service account tokens to this file, and end")
 	flag.Parse()
 
-	if err := run(*runtimeSocket, *program, *pluginDir, *newKey); err != nil {
+	if err := run(*runtimeSocket, *program, *pluginDir); err != nil {
 		log.Fatalf("fakenode: %v", err)
 	}
 }
 
-func run(runtimeSocket, program, pluginDir, newKey string) error {
-	if newKey != "" {
-		return writeKey(newKey)
-	}
+func run(runtimeSocket, program, pluginDir string) error {
 	containers, err := startRuntime(runtimeSocket, program, filepath.Dir(runtimeSocket))
 	if err != nil {
 		return err
@@ -77,20 +73,20 @@ type node struct {
 	plugins    *plugins
 }
 
-// serve answers requests until their stream ends.
+// serve processes requests until their stream ends.
 func (n *node) serve(in io.Reader, out io.Writer) error {
-	answers := json.NewEncoder(out)
-	if err := answers.Encode(answer{OK: true}); err != nil {
+	responses := json.NewEncoder(out)
+	if err := responses.Encode(response{OK: true}); err != nil {
 		return err
 	}
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, 16<<20) // a line names every device of a resource
 	for lines.Scan() {
-		reply := answer{OK: true}
+		reply := response{OK: true}
 		if err := n.handle(lines.Bytes()); err != nil {
-			reply = answer{Error: err.Error()}
+			reply = response{Error: err.Error()}
 		}
-		if err := answers.Encode(reply); err != nil {
+		if err := responses.Encode(reply); err != nil {
 			return err
 		}
 	}

@@ -57,7 +57,7 @@ func newPlugins(dir string) *plugins {
 	return &plugins{dir: dir, byResource: map[string]*plugin{}}
 }
 
-// setDevices says what a resource has from now on; the first time it starts the plugin.
+// setDevices sets the devices of a resource; the first time it starts the plugin.
 func (p *plugins) setDevices(resource string, devices []device) error {
 	if resource == "" {
 		return errors.New("setDevices needs a resource")
@@ -125,7 +125,7 @@ type plugin struct {
 
 type stream = grpc.ServerStreamingServer[api.ListAndWatchResponse]
 
-// identity tells a socket from another one at the same path.
+// identity distinguishes a socket from another one at the same path.
 type identity struct {
 	inode uint64
 	made  syscall.Timespec
@@ -251,7 +251,7 @@ func (p *plugin) register(kubelet string) error {
 	return err
 }
 
-// snapshot is the devices now, and what tells that they are so no longer.
+// snapshot returns the current devices, and a channel that is closed when they change.
 func (p *plugin) snapshot() ([]*api.Device, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -290,12 +290,12 @@ func (p *plugin) ListAndWatch(_ *api.Empty, to stream) error {
 	}
 }
 
-// GetDevicePluginOptions says that nothing optional is served.
+// GetDevicePluginOptions reports that nothing optional is served.
 func (p *plugin) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
 	return &api.DevicePluginOptions{}, nil
 }
 
-// Allocate grants whatever the kubelet chose.
+// Allocate accepts the kubelet's choice.
 func (p *plugin) Allocate(_ context.Context, r *api.AllocateRequest) (*api.AllocateResponse, error) {
 	out := &api.AllocateResponse{}
 	for range r.ContainerRequests {

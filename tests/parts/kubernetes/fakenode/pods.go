@@ -22,15 +22,15 @@ import (
 )
 
 // podRuntime is the fake runtime that also runs containers: those of other images
-// than its own, each by a program that is given what the kubelet asked for.
-// Every pod has an address of its own, below 127.
+// than its own, each by a program that gets the kubelet's request. Every pod has
+// its own address, below 127.
 type podRuntime struct {
 	*fake.RemoteRuntime
 	program string
 	dir     string
 
 	mu        sync.Mutex
-	asked     map[string]*cri.CreateContainerRequest
+	requested map[string]*cri.CreateContainerRequest
 	running   map[string]*process
 	sandboxes int
 }
@@ -46,7 +46,7 @@ func newPodRuntime(of *fake.RemoteRuntime, program, dir string) *podRuntime {
 		RemoteRuntime: of,
 		program:       program,
 		dir:           dir,
-		asked:         map[string]*cri.CreateContainerRequest{},
+		requested:     map[string]*cri.CreateContainerRequest{},
 		running:       map[string]*process{},
 	}
 }
@@ -69,8 +69,8 @@ func (r *podRuntime) listen(socket string) error {
 }
 
 // RunPodSandbox gives the sandbox an address that no other pod of this machine has.
-func (r *podRuntime) RunPodSandbox(ctx context.Context, asked *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
-	made, err := r.RemoteRuntime.RunPodSandbox(ctx, asked)
+func (r *podRuntime) RunPodSandbox(ctx context.Context, requested *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
+	made, err := r.RemoteRuntime.RunPodSandbox(ctx, requested)
 	if err != nil {
 		return nil, err
 	}
@@ -87,32 +87,32 @@ func (r *podRuntime) RunPodSandbox(ctx context.Context, asked *cri.RunPodSandbox
 	return made, nil
 }
 
-// CreateContainer keeps what was asked for.
-func (r *podRuntime) CreateContainer(ctx context.Context, asked *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
-	made, err := r.RemoteRuntime.CreateContainer(ctx, asked)
+// CreateContainer keeps the request.
+func (r *podRuntime) CreateContainer(ctx context.Context, requested *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
+	made, err := r.RemoteRuntime.CreateContainer(ctx, requested)
 	if err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.asked[made.ContainerId] = asked
+	r.requested[made.ContainerId] = requested
 	return made, nil
 }
 
 // StartContainer starts the program for a container that is to be run.
-func (r *podRuntime) StartContainer(ctx context.Context, asked *cri.StartContainerRequest) (*cri.StartContainerResponse, error) {
+func (r *podRuntime) StartContainer(ctx context.Context, requested *cri.StartContainerRequest) (*cri.StartContainerResponse, error) {
 	r.mu.Lock()
-	config := r.asked[asked.ContainerId]
+	config := r.requested[requested.ContainerId]
 	r.mu.Unlock()
 	if config == nil || isOwnImage(config.Config.Image.Image) {
-		return r.RemoteRuntime.StartContainer(ctx, asked)
+		return r.RemoteRuntime.StartContainer(ctx, requested)
 	}
-	started, err := r.RemoteRuntime.StartContainer(ctx, asked)
+	started, err := r.RemoteRuntime.StartContainer(ctx, requested)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.start(asked.ContainerId, config); err != nil {
-		log.Printf("container %s: %v", asked.ContainerId, err)
+	if err := r.start(requested.ContainerId, config); err != nil {
+		log.Printf("container %s: %v", requested.ContainerId, err)
 		return nil, err
 	}
 	return started, nil
@@ -147,7 +147,7 @@ func (r *podRuntime) start(id string, config *cri.CreateContainerRequest) error 
 	go func() {
 		// The kernel ends the program when this thread ends, and it waits here.
 		runtime.LockOSThread()
-		defer output.Close() //nolint:errcheck // whatever was written is there
+		defer output.Close() //nolint:errcheck // what was written stays
 		command := exec.Command(r.program, file, ip)
 		command.Stdout, command.Stderr = output, output
 		command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -167,7 +167,7 @@ func (r *podRuntime) start(id string, config *cri.CreateContainerRequest) error 
 	return <-started
 }
 
-// ended tells the kubelet, when it asks, that a container's program has ended.
+// ended records that a container's program has ended, for the kubelet's next request.
 func (r *podRuntime) ended(id string, err error) {
 	code := int32(0)
 	var exit *exec.ExitError
@@ -183,18 +183,18 @@ func (r *podRuntime) ended(id string, err error) {
 	(&containerRuntime{fake: r.RemoteRuntime}).end(code, func(c *apitest.FakeContainer) bool { return c.Id == id })
 }
 
-// StopContainer asks the program to end, and ends it when it has not in time.
-func (r *podRuntime) StopContainer(ctx context.Context, asked *cri.StopContainerRequest) (*cri.StopContainerResponse, error) {
+// StopContainer terminates the program, and kills it if it does not end in time.
+func (r *podRuntime) StopContainer(ctx context.Context, requested *cri.StopContainerRequest) (*cri.StopContainerResponse, error) {
 	r.mu.Lock()
-	one := r.running[asked.ContainerId]
+	one := r.running[requested.ContainerId]
 	r.mu.Unlock()
 	if one == nil {
-		return r.RemoteRuntime.StopContainer(ctx, asked)
+		return r.RemoteRuntime.StopContainer(ctx, requested)
 	}
 	syscall.Kill(one.pid, syscall.SIGTERM) //nolint:errcheck // it may have ended
 	select {
 	case <-one.ended:
-	case <-time.After(time.Duration(asked.Timeout) * time.Second):
+	case <-time.After(time.Duration(requested.Timeout) * time.Second):
 		syscall.Kill(one.pid, syscall.SIGKILL) //nolint:errcheck // it may have ended
 		<-one.ended
 	}

@@ -33,7 +33,7 @@ type containerRuntime struct {
 // than its own by it, and keeps their descriptions in dir.
 func startRuntime(socket, program, dir string) (*containerRuntime, error) {
 	runtime := fake.NewFakeRemoteRuntime()
-	runtime.ImageService.SetFakeImageSize(1024) // images set from here on; the kubelet refuses one of size 0
+	runtime.ImageService.SetFakeImageSize(1024) // images set from here on; the kubelet rejects one of size 0
 	runtime.ImageService.SetFakeImages([]string{imagePause, imageTrue})
 	listen := func() error { return runtime.Start("unix://" + socket) }
 	if program != "" {
@@ -55,8 +55,8 @@ func (r *containerRuntime) endWhatIsDone() {
 	}
 }
 
-// exit ends the running containers of a pod as if their processes had. The
-// kubelet notices at its next look at the runtime, within a second.
+// exit ends the running containers of a pod as if their processes had ended. The
+// kubelet detects that at its next poll of the runtime, within a second.
 func (r *containerRuntime) exit(namespace, pod string, code int32) error {
 	ended := r.end(code, func(c *apitest.FakeContainer) bool {
 		return c.Labels[labelNamespace] == namespace && c.Labels[labelPod] == pod

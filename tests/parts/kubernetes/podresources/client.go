@@ -23,7 +23,7 @@ import (
 	podresources "k8s.io/kubernetes/pkg/kubelet/apis/podresources"
 )
 
-// grpcLimit is how large an answer grpc-go takes unless it is told otherwise.
+// grpcLimit is grpc-go's default limit for the size of a response.
 const grpcLimit = 4 << 20
 
 // target is a socket, and how it is reached.
@@ -38,7 +38,7 @@ func (t *target) flags(set *flag.FlagSet) {
 	set.StringVar(&t.socket, "socket", "", "the socket")
 	set.StringVar(&t.dial, "dial", "library",
 		"library: as k8s.io/kubernetes does; unix: by grpc-go's own unix: resolver; raw: the path itself as :authority, as old versions of grpc-go did")
-	set.IntVar(&t.limit, "limit", grpcLimit, "the largest answer that is taken, in bytes")
+	set.IntVar(&t.limit, "limit", grpcLimit, "the largest message that is accepted, in bytes")
 	set.DurationVar(&t.timeout, "timeout", 10*time.Second, "deadline of a call")
 }
 
@@ -51,7 +51,7 @@ type clients struct {
 
 func (t *target) connect() (clients, error) {
 	if t.dial == "library" {
-		// Each version comes with a connection of its own: what is asked of the other goes over this one.
+		// Each version has its own connection.
 		client, conn, err := podresources.GetV1Client(context.Background(), t.socket, t.timeout, t.limit)
 		if err != nil {
 			return clients{}, err
@@ -80,7 +80,7 @@ func (t *target) connectByHand() (*grpc.ClientConn, error) {
 		options = append(options, grpc.WithAuthority(t.socket), grpc.WithContextDialer(dialer))
 		return grpc.NewClient("passthrough:///"+t.socket, options...)
 	}
-	return nil, fmt.Errorf("nobody dials %q", t.dial)
+	return nil, fmt.Errorf("no dialer is called %q", t.dial)
 }
 
 // call is one method with its request.
@@ -104,36 +104,36 @@ func (c call) by(ctx context.Context, clients clients, options ...grpc.CallOptio
 	return &none, clients.conn.Invoke(ctx, c.rpc, &v1.ListPodResourcesRequest{}, &none, options...)
 }
 
-// listening is the codec of protobuf, which keeps the last message that it read.
-type listening struct {
+// recording is the codec of protobuf, which keeps the last message that it read.
+type recording struct {
 	encoding.CodecV2
-	heard []byte
+	received []byte
 }
 
-func newListening() *listening {
-	return &listening{CodecV2: encoding.GetCodecV2("proto")}
+func newRecording() *recording {
+	return &recording{CodecV2: encoding.GetCodecV2("proto")}
 }
 
-func (l *listening) Unmarshal(data mem.BufferSlice, v any) error {
-	l.heard = data.Materialize()
+func (l *recording) Unmarshal(data mem.BufferSlice, v any) error {
+	l.received = data.Materialize()
 	return l.CodecV2.Unmarshal(data, v)
 }
 
 // Name is empty, so that the content type stays what it is without the codec.
-func (l *listening) Name() string { return "" }
+func (l *recording) Name() string { return "" }
 
-// answered is what ask prints.
-type answered struct {
+// response is a line that "request" prints.
+type response struct {
 	Code   string          `json:"code"`
 	Text   string          `json:"text"`
 	Bytes  []byte          `json:"bytes"`
 	Answer json.RawMessage `json:"answer,omitempty"`
 }
 
-func ask(arguments []string) error {
+func request(arguments []string) error {
 	var to target
 	var what call
-	set := flag.NewFlagSet("ask", flag.ExitOnError)
+	set := flag.NewFlagSet("request", flag.ExitOnError)
 	to.flags(set)
 	set.StringVar(&what.rpc, "rpc", "list", "list, list-v1alpha1, allocatable, get, or a method by its whole name")
 	pod := set.String("pod", "", "namespace/name, for get")
@@ -148,7 +148,7 @@ func ask(arguments []string) error {
 	defer clients.conn.Close()
 	out := json.NewEncoder(os.Stdout)
 	for range *times {
-		one, err := to.ask(clients, what)
+		one, err := to.request(clients, what)
 		if err != nil {
 			return err
 		}
@@ -159,13 +159,13 @@ func ask(arguments []string) error {
 	return nil
 }
 
-func (t *target) ask(clients clients, what call) (answered, error) {
+func (t *target) request(clients clients, what call) (response, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 	defer cancel()
-	codec := newListening()
+	codec := newRecording()
 	message, err := what.by(ctx, clients, grpc.ForceCodecV2(codec))
-	told := status.Convert(err)
-	one := answered{Code: told.Code().String(), Text: told.Message(), Bytes: codec.heard}
+	result := status.Convert(err)
+	one := response{Code: result.Code().String(), Text: result.Message(), Bytes: codec.received}
 	if err != nil {
 		return one, nil
 	}

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// figures are what load prints. Latencies are of calls that were answered with OK, in milliseconds.
+// figures are what load prints. Latencies are those of successful calls, in milliseconds.
 type figures struct {
 	Clients   int            `json:"clients"`
 	Seconds   float64        `json:"seconds"`
@@ -26,7 +26,7 @@ type figures struct {
 	P50       float64        `json:"p50"`
 	P99       float64        `json:"p99"`
 	Max       float64        `json:"max"`
-	Bytes     int            `json:"bytes"` // of the largest answer
+	Bytes     int            `json:"bytes"` // of the largest response
 	Codes     map[string]int `json:"codes"`
 	Texts     []string       `json:"texts"` // of statuses, each once
 }
@@ -91,25 +91,25 @@ func parseMix(mix string) ([]call, error) {
 }
 
 func (t *target) loop(clients clients, calls []call, decode bool, ends time.Time) tally {
-	mine := tally{codes: map[string]int{}, texts: map[string]bool{}}
+	own := tally{codes: map[string]int{}, texts: map[string]bool{}}
 	for time.Now().Before(ends) {
-		codec := &sized{listening: newListening(), decode: decode}
+		codec := &sized{recording: newRecording(), decode: decode}
 		ctx, cancel := context.WithTimeout(context.Background(), t.timeout)
 		begun := time.Now()
-		_, err := calls[mine.calls%len(calls)].by(ctx, clients, grpc.ForceCodecV2(codec))
+		_, err := calls[own.calls%len(calls)].by(ctx, clients, grpc.ForceCodecV2(codec))
 		took := time.Since(begun)
 		cancel()
-		mine.calls++
-		mine.bytes = max(mine.bytes, codec.bytes)
-		told := status.Convert(err)
-		mine.codes[told.Code().String()]++
+		own.calls++
+		own.bytes = max(own.bytes, codec.bytes)
+		result := status.Convert(err)
+		own.codes[result.Code().String()]++
 		if err == nil {
-			mine.took = append(mine.took, took)
+			own.took = append(own.took, took)
 		} else {
-			mine.texts[told.Message()] = true
+			own.texts[result.Message()] = true
 		}
 	}
-	return mine
+	return own
 }
 
 func summed(tallies []tally, took time.Duration) figures {

@@ -23,7 +23,7 @@ import (
 
 // sized looks at how large a message is, and may leave it at that.
 type sized struct {
-	*listening
+	*recording
 	decode bool
 	bytes  int
 }
@@ -53,7 +53,7 @@ func (asItIs) Unmarshal(data mem.BufferSlice, v any) error {
 
 func (asItIs) Name() string { return "" }
 
-// recorded is one line: a call, when it came and when it was answered (nanoseconds since 1970), and what was sent.
+// recorded is one line: a call, when it came and when its response was sent (nanoseconds since 1970), and the response.
 type recorded struct {
 	Path     string `json:"path"`
 	Received int64  `json:"received"`
@@ -62,7 +62,7 @@ type recorded struct {
 	Error    string `json:"error,omitempty"`
 }
 
-// recorder stands before a kubelet.
+// recorder is a proxy in front of a kubelet.
 type recorder struct {
 	upstream *grpc.ClientConn
 	plain    bool
@@ -81,7 +81,7 @@ func record(arguments []string) error {
 	listen := set.String("listen", "", "the socket that is served")
 	plain := set.Bool("plain", false, "add nothing")
 	quiet := set.Bool("quiet", false, "print of what was sent only when")
-	pad := set.Int("pad", 0, "so many bytes more in every answer, as devices of a pod that nobody knows")
+	pad := set.Int("pad", 0, "additional bytes in every response, as devices of an unknown pod")
 	_ = set.Parse(arguments)
 	to.dial, to.limit, to.timeout = "unix", 64<<20, 10*time.Second
 
@@ -108,13 +108,13 @@ func record(arguments []string) error {
 func (r *recorder) forward(_ any, stream grpc.ServerStream) error {
 	path, _ := grpc.MethodFromServerStream(stream)
 	one := recorded{Path: path, Received: time.Now().UnixNano()}
-	var request, answer through
+	var request, response through
 	if err := stream.RecvMsg(&request); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(stream.Context(), 10*time.Second)
 	defer cancel()
-	err := r.upstream.Invoke(ctx, path, &request, &answer, grpc.ForceCodecV2(asItIs{}))
+	err := r.upstream.Invoke(ctx, path, &request, &response, grpc.ForceCodecV2(asItIs{}))
 	if err != nil {
 		one.Error = err.Error()
 		_ = r.print(one)
@@ -124,10 +124,10 @@ func (r *recorder) forward(_ any, stream grpc.ServerStream) error {
 	serial := r.next
 	r.next++
 	r.mu.Unlock()
-	if one.Sent, err = r.with(path, answer.bytes, serial); err != nil {
+	if one.Sent, err = r.with(path, response.bytes, serial); err != nil {
 		return err
 	}
-	// Before it is sent: whoever has the answer finds it in the record.
+	// Before it is sent, so that a client that has the response finds it in the record.
 	if err := r.print(one); err != nil {
 		return err
 	}
@@ -144,20 +144,20 @@ func (r *recorder) print(one recorded) error {
 	return r.out.Encode(one)
 }
 
-// with adds to an answer what it is told to add.
-func (r *recorder) with(path string, answer []byte, serial uint64) ([]byte, error) {
+// with makes the configured additions to a response.
+func (r *recorder) with(path string, response []byte, serial uint64) ([]byte, error) {
 	if len(r.pad) > 0 && strings.HasSuffix(path, "/List") {
-		answer = append(answer, r.pad...)
+		response = append(response, r.pad...)
 	}
 	if r.plain {
-		return answer, nil
+		return response, nil
 	}
 	kind := kindOf(path)
 	if kind == nil {
-		return nil, fmt.Errorf("what does %s answer?", path)
+		return nil, fmt.Errorf("the response of %s is unknown", path)
 	}
 	salt := salt{serial: serial}
-	return salt.into(kind, answer)
+	return salt.into(kind, response)
 }
 
 func kindOf(path string) protoreflect.MessageDescriptor {
@@ -218,7 +218,7 @@ func (s *salt) grain(out []byte) []byte {
 		return protowire.AppendFixed64(out, s.serial)
 	case 1:
 		out = protowire.AppendTag(out, number, protowire.BytesType)
-		return protowire.AppendString(out, fmt.Sprintf("answer %d, grain %d", s.serial, s.grains))
+		return protowire.AppendString(out, fmt.Sprintf("response %d, grain %d", s.serial, s.grains))
 	case 2:
 		out = protowire.AppendTag(out, number, protowire.VarintType)
 		return protowire.AppendVarint(out, s.grains)

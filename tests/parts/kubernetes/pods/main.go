@@ -1,17 +1,17 @@
-// Command pods is what a client of the kubelet's Pods API written in Go is: the code
-// that upstream generates from its definitions, over grpc-go, and Kubernetes' own
-// decoder of pods. Each command prints JSON lines on standard output:
+// Command pods is a client of the kubelet's Pods API as written in Go: with the code
+// that upstream generates from its definitions, grpc-go, and Kubernetes' own decoder
+// of pods. Each command prints JSON lines on standard output:
 //
 //	pods list --socket S [--times 3] [--limit 33554432]
 //	pods get --socket S --uid U
 //	pods watch --socket S [--stall]
 //	pods call --socket S --rpc /v1alpha1.Pods/ListPods [--request FILE]
 //
-// "list" and "get" print one line per answer: code and text of its status, and the
+// "list" and "get" print one line per response: code and text of its status, and the
 // pods. "watch" prints one line per event, and one with code and text when it has
-// ended; with --stall it takes nothing after the end of the initial list until a line
-// comes on standard input. "call" sends a file's bytes as they are, which need be no
-// request, and takes one message.
+// ended; with --stall it reads nothing after the end of the initial list until a line
+// comes on standard input. "call" sends a file's bytes unchanged, which need not be a
+// valid request, and receives one message.
 package main
 
 import (
@@ -106,8 +106,8 @@ func decoded(came []byte) (one, error) {
 	return made, err
 }
 
-// answered is a line of list, get and call.
-type answered struct {
+// response is a line that list, get and call print.
+type response struct {
 	Code string `json:"code"`
 	Text string `json:"text"`
 	Pods []one  `json:"pods"`
@@ -115,9 +115,9 @@ type answered struct {
 	Message []byte `json:"message,omitempty"`
 }
 
-func answer(pods [][]byte, err error) error {
-	told := status.Convert(err)
-	line := answered{Code: told.Code().String(), Text: told.Message(), Pods: []one{}}
+func printResponse(pods [][]byte, err error) error {
+	result := status.Convert(err)
+	line := response{Code: result.Code().String(), Text: result.Message(), Pods: []one{}}
 	for _, came := range pods {
 		made, err := decoded(came)
 		if err != nil {
@@ -134,7 +134,7 @@ func list(a arguments, conn *grpc.ClientConn) error {
 		ctx, cancel := context.WithTimeout(context.Background(), deadline)
 		came, err := client.ListPods(ctx, &v1alpha1.ListPodsRequest{})
 		cancel()
-		if err := answer(came.GetPods(), err); err != nil {
+		if err := printResponse(came.GetPods(), err); err != nil {
 			return err
 		}
 	}
@@ -151,15 +151,15 @@ func get(a arguments, conn *grpc.ClientConn) error {
 		if err == nil {
 			pods = [][]byte{came.GetPod()}
 		}
-		if err := answer(pods, err); err != nil {
+		if err := printResponse(pods, err); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// told is a line of watch.
-type told struct {
+// watched is a line that watch prints.
+type watched struct {
 	Type string `json:"type"`
 	// Time in nanoseconds since 1970.
 	Time int64 `json:"time"`
@@ -175,7 +175,7 @@ func watch(a arguments, conn *grpc.ClientConn) error {
 		if event, err = events.Recv(); err != nil {
 			break
 		}
-		line := told{Type: event.GetType().String(), Time: time.Now().UnixNano()}
+		line := watched{Type: event.GetType().String(), Time: time.Now().UnixNano()}
 		if len(event.GetPod()) > 0 {
 			made, err := decoded(event.GetPod())
 			if err != nil {
@@ -194,7 +194,7 @@ func watch(a arguments, conn *grpc.ClientConn) error {
 		err = nil
 	}
 	ended := status.Convert(err)
-	return print(told{Type: "ENDED", Time: time.Now().UnixNano(), Code: ended.Code().String(), Text: ended.Message()})
+	return print(watched{Type: "ENDED", Time: time.Now().UnixNano(), Code: ended.Code().String(), Text: ended.Message()})
 }
 
 // through is a message as it is on the wire.
@@ -231,9 +231,9 @@ func call(a arguments, conn *grpc.ClientConn) error {
 		err = stream.CloseSend()
 	}
 	if err == nil || err == io.EOF {
-		// Where sending failed this says why.
+		// If sending failed, this returns the reason.
 		err = stream.RecvMsg(&message)
 	}
-	told := status.Convert(err)
-	return print(answered{Code: told.Code().String(), Text: told.Message(), Pods: []one{}, Message: message.bytes})
+	result := status.Convert(err)
+	return print(response{Code: result.Code().String(), Text: result.Message(), Pods: []one{}, Message: message.bytes})
 }

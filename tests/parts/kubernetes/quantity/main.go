@@ -1,9 +1,9 @@
-// quantity is what Kubernetes' own type says of quantities.
+// Command quantity parses quantities with Kubernetes' own type.
 //
 //	quantity tables DIR         of every text in the tables of the tests in DIR, with either sign and without
-//	quantity random SEED COUNT  of made-up texts
+//	quantity random SEED COUNT  of generated texts
 //
-// A line is the text, Value(), MilliValue(), Sign() and String() with tabs between, or the text alone if it is no quantity.
+// A line is the text, Value(), MilliValue() and Sign() with tabs between, or the text alone if it is no quantity.
 package main
 
 import (
@@ -53,7 +53,7 @@ func say(out *bufio.Writer, text string) {
 		fmt.Fprintln(out, text)
 		return
 	}
-	fmt.Fprintf(out, "%s\t%d\t%d\t%d\t%s\n", text, q.Value(), q.MilliValue(), q.Sign(), q.String())
+	fmt.Fprintf(out, "%s\t%d\t%d\t%d\n", text, q.Value(), q.MilliValue(), q.Sign())
 }
 
 // tables finds the texts in upstream's own tests: those in composite literals, and those that are parsed at once.
@@ -227,7 +227,7 @@ func change(r *rand.Rand) string {
 	}
 }
 
-// farOut has an exponent that nobody writes. Go takes forever over those of many digits that are not whole.
+// farOut has an extreme exponent. Go takes very long for those of many digits that are not whole.
 func farOut(r *rand.Rand) string {
 	exponents := []string{"2147483647", "2147483646", "2147483640", "4294967296", "4294967299", "9223372036854775807",
 		"9223372036854775808", "-9223372036854775808", "-4294967296", "000000000000000000000000003"}

@@ -1,4 +1,4 @@
-// exclusive says of pods what the plugin's own code says: does any of their containers have resources of its own?
+// Command exclusive prints which pods have exclusive resources, by the plugin's own code.
 //
 //	exclusive            by the rule of the release that this is built with
 //	exclusive ZONES      by the rule of v0.35.7 and later: ZONES are the resources that the object's zones name, with commas
@@ -32,11 +32,11 @@ func main() {
 		zones := strings.Split(os.Args[1], ",")
 		rule = func(pod *corev1.Pod) bool { return areExclusive(pod, zones) }
 	}
-	said := make([]bool, len(list.Items))
+	results := make([]bool, len(list.Items))
 	for i := range list.Items {
-		said[i] = rule(&list.Items[i])
+		results[i] = rule(&list.Items[i])
 	}
-	if err := json.NewEncoder(os.Stdout).Encode(said); err != nil {
+	if err := json.NewEncoder(os.Stdout).Encode(results); err != nil {
 		log.Fatal(err)
 	}
 }

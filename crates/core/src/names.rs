@@ -1,0 +1,54 @@
+//! Validation of Kubernetes names: of nodes, resources, labels and annotations.
+
+/// Checks the name of a device resource.
+///
+/// # Errors
+/// If it is not one; the error is one sentence.
+pub fn check_device(name: &str) -> Result<(), String> {
+    match is_device(name) {
+        true => Ok(()),
+        false => Err(format!("`{name}` is not a device resource such as example.com/nic")),
+    }
+}
+
+/// Returns true if the name is valid for a device resource: a domain, a slash and a name.
+pub fn is_device(name: &str) -> bool {
+    let parts = name.split_once('/');
+    parts.is_some_and(|(domain, rest)| is_dns_name(domain) && rest.len() <= 63 && is_qualified(rest))
+}
+
+/// Returns true for a DNS subdomain (RFC 1123), the form of the names of nodes and pods and of the domains of
+/// resources.
+pub fn is_dns_name(text: &str) -> bool {
+    let is_label = |label: &str| {
+        let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-')
+    };
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+/// Returns true if the text is valid after the `/` of a resource.
+pub fn is_qualified(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    text.bytes().all(inner) && edge(text.as_bytes().first()) && edge(text.as_bytes().last())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_dns_name;
+
+    #[test]
+    fn names_that_would_change_a_query_are_invalid() {
+        for name in ["web-0", "a", "10", "web.example-1", &"a".repeat(253)] {
+            assert!(is_dns_name(name), "{name}");
+        }
+        let long = "a".repeat(254);
+        for name in
+            ["", ".", "..", "a/b", "a&limit=1", "a%2Cspec.nodeName!=x", "A", "a b", "a?b", "a#", "\n", &long]
+        {
+            assert!(!is_dns_name(name), "{name}");
+        }
+        assert!(!["a.", "a..b", "-a", "a-", "a-.b"].into_iter().any(is_dns_name));
+    }
+}

@@ -1,0 +1,61 @@
+//! The kubelet's resource policies as attributes, with the names that noderesourcetopology-api documents.
+
+use super::Inputs;
+use crate::kubelet::KubeletConfig;
+use crate::nrt::{POLICY, SCOPE};
+
+/// The policy option whose attribute has a name of its own.
+const MAX_NODES: &str = "max-allowable-numa-nodes";
+/// The attribute of [`MAX_NODES`].
+const MAX_NODES_ATTRIBUTE: &str = "topologyManagerMaxNUMANodes";
+/// Prefix of the attributes of all other policy options.
+const OPTION: &str = "topologyManagerOption";
+const CPU_POLICY: &str = "cpuManagerPolicy";
+const MEMORY_POLICY: &str = "memoryManagerPolicy";
+
+/// Whether this attribute comes from the kubelet's configuration.
+#[must_use]
+pub fn is_policy_attribute(name: &str) -> bool {
+    let names = [POLICY, SCOPE, MAX_NODES_ATTRIBUTE, CPU_POLICY, MEMORY_POLICY];
+    names.contains(&name) || name.starts_with(OPTION)
+}
+
+/// Returns all attributes, in a fixed order: the policies, then the CPUs of each kind of core.
+pub(super) fn of(inputs: &Inputs<'_>) -> Vec<(String, String)> {
+    let mut attributes = match inputs.policies {
+        Some(policies) => policies.to_vec(),
+        None => inputs.config.map(policies).unwrap_or_default(),
+    };
+    // Named as in NFD.
+    let core_types = inputs.machine.core_types.iter();
+    attributes.extend(core_types.map(|(kind, cpus)| (format!("cpu_{kind}"), cpus.to_string())));
+    attributes
+}
+
+/// Returns the policies. Policy and scope always come together: a policy without its scope is misread.
+/// Unknown values are empty and omitted.
+fn policies(config: &KubeletConfig) -> Vec<(String, String)> {
+    let mut attributes = vec![
+        (POLICY.to_owned(), config.topology_manager_policy.clone()),
+        (SCOPE.to_owned(), config.topology_manager_scope.clone()),
+    ];
+    for (option, value) in &config.topology_manager_policy_options {
+        let name = if option == MAX_NODES { MAX_NODES_ATTRIBUTE.to_owned() } else { camel_case(option) };
+        attributes.push((name, value.clone()));
+    }
+    attributes.push((CPU_POLICY.to_owned(), config.cpu_manager_policy.clone()));
+    attributes.push((MEMORY_POLICY.to_owned(), config.memory_manager_policy.clone()));
+    attributes.retain(|(_, value)| !value.is_empty());
+    attributes
+}
+
+/// `prefer-closest-numa-nodes` -> `topologyManagerOptionPreferClosestNumaNodes`.
+fn camel_case(option: &str) -> String {
+    let mut name = OPTION.to_owned();
+    for word in option.split('-') {
+        let mut letters = word.chars();
+        name.extend(letters.next().map(|first| first.to_ascii_uppercase()));
+        name.extend(letters);
+    }
+    name
+}

@@ -1,0 +1,70 @@
+//! CPUs: sets of ids per zone.
+
+use std::collections::BTreeSet;
+
+use super::{Amounts, Finding, InUse, Inputs, ZoneBuilder};
+use crate::kubelet::{INVALID_CPU, KubeletConfig};
+use crate::machine::{IdSet, Machine};
+
+pub(super) fn account(
+    inputs: &Inputs<'_>,
+    in_use: &InUse<'_>,
+    builder: &mut ZoneBuilder<'_>,
+    findings: &mut BTreeSet<Finding>,
+) {
+    let online = online(inputs.machine);
+    let allocatable = &inputs.allocatable.cpus;
+    // The kubelet lists no CPUs at all under the CPU Manager policy `none`. Under `static` it lists none only
+    // before it has started: then it offers none.
+    let is_derived = inputs.config.is_none_or(|config| config.cpu_manager_policy != "static");
+    let offered = if allocatable.is_empty() && is_derived {
+        online.difference(&reserved(inputs.config, &online))
+    } else {
+        allocatable.clone()
+    };
+    let used = used(in_use);
+    let mut listed = offered.clone();
+    listed.union_with(&used);
+    let unknown = listed.difference(&online);
+    if !unknown.is_empty() {
+        let beyond = if unknown.contains(INVALID_CPU) { " and above" } else { "" };
+        findings.insert(Finding::UnknownCpus(format!("{unknown}{beyond}")));
+    }
+    builder.add("cpu", |id| {
+        let Some(node) = inputs.machine.node(id) else { return Amounts::default() };
+        let offered = offered.intersection(&node.cpus);
+        Amounts {
+            capacity: node.cpus.len(),
+            allocatable: offered.len(),
+            available: offered.difference(&used).len(),
+        }
+    });
+}
+
+fn online(machine: &Machine) -> IdSet {
+    let mut all = IdSet::new();
+    for node in &machine.nodes {
+        all.union_with(&node.cpus);
+    }
+    all
+}
+
+/// Returns the CPUs to treat as reserved for the system. Given only a number, these are the lowest ids: under
+/// the policy `none` the kubelet reserves no particular CPUs.
+fn reserved(config: Option<&KubeletConfig>, online: &IdSet) -> IdSet {
+    let Some(config) = config else { return IdSet::new() };
+    if !config.reserved_system_cpus.is_empty() {
+        return config.reserved_system_cpus.clone();
+    }
+    let count = usize::try_from(config.reserved_cpu_count).unwrap_or(usize::MAX);
+    online.iter().take(count).collect()
+}
+
+/// Returns the exclusive CPUs of all pods. Pod-level sets overlap those of the containers: a union, never a
+/// sum.
+fn used(in_use: &InUse<'_>) -> IdSet {
+    let mut used = in_use.unlisted.cpus.clone();
+    in_use.pods.iter().for_each(|pod| used.union_with(&pod.cpus));
+    in_use.containers().for_each(|container| used.union_with(&container.cpus));
+    used
+}

@@ -1,0 +1,320 @@
+//! The correct `NodeResourceTopology` of the simulated node, computed from the managers' own state.
+//!
+//! Shares no code with `crates/core/src/topology`, so that no bug can be on both sides.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use numacast_core::machine::{Id, IdSet};
+use numacast_core::nrt::NodeResourceTopology;
+use numacast_core::quantity::hugepages_name;
+
+use super::allocation::MEMORY;
+use super::memory_manager::MemoryManager;
+use super::model::Model;
+use super::settings::Settings;
+use crate::machine::MachineSpec;
+
+/// The three numbers of one resource in one zone: CPUs, bytes or devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amounts {
+    /// Present in the hardware.
+    pub capacity: u64,
+    /// Allocatable by the kubelet.
+    pub allocatable: u64,
+    /// The free part of it.
+    pub available: u64,
+}
+
+/// The correct zones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Expected {
+    /// Node id to resource to amounts. Every zone has every resource.
+    pub zones: BTreeMap<Id, BTreeMap<String, Amounts>>,
+    /// Groups of nodes joined by memory blocks.
+    pub groups: BTreeSet<BTreeSet<Id>>,
+}
+
+/// Resource and id of a device.
+pub type DeviceId<'a> = (&'a str, &'a str);
+
+/// How available memory is compared within a group of nodes joined by a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Node by node: for an agent that reads the kubelet's checkpoint.
+    PerNode,
+    /// Only the group's sum: the List does not report how a block is split.
+    PerGroup,
+}
+
+impl fmt::Display for Amounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.capacity, self.allocatable, self.available)
+    }
+}
+
+/// Tolerance for changes of MemTotal, which varies by a few pages: a kubelet may have read a value that was
+/// higher than today's by up to one part in 32.
+const DRIFT: u64 = 32;
+
+/// The highest node id that the scheduler supports.
+const HIGHEST: Id = 63;
+
+/// The hardware as the kernel reports it now.
+struct Hardware<'a>(&'a MachineSpec);
+
+impl Hardware<'_> {
+    fn cpus(&self, node: Id) -> IdSet {
+        self.0.node(node).map(|node| node.cpus.clone()).unwrap_or_default()
+    }
+
+    fn total(&self, node: Id, resource: &str) -> u64 {
+        let Some(node) = self.0.node(node) else { return 0 };
+        if resource == MEMORY {
+            return node.memory.ceil();
+        }
+        let pools = node.pages().into_iter().filter(|(size, _)| hugepages_name(*size) == resource);
+        pools.map(|(size, pages)| size * pages).sum()
+    }
+
+    /// The CPUs reserved by a kubelet without a CPU Manager: the configured list, or the configured number of
+    /// lowest CPUs.
+    fn reserved_cpus(&self, settings: &Settings) -> IdSet {
+        if !settings.reserved_cpus.is_empty() {
+            return settings.reserved_cpus.clone();
+        }
+        let count = usize::try_from(settings.reserved_cpu_count).unwrap_or(usize::MAX);
+        self.0.online_cpus().iter().take(count).collect()
+    }
+}
+
+impl Model {
+    /// The correct zones for the current hardware and the active pods: terminated pods have no resources, and
+    /// what a regular init container leaves unused is not available to other pods.
+    #[must_use]
+    pub fn expected(&self) -> Expected {
+        let memory = self.memory_after_release();
+        let mut used = IdSet::new();
+        self.active().for_each(|uid| used.union_with(&self.cpus.allocated_to(uid)));
+        let mut zones: BTreeMap<Id, BTreeMap<String, Amounts>> = BTreeMap::new();
+        let mut names: BTreeSet<String> = [MEMORY.to_owned()].into();
+        names.extend(self.hardware.page_sizes().into_iter().map(hugepages_name));
+        names.extend(memory.nodes.values().flat_map(|node| node.pools.keys().cloned()));
+        for node in self.hardware.nodes.iter().filter(|node| node.id <= HIGHEST) {
+            let mut amounts: BTreeMap<String, Amounts> = BTreeMap::new();
+            for name in &names {
+                amounts.insert(name.clone(), self.memory_amounts(&memory, node.id, name));
+            }
+            amounts.insert("cpu".to_owned(), self.cpu_amounts(node.id, &used));
+            zones.insert(node.id, amounts);
+        }
+        for (resource, of_zone) in self.device_amounts() {
+            for (id, amounts) in &mut zones {
+                let of = of_zone.get(id).copied().unwrap_or_default();
+                amounts.insert(resource.clone(), of);
+            }
+        }
+        let groups = memory.nodes.into_values().map(|node| node.cells).filter(|cells| cells.len() > 1);
+        Expected { zones, groups: groups.collect() }
+    }
+
+    /// The devices that are allocated to active pods.
+    #[must_use]
+    pub fn allocated_devices(&self) -> BTreeSet<DeviceId<'_>> {
+        self.allocated().into_keys().collect()
+    }
+
+    /// The devices that are allocated to active pods, with the NUMA nodes that their plugin reported then.
+    fn allocated(&self) -> BTreeMap<DeviceId<'_>, &IdSet> {
+        let entries = self.active().filter_map(|uid| self.devices.entries.get(uid));
+        let of_containers = entries.flat_map(BTreeMap::values).flatten();
+        of_containers
+            .flat_map(|(resource, devices)| {
+                devices.iter().map(move |(id, nodes)| ((&**resource, &**id), nodes))
+            })
+            .collect()
+    }
+
+    /// The healthy devices of registered plugins.
+    #[must_use]
+    pub fn offered_devices(&self) -> BTreeSet<DeviceId<'_>> {
+        self.devices.offered().map(|(resource, id, _)| (&**resource, &**id)).collect()
+    }
+
+    /// The Memory Manager's state after releasing the memory of pods that are not active.
+    fn memory_after_release(&self) -> MemoryManager {
+        let mut memory = self.memory.clone();
+        for uid in memory.uids().iter().filter(|uid| !self.is_active(uid)) {
+            memory.remove(uid);
+        }
+        memory
+    }
+
+    fn cpu_amounts(&self, node: Id, used: &IdSet) -> Amounts {
+        let hardware = Hardware(&self.hardware);
+        let online = hardware.cpus(node);
+        let allocatable = match self.settings.static_cpus {
+            true => online.intersection(&self.cpus.allocatable()),
+            false => online.difference(&hardware.reserved_cpus(&self.settings)),
+        };
+        Amounts {
+            capacity: online.len(),
+            allocatable: allocatable.len(),
+            available: allocatable.difference(used).len(),
+        }
+    }
+
+    fn memory_amounts(&self, memory: &MemoryManager, node: Id, resource: &str) -> Amounts {
+        let hardware = Hardware(&self.hardware);
+        let total = hardware.total(node, resource);
+        if !self.settings.static_memory {
+            // Without the static policy, the kubelet reserves no huge pages.
+            let allocatable = if resource == MEMORY {
+                let pages = self.hardware.node(node).map_or(0, |node| node.hugepage_bytes());
+                total.saturating_sub(pages).saturating_sub(self.settings.reserved(node, MEMORY))
+            } else {
+                total
+            };
+            return Amounts { capacity: total, allocatable, available: allocatable };
+        }
+        let Some(pool) = memory.pool(node, resource) else {
+            return Amounts { capacity: total, ..Amounts::default() };
+        };
+        let installed = hardware.total(node, MEMORY);
+        debug_assert!(pool.allocatable <= installed + installed / DRIFT, "more than a drift");
+        let capacity = total.max(pool.allocatable);
+        Amounts { capacity, allocatable: pool.allocatable, available: pool.free() }
+    }
+
+    /// Resource to node to devices. Offered devices count on the nodes that their plugin reports now.
+    /// Allocated devices that are no longer offered, or now on other nodes, count as capacity on the nodes of
+    /// their allocation.
+    fn device_amounts(&self) -> BTreeMap<String, BTreeMap<Id, Amounts>> {
+        let allocated = self.allocated();
+        let plugins = self.devices.plugins.keys().map(String::as_str);
+        let names = plugins.chain(allocated.keys().map(|(resource, _)| *resource));
+        let mut all: BTreeMap<String, BTreeMap<Id, Amounts>> =
+            names.map(|name| (name.to_owned(), BTreeMap::new())).collect();
+        let mut counted: BTreeSet<(&str, &str, Id)> = BTreeSet::new();
+        for (resource, id, nodes) in self.devices.offered() {
+            let free = !allocated.contains_key(&(&**resource, &**id));
+            for node in nodes.iter() {
+                counted.insert((&**resource, &**id, node));
+                let amounts = all.entry(resource.to_owned()).or_default().entry(node).or_default();
+                amounts.capacity += 1;
+                amounts.allocatable += 1;
+                amounts.available += u64::from(free);
+            }
+        }
+        for ((resource, id), nodes) in allocated {
+            for node in nodes.iter().filter(|node| !counted.contains(&(resource, id, *node))) {
+                all.entry(resource.to_owned()).or_default().entry(node).or_default().capacity += 1;
+            }
+        }
+        all
+    }
+}
+
+impl Expected {
+    /// The differences between an object and the expected zones, one sentence each; empty if it is correct.
+    ///
+    /// The object may omit a resource that no zone has, and may have additional empty zones (fillers).
+    #[must_use]
+    pub fn differences(&self, object: &NodeResourceTopology, split: Split) -> Vec<String> {
+        let published = published(object);
+        let mut differences = Vec::new();
+        let zones: BTreeSet<Id> = self.zones.keys().chain(published.keys()).copied().collect();
+        for zone in zones {
+            let nothing = BTreeMap::new();
+            let expected = self.zones.get(&zone).unwrap_or(&nothing);
+            let found = published.get(&zone).unwrap_or(&nothing);
+            if !published.contains_key(&zone) {
+                differences.push(format!("node-{zone} is missing"));
+                continue;
+            }
+            let names: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
+            for name in names {
+                let expected = expected.get(name).copied().unwrap_or_default();
+                let found = found.get(name).copied();
+                if !self.is_equal(zone, name, expected, found, split) {
+                    let found = found.map_or_else(|| "nothing".to_owned(), |found| found.to_string());
+                    differences.push(format!("node-{zone} {name}: {found} instead of {expected}"));
+                }
+            }
+        }
+        if split == Split::PerGroup {
+            differences.extend(self.group_differences(&published));
+        }
+        differences
+    }
+
+    fn is_equal(
+        &self,
+        zone: Id,
+        name: &str,
+        expected: Amounts,
+        found: Option<Amounts>,
+        split: Split,
+    ) -> bool {
+        let Some(found) = found else { return self.is_absent(name) };
+        let summed = split == Split::PerGroup && self.is_joined(zone) && is_memory(name);
+        if summed {
+            (found.capacity, found.allocatable) == (expected.capacity, expected.allocatable)
+        } else {
+            found == expected
+        }
+    }
+
+    /// Returns true if no zone has the resource.
+    fn is_absent(&self, name: &str) -> bool {
+        self.zones.values().all(|zone| zone.get(name).is_none_or(|amounts| amounts.capacity == 0))
+    }
+
+    fn is_joined(&self, zone: Id) -> bool {
+        self.groups.iter().any(|group| group.contains(&zone))
+    }
+
+    fn group_differences(&self, published: &BTreeMap<Id, BTreeMap<String, Amounts>>) -> Vec<String> {
+        let sum = |zones: &BTreeMap<Id, BTreeMap<String, Amounts>>, group: &BTreeSet<Id>, name: &str| {
+            let of = |node: &Id| zones.get(node).and_then(|zone| zone.get(name));
+            group.iter().filter_map(of).map(|amounts| amounts.available).sum::<u64>()
+        };
+        let names: BTreeSet<&String> =
+            self.zones.values().flat_map(BTreeMap::keys).filter(|name| is_memory(name)).collect();
+        let mut differences = Vec::new();
+        for group in &self.groups {
+            for name in &names {
+                let (expected, found) = (sum(&self.zones, group, name), sum(published, group, name));
+                if expected != found {
+                    differences.push(format!(
+                        "nodes {group:?} together {name}: {found} available instead of {expected}"
+                    ));
+                }
+            }
+        }
+        differences
+    }
+}
+
+fn is_memory(name: &str) -> bool {
+    name == MEMORY || name.starts_with("hugepages-")
+}
+
+/// The zones of an object by id.
+fn published(object: &NodeResourceTopology) -> BTreeMap<Id, BTreeMap<String, Amounts>> {
+    let id = |name: &str| name.strip_prefix("node-").and_then(|id| id.parse::<Id>().ok());
+    let mut zones = BTreeMap::new();
+    for zone in &object.spec.zones {
+        let Some(id) = id(&zone.name) else { continue };
+        let resources = zone.resources.iter().flatten().map(|resource| {
+            let amounts = Amounts {
+                capacity: resource.capacity.ceil(),
+                allocatable: resource.allocatable.ceil(),
+                available: resource.available.ceil(),
+            };
+            (resource.name.clone(), amounts)
+        });
+        zones.insert(id, resources.collect());
+    }
+    zones
+}

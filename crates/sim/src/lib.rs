@@ -1,0 +1,16 @@
+//! The simulated node and cluster that the tests use, and numacast's demo on them. Not in the shipped image.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::print_stdout))] // a failing test reports its location
+
+pub mod api_server;
+pub mod demo;
+#[cfg(test)]
+mod described;
+pub mod kubelet;
+pub mod machine;
+pub mod node;
+pub mod pods_api;
+mod proto;
+pub mod scenario;
+mod serve;
+mod sync;

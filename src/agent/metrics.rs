@@ -1,0 +1,308 @@
+//! Metrics of the agent. Label values from outside are limited in number and length.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::health::Health;
+use crate::kubelet::{ClaimedDevice, RequestMetrics, Usage};
+use crate::nrt::zone_name;
+use crate::pod_source::PodSourceMetrics;
+use crate::scheduler::Publishable;
+use crate::telemetry::registry::{Counter, Family, Gauge, Histogram, Registry, label, unix_seconds};
+use crate::topology::{Finding, Topology, Zone};
+
+/// Name under which the agent appears in metrics that several components share.
+const COMPONENT: &str = "agent";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Success,
+    ObjectUnknown,
+    PodAdmission,
+    KubeletNotReady,
+    Failed,
+}
+
+impl Outcome {
+    const LABELS: [&str; 5] = ["success", "object_unknown", "pod_admission", "kubelet_not_ready", "failed"];
+}
+
+/// Why the object was written; the help text of `numacast_writes_total` explains it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriteReason {
+    First,
+    Change,
+    Refresh,
+    Repair,
+    Takeover,
+}
+
+impl WriteReason {
+    const LABELS: [&str; 5] = ["first", "change", "refresh", "repair", "takeover"];
+}
+
+/// Kinds of findings that are exposed as 0 while there are none. The last one is not a finding of the
+/// topology: something could not be read.
+const FINDINGS: [&str; 6] = [
+    "unpublished_node",
+    "unknown_cpus",
+    "impossible_memory",
+    "overused_memory",
+    "device_on_unknown_node",
+    UNREADABLE,
+];
+const UNREADABLE: &str = "unreadable";
+
+const fn finding_kind(finding: &Finding) -> &'static str {
+    match finding {
+        Finding::UnpublishedNodes(_) => "unpublished_node",
+        Finding::UnknownCpus(_) => "unknown_cpus",
+        Finding::ImpossibleMemory { .. } => "impossible_memory",
+        Finding::OverusedMemory { .. } => "overused_memory",
+        Finding::DevicesOnUnknownNodes { .. } => "device_on_unknown_node",
+    }
+}
+
+/// The agent's metrics. Updates also go to its health, so the two are consistent.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    pub(super) health: Arc<Health>,
+    pub(super) kubelet: RequestMetrics,
+    pub(super) pod_source: PodSourceMetrics,
+    scans: Family<1, Counter>,
+    pub(super) scan_seconds: Histogram,
+    last_scan: Gauge,
+    pub(super) triggers: Family<1, Counter>,
+    findings: Family<1, Gauge>,
+    zones: Family<3, Gauge>,
+    dra_devices: Family<1, Gauge>,
+    withheld: Gauge,
+    pub(super) unaccounted: Gauge,
+    reserved: Family<1, Gauge>,
+    pub(super) admission_timeouts: Counter,
+    writes: Family<1, Counter>,
+    pub(super) write_errors: Family<1, Counter>,
+    publish_seconds: Histogram,
+    last_publish: Gauge,
+    pub(super) foreign_writes: Family<1, Counter>,
+    pub(super) events: Family<1, Counter>,
+}
+
+impl Metrics {
+    pub(crate) fn register(registry: &mut Registry, health: Arc<Health>) -> Self {
+        let metrics = Self {
+            health,
+            scans: registry
+                .counters(
+                    "numacast_scans_total",
+                    "Scans of the node",
+                    [label(
+                        "outcome",
+                        "`success`; `object_unknown`: the current object in the API server, or the kubelet's \
+                         configuration, was not known yet; \
+                         `pod_admission`: a pod was being admitted; `kubelet_not_ready`: the kubelet's state was \
+                         not complete yet; `failed`: the kubelet or the hardware could not be read",
+                    )],
+                )
+                .at_zero(Outcome::LABELS.map(|outcome| [outcome])),
+            scan_seconds: registry.histogram(
+                "numacast_scan_duration_seconds",
+                "Duration of a scan, including failed ones",
+            ),
+            last_scan: registry.gauge(
+                "numacast_last_scan_timestamp_seconds",
+                "Time of the last successful scan, as Unix time; 0 before",
+            ),
+            triggers: registry.counters(
+                "numacast_scan_triggers_total",
+                "Triggers of scans; a burst of the same trigger counts once",
+                [label(
+                    "trigger",
+                    "`cpus`, `memory`: a checkpoint of the kubelet; `devices`: the device plugins' directory; \
+                     `everything`: a new kubelet, other hardware, or changes that may have been missed; `notified`: \
+                     the notify file; `pods`: a pod ended; `bound`: a pod was bound; `configuration`: other rules, or \
+                     the kubelet's configuration became known; `live_object`: the object in the API server became \
+                     known; `poll`",
+                )],
+            ),
+            kubelet: RequestMetrics::register(registry, COMPONENT),
+            pod_source: PodSourceMetrics::register(registry, COMPONENT),
+            findings: registry.gauges(
+                "numacast_findings",
+                "Inconsistencies in the last scan, see the log; the same one on several NUMA nodes counts once",
+                [label(
+                    "kind",
+                    "`unpublished_node`, `unknown_cpus`, `impossible_memory`, `overused_memory`, \
+                     `device_on_unknown_node`; `unreadable`: hardware, kubelet configuration \
+                     or checkpoints that cannot be read",
+                )],
+            ),
+            zones: registry.gauges(
+                "numacast_zone_resources",
+                "CPUs, bytes or devices of a zone in the last topology",
+                [
+                    label("zone", "such as `node-0`"),
+                    // A resource name: a DNS name, a slash and 63 characters. A node has about ten.
+                    label("resource", "such as `cpu`; `other` beyond 128, devices first").at_most(128, 317),
+                    label("type", "`capacity`, `allocatable` or `available`"),
+                ],
+            ),
+            dra_devices: registry.gauges(
+                "numacast_dra_allocated_devices",
+                "Devices allocated to containers by resource claims (DRA), which are therefore in no zone",
+                // The API server's limit for a driver name. A node has a few.
+                [label("driver", "`unknown` before kubelet 1.31, which lists claims only; `other` beyond 32")
+                    .at_most(32, 63)],
+            ),
+            withheld: registry.gauge(
+                "numacast_fingerprint_withheld",
+                "1 while the fingerprint in the agent's newest state is withheld: its value matches no set of pods; the object \
+                 may differ until it is written, and after the agent has stopped",
+            ),
+            unaccounted: registry.gauge(
+                "numacast_unaccounted_pods",
+                "Pods bound to the node that are not in the zones yet; with `fingerprint.view: scheduler` the fingerprint is \
+                 withheld if that lasts longer than `fingerprint.withholdAfter`",
+            ),
+            reserved: registry.gauges(
+                "numacast_reserved_resources",
+                "CPUs, bytes or devices reserved in the zones for pods that the kubelet does not list yet, and for \
+                 init containers",
+                [label("resource", "such as `cpu`").at_most(128, 317)],
+            ),
+            admission_timeouts: registry.counter(
+                "numacast_pod_admission_timeouts_total",
+                "Pods that the kubelet neither admitted nor rejected in time; they are no longer waited for",
+            ),
+            writes: registry
+                .counters(
+                    "numacast_writes_total",
+                    "Writes of the object that the API server accepted",
+                    [label(
+                        "reason",
+                        "`first`; `change`: of the node; `refresh`; `repair`: another client deleted or changed the \
+                         object; `takeover`: content of another publisher is overwritten for the first time, or \
+                         content found at the start",
+                    )],
+                )
+                .at_zero(WriteReason::LABELS.map(|reason| [reason])),
+            write_errors: registry.counters(
+                "numacast_publish_errors_total",
+                "Failed reads and writes of the object, and reads of the Node for a write. Not counted: a failure \
+                 after which the write is repeated at once, such as a first conflict; removing what others left; \
+                 writes that only withhold the fingerprint",
+                [label(
+                    "kind",
+                    "such as `unreachable`, `deadline`, `forbidden`, `no_crd`, `conflict` (HTTP 409) or `invalid` \
+                     (400, 422)",
+                )],
+            ),
+            publish_seconds: registry.histogram(
+                "numacast_publish_duration_seconds",
+                "Duration of a write that the API server accepted",
+            ),
+            last_publish: registry.gauge(
+                "numacast_last_publish_timestamp_seconds",
+                "When the API server was last known to have the newest state, as Unix time; 0 before",
+            ),
+            foreign_writes: registry
+                .counters(
+                    "numacast_foreign_writes_total",
+                    "Writes by others after which the object was not as wanted",
+                    [label("writer", "`person`: `kubectl` or an unknown client; `manager`: another publisher or agent")],
+                )
+                .at_zero([["person"], ["manager"]]),
+            events: registry.counters(
+                "numacast_events_total",
+                "Kubernetes Events that were posted",
+                [label("reason", "of the Event")],
+            ),
+        };
+        metrics.set_findings(&BTreeSet::new(), 0);
+        metrics
+    }
+
+    pub(crate) fn scanned(&self, outcome: Outcome) {
+        self.scans.with([Outcome::LABELS[outcome as usize]]).inc();
+        if matches!(outcome, Outcome::Success | Outcome::ObjectUnknown) {
+            self.last_scan.set(unix_seconds());
+            self.health.scan.confirm();
+        }
+    }
+
+    /// Records a scan that produced a topology: its devices of resource claims, its findings, and what could
+    /// not be read.
+    pub(crate) fn accounted(&self, usage: &Usage, unreadable: usize, topology: &Topology) {
+        self.scanned(Outcome::Success);
+        self.set_findings(&topology.findings, unreadable);
+        let devices = claimed_devices(usage);
+        self.dra_devices.replace(devices.into_iter().map(|(driver, devices)| ([driver], devices)));
+    }
+
+    pub(crate) fn changed(&self, newest: &Publishable) {
+        // Native resources first: excess devices are counted as `other`.
+        let is_device = |(_, resource, _, _): &(&Zone, &String, _, _)| resource.contains('/');
+        let amounts = newest.zones.iter().flat_map(|zone| {
+            zone.resources.iter().flat_map(move |(resource, amounts)| {
+                let amounts = [
+                    ("capacity", amounts.capacity),
+                    ("allocatable", amounts.allocatable),
+                    ("available", amounts.available),
+                ];
+                amounts.map(|(kind, amount)| (zone, resource, kind, amount))
+            })
+        });
+        let (devices, native): (Vec<_>, Vec<_>) = amounts.partition(is_device);
+        self.zones.replace(native.into_iter().chain(devices).map(|(zone, resource, kind, amount)| {
+            ([zone_name(zone.id), resource.clone(), kind.to_owned()], amount)
+        }));
+        self.withheld.set(u64::from(newest.is_withheld()));
+        self.health.write_pending();
+    }
+
+    pub(crate) fn reserved(&self, amounts: &BTreeMap<&str, u64>) {
+        self.reserved.replace(amounts.iter().map(|(resource, amount)| ([*resource], *amount)));
+    }
+
+    pub(crate) fn wrote(&self, reason: WriteReason, took: Duration) {
+        self.writes.with([WriteReason::LABELS[reason as usize]]).inc();
+        self.publish_seconds.observe(took.as_secs_f64());
+        self.last_publish.set(unix_seconds());
+        self.health.published(took);
+    }
+
+    /// Records that the object in the API server was read and is as wanted.
+    pub(crate) fn is_as_wanted(&self) {
+        self.last_publish.set(unix_seconds());
+        self.health.published(Duration::ZERO);
+    }
+
+    fn set_findings(&self, findings: &BTreeSet<Finding>, unreadable: usize) {
+        let zero = FINDINGS.map(|kind| (kind, 0));
+        let found = findings.iter().map(|finding| (finding_kind(finding), 1));
+        let all = zero.into_iter().chain(found).chain([(UNREADABLE, unreadable as u64)]);
+        self.findings.replace(all.map(|(kind, count)| ([kind], count)));
+    }
+}
+
+/// Counts devices by driver. The kubelet lists a device once for each container that uses its claim.
+fn claimed_devices(usage: &Usage) -> BTreeMap<&str, u64> {
+    let containers = usage.pods.iter().flat_map(|pod| &pod.containers);
+    let devices: BTreeSet<_> = containers.flat_map(|container| &container.claimed).map(identity).collect();
+    let mut drivers = BTreeMap::new();
+    for (driver, ..) in devices {
+        *drivers.entry(if driver.is_empty() { "unknown" } else { driver }).or_default() += 1;
+    }
+    drivers
+}
+
+/// Returns a device's identity: driver, pool, device and share, or the claim if the kubelet reports only
+/// that.
+fn identity(device: &ClaimedDevice) -> (&str, &str, &str, Option<&str>, Option<&str>) {
+    let ClaimedDevice { claim, driver, pool, device, share } = device;
+    (driver, pool, device, share.as_deref(), driver.is_empty().then_some(claim))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+use super::*;
+use crate::kubelet::{ClientError, ContainerUsage, PodUsage};
+use crate::telemetry::registry::samples;
+use crate::topology::Amounts;
+
+fn registered() -> (Registry, Metrics) {
+    let mut registry = Registry::default();
+    let [poll, call, refresh] = [5, 10, 600].map(Duration::from_secs);
+    let health = Arc::new(Health::new(poll, call, refresh));
+    let metrics = Metrics::register(&mut registry, health);
+    (registry, metrics)
+}
+
+/// Parses `driver/pool/device` or `driver/pool/device/share`.
+fn claimed(name: &str) -> ClaimedDevice {
+    let mut parts = name.split('/').map(str::to_owned);
+    let mut part = || parts.next().unwrap_or_default();
+    ClaimedDevice {
+        claim: "ns/claim".into(),
+        driver: part(),
+        pool: part(),
+        device: part(),
+        share: parts.next(),
+    }
+}
+
+/// Returns a usage with one pod for each list of devices.
+fn usage(pods: &[&[ClaimedDevice]]) -> Usage {
+    let pod = |claimed: &&[ClaimedDevice]| PodUsage {
+        containers: vec![ContainerUsage { claimed: claimed.to_vec(), ..ContainerUsage::default() }],
+        ..PodUsage::default()
+    };
+    Usage { pods: pods.iter().map(pod).collect() }
+}
+
+#[test]
+fn a_device_counts_once_however_many_containers_share_its_claim() {
+    let (gpu, nic) = (claimed("gpu.example.com/worker/gpu-0"), claimed("nic.example.com/worker/vf-3"));
+    let usage = usage(&[&[gpu.clone(), nic], &[gpu], &[claimed("gpu.example.com/worker/gpu-1")]]);
+    let (registry, metrics) = registered();
+    metrics.accounted(&usage, 0, &Topology::default());
+    let expected = [r#"{driver="gpu.example.com"} 2"#, r#"{driver="nic.example.com"} 1"#];
+    assert_eq!(samples(&registry, "numacast_dra_allocated_devices"), expected);
+}
+
+#[test]
+fn shares_of_a_device_and_equal_names_in_two_pools_are_several_devices() {
+    let devices = ["a/p/gpu/share-1", "a/p/gpu/share-2", "a/q/gpu", "a/p/gpu"].map(claimed);
+    assert_eq!(claimed_devices(&usage(&[&devices])), [("a", 4)].into());
+}
+
+#[test]
+fn a_kubelet_that_lists_only_claims_is_counted_by_claims() {
+    let claim = |name: &str| ClaimedDevice { claim: name.into(), ..ClaimedDevice::default() };
+    let usage = usage(&[&[claim("ns/a")], &[claim("ns/b"), claim("ns/a")]]);
+    assert_eq!(claimed_devices(&usage), [("unknown", 2)].into());
+}
+
+#[test]
+fn drivers_are_limited_and_removed_when_they_are_gone() {
+    let many: Vec<_> = (0..1_000).map(|n| claimed(&format!("driver-{n:04}{}/p/d", "x".repeat(99)))).collect();
+    let (registry, metrics) = registered();
+    metrics.accounted(&usage(&[&many]), 0, &Topology::default());
+    let found = samples(&registry, "numacast_dra_allocated_devices");
+    assert_eq!(found.len(), 33);
+    assert!(found.contains(&r#"{driver="other"} 968"#.to_owned()), "{found:?}");
+    assert!(found.iter().all(|line| line.len() < 80), "{found:?}");
+    metrics.accounted(&Usage::default(), 0, &Topology::default());
+    assert_eq!(samples(&registry, "numacast_dra_allocated_devices"), Vec::<String>::new());
+}
+
+#[test]
+fn findings_are_those_of_the_last_scan() {
+    let (registry, metrics) = registered();
+    let of = |kind: &str| samples(&registry, &format!("numacast_findings{{kind=\"{kind}\"}} "));
+    assert_eq!(of("overused_memory"), ["0"], "shown before the first scan");
+    let overused =
+        |nodes: &str| Finding::OverusedMemory { nodes: nodes.parse().unwrap(), resource: "memory".into() };
+    let findings = [overused("0"), overused("0-1")].into();
+    metrics.accounted(&Usage::default(), 1, &Topology { findings, ..Topology::default() });
+    assert_eq!([of("overused_memory"), of("unknown_cpus"), of("unreadable")], [["2"], ["0"], ["1"]]);
+    metrics.accounted(&Usage::default(), 0, &Topology::default());
+    assert_eq!([of("overused_memory"), of("unreadable")], [["0"], ["0"]]);
+    assert_eq!(samples(&registry, r#"numacast_scans_total{outcome="success"} "#), ["2"]);
+}
+
+#[test]
+fn writes_are_counted_by_reason_and_errors_by_kind() {
+    let (registry, metrics) = registered();
+    assert_eq!(samples(&registry, "numacast_last_publish_timestamp_seconds "), ["0"]);
+    metrics.wrote(WriteReason::Change, Duration::from_millis(4));
+    metrics.wrote(WriteReason::Change, Duration::from_millis(8));
+    metrics.write_errors.with(["deadline"]).inc();
+    assert_eq!(samples(&registry, r#"numacast_writes_total{reason="change"} "#), ["2"]);
+    assert_eq!(samples(&registry, r#"numacast_publish_errors_total{kind="deadline"} "#), ["1"]);
+    assert_eq!(samples(&registry, r#"numacast_publish_duration_seconds_bucket{le="0.005"} "#), ["1"]);
+    let time = &samples(&registry, "numacast_last_publish_timestamp_seconds ")[0];
+    assert!(time.parse::<f64>().unwrap() > 1e9, "{time}");
+}
+
+#[test]
+fn failed_kubelet_requests_are_timed_and_counted_by_kind() {
+    let (registry, metrics) = registered();
+    let of = |outcome: &str| {
+        let labels = format!(r#"component="agent",method="List",outcome="{outcome}""#);
+        samples(&registry, &format!("numacast_kubelet_requests_total{{{labels}}} "))
+    };
+    assert_eq!(of("rate_limited"), ["0"]);
+    metrics.kubelet.record("List", Duration::from_secs(1), Some(&ClientError::RateLimited("List")));
+    metrics.kubelet.record("List", Duration::from_secs(1), None);
+    assert_eq!([of("rate_limited"), of("ok")], [["1"], ["1"]]);
+    let count = r#"numacast_kubelet_request_duration_seconds_count{component="agent",method="List"} "#;
+    assert_eq!(samples(&registry, count), ["2"]);
+}
+
+/// Returns a zone with the given resources, each with capacity 3, allocatable 2 and available 1.
+fn zone(id: u16, resources: impl IntoIterator<Item = String>) -> Zone {
+    let amounts = Amounts { capacity: 3, allocatable: 2, available: 1 };
+    Zone { id, resources: resources.into_iter().map(|name| (name, amounts)).collect(), ..Zone::default() }
+}
+
+fn publishable(zones: Vec<Zone>) -> Publishable {
+    Publishable::new(&Topology { zones, ..Topology::default() }, None, &[], None)
+}
+
+#[test]
+fn zones_are_those_of_the_last_topology() {
+    let (registry, metrics) = registered();
+    let change = |zones: Vec<Zone>| metrics.changed(&publishable(zones));
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    change(vec![zone(0, names(&["cpu", "a/b"])), zone(2, names(&["cpu"]))]);
+    let series = |zone: u16, resource: &str, kind: &str, amount: u64| {
+        format!(r#"{{zone="node-{zone}",resource="{resource}",type="{kind}"}} {amount}"#)
+    };
+    let found = || samples(&registry, "numacast_zone_resources");
+    assert_eq!(found().len(), 9);
+    for expected in [
+        series(0, "cpu", "available", 1),
+        series(0, "a/b", "allocatable", 2),
+        series(2, "cpu", "capacity", 3),
+    ] {
+        assert!(found().contains(&expected), "{expected}");
+    }
+    change(vec![zone(0, names(&["cpu"]))]);
+    let expected = [("allocatable", 2), ("available", 1), ("capacity", 3)];
+    assert_eq!(found(), expected.map(|(kind, amount)| series(0, "cpu", kind, amount)));
+}
+
+#[test]
+fn resources_are_limited_and_native_ones_come_first() {
+    let many = (0..1_000).map(|n| format!("a.example.com/{n:04}-{}", "x".repeat(999)));
+    let (registry, metrics) = registered();
+    let zones = vec![zone(0, many.chain(["cpu".into(), "memory".into()]))];
+    metrics.changed(&publishable(zones));
+    let found = samples(&registry, "numacast_zone_resources{");
+    assert_eq!(found.len(), 129 * 3);
+    assert!(found.iter().all(|line| line.len() < 400), "{found:?}");
+    assert!(found.iter().any(|line| line.contains("\"memory\"")), "{found:?}");
+}

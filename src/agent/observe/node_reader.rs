@@ -1,0 +1,213 @@
+//! Reads a consistent snapshot of the node.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::kubelet::{KubeletReader, Merge};
+use super::kubelet_config::ConfigReader;
+use super::scan::{ATTEMPTS, ConfigConfidence, ConfigStatus, Depth, Inventory, Scan, ScanError};
+use crate::agent::metrics::Metrics;
+use crate::agent::settings::Settings;
+use crate::cluster::Cluster;
+use crate::kubelet::{
+    CheckpointPaths, CheckpointReader, Checkpoints, KubeletInstance, PodUsage, SharedResponse, Usage,
+};
+use crate::machine::{self, HostRoots};
+use crate::pod::{Pod, PodName, TerminalPods};
+use crate::pod_source::PodCache;
+use crate::topology;
+
+/// Reads the node repeatedly. What changes slowly is read again only if it may have changed.
+pub struct NodeReader {
+    pub(in crate::agent) kubelet: KubeletReader,
+    pub(in crate::agent) config: ConfigReader,
+    pub(in crate::agent) checkpoints: CheckpointReader,
+    host: HostRoots,
+    pods: PodCache,
+    /// What still has to be read. A failed scan does not reset it.
+    due: Depth,
+    inventory: Option<(KubeletInstance, Arc<Inventory>)>,
+    offered: BTreeSet<String>,
+    /// Device resources in use that even a fresh inventory lacked.
+    absent: BTreeSet<String>,
+    metrics: Option<Arc<Metrics>>,
+}
+
+impl NodeReader {
+    /// Returns a reader that has read nothing yet, on the current Tokio runtime. The credentials of `cluster`
+    /// serve to request the kubelet's configuration.
+    #[must_use]
+    pub fn new(settings: &Settings, cluster: Option<Cluster>) -> Self {
+        Self::of_agent(settings, PodCache::none(), cluster, None)
+    }
+
+    /// As [`NodeReader::new`]; looks up the UIDs in checkpoints in `pods`, and counts requests.
+    pub(in crate::agent) fn of_agent(
+        settings: &Settings,
+        pods: PodCache,
+        cluster: Option<Cluster>,
+        metrics: Option<Arc<Metrics>>,
+    ) -> Self {
+        let (socket, timeout) = (settings.socket.clone(), settings.kubelet_timeout);
+        let checkpoints = CheckpointPaths::new(&settings.kubelet_dir, &settings.device_plugins);
+        Self {
+            kubelet: KubeletReader::new(socket, timeout, metrics.clone()),
+            config: ConfigReader::new(settings.kubelet_config.clone(), cluster),
+            checkpoints: CheckpointReader::new(checkpoints),
+            host: settings.host.clone(),
+            pods,
+            due: Depth::Everything,
+            inventory: None,
+            offered: BTreeSet::new(),
+            absent: BTreeSet::new(),
+            metrics,
+        }
+    }
+
+    /// Merges this into the kubelet's responses from now on.
+    pub fn merge_with(&mut self, merge: Merge) {
+        self.kubelet.merge = merge;
+    }
+
+    /// Scans the node: one List; more if `depth` requires it, the kubelet restarted, or the List contains
+    /// device resources that the inventory lacks. `terminated` are pods that kubelets before 1.34 still list.
+    ///
+    /// # Errors
+    /// When the kubelet or the hardware cannot be read. What a failed scan had to read is due again
+    /// at the next.
+    pub async fn scan(&mut self, depth: Depth, terminated: &TerminalPods) -> Result<Scan, ScanError> {
+        self.due = self.due.max(depth);
+        for _ in 0..ATTEMPTS {
+            let (usage, response) = self.kubelet.list().await?;
+            let instance = response.instance;
+            let known = self.inventory.as_ref().filter(|(from, _)| *from == instance);
+            let known = known.map(|(_, inventory)| Arc::clone(inventory));
+            if known.is_none() {
+                self.due = Depth::Everything;
+            } else if self.due == Depth::Usage && self.uncovered(&usage) != self.absent {
+                self.due = Depth::Allocatable;
+            }
+            let from = match self.due {
+                Depth::Usage => instance,
+                Depth::Allocatable | Depth::Everything => self.read_inventory(known, &usage).await?,
+            };
+            if from == instance {
+                return self.complete(usage, &response, terminated);
+            }
+        }
+        Err(ScanError::Restarting)
+    }
+
+    fn complete(
+        &mut self,
+        usage: Usage,
+        response: &SharedResponse,
+        terminated: &TerminalPods,
+    ) -> Result<Scan, ScanError> {
+        self.due = Depth::Usage;
+        let inventory = self.inventory.as_ref().map(|(_, inventory)| Arc::clone(inventory));
+        let inventory = inventory.ok_or(ScanError::Restarting)?;
+        let checkpoints = self.read_checkpoints(&usage, terminated);
+        let config = self.config_status(&inventory);
+        Ok(Scan {
+            usage: Arc::new(usage),
+            inventory,
+            checkpoints,
+            checkpoint_errors: self.checkpoints.errors().to_vec(),
+            has_cpu_checkpoint: self.checkpoints.has_cpu_checkpoint(),
+            terminated: Arc::clone(terminated),
+            instance: response.instance,
+            socket_age: response.socket.age(),
+            config,
+        })
+    }
+
+    fn config_status(&self, inventory: &Inventory) -> ConfigStatus {
+        ConfigStatus {
+            confidence: match inventory.config {
+                None => ConfigConfidence::Unknown,
+                Some(_) if self.config.is_certain() => ConfigConfidence::Certain,
+                Some(_) => ConfigConfidence::Doubtful,
+            },
+            is_requested: self.config.is_requested(),
+            error: self.config.error.clone(),
+        }
+    }
+
+    /// Reads the managers' checkpoints and records which pods the UIDs in them belong to. An entry stays
+    /// after its pod has left the List: only if its pod was matched before is it known that the resources are
+    /// released.
+    fn read_checkpoints(&mut self, usage: &Usage, terminated: &TerminalPods) -> Option<Arc<Checkpoints>> {
+        let checkpoints = self.checkpoints.read()?;
+        if !checkpoints.has_all_names() {
+            let active = topology::active_pods(usage, terminated);
+            let names = self.pods.with(|pods| known_names(active, pods.into_iter().flatten(), checkpoints));
+            add_names(checkpoints, names);
+        }
+        if !checkpoints.has_all_names() {
+            let certain = topology::match_uids(topology::active_pods(usage, terminated), checkpoints).certain;
+            let names = certain.into_iter().filter(|(uid, _)| !checkpoints.names.contains_key(*uid));
+            let names = names.map(|(uid, pod)| (uid.to_owned(), pod.full_name())).collect();
+            add_names(checkpoints, names);
+        }
+        Some(Arc::clone(checkpoints))
+    }
+
+    /// Reads what is due; the rest comes from `known`. Returns the kubelet instance that was read from.
+    async fn read_inventory(
+        &mut self,
+        known: Option<Arc<Inventory>>,
+        usage: &Usage,
+    ) -> Result<KubeletInstance, ScanError> {
+        let (allocatable, response) = self.kubelet.allocatable().await?;
+        let instance = response.instance;
+        let inventory = match known.filter(|_| self.due < Depth::Everything) {
+            Some(known) => Inventory { allocatable, ..Inventory::clone(&known) },
+            None => {
+                let machine = machine::read(&self.host)?;
+                let errors = self.config.read(instance, response.socket.created(), Instant::now());
+                if let Some(metrics) = &self.metrics {
+                    metrics.health.unreachable_file(self.config.unreachable_file());
+                }
+                Inventory::new(machine, allocatable, self.config.config().cloned(), errors)
+            }
+        };
+        self.offered = inventory.allocatable.devices.iter().map(|group| group.resource.clone()).collect();
+        self.inventory = Some((instance, Arc::new(inventory)));
+        self.absent = self.uncovered(usage);
+        Ok(instance)
+    }
+
+    fn uncovered(&self, usage: &Usage) -> BTreeSet<String> {
+        let containers = usage.pods.iter().flat_map(|pod| &pod.containers);
+        let groups = containers.flat_map(|container| &container.devices);
+        let uncovered = groups.filter(|group| !self.offered.contains(&group.resource));
+        uncovered.map(|group| group.resource.clone()).collect()
+    }
+}
+
+/// Returns UID and name for the checkpoint entries without a name whose pod is among `known`. The List must
+/// contain the pod too, with allocations, and no other entry may have its name: otherwise this may be the
+/// next pod with that name, which the List does not show yet.
+fn known_names<'a, 'b>(
+    listed: impl Iterator<Item = &'a PodUsage>,
+    known: impl Iterator<Item = &'b Pod>,
+    checkpoints: &Checkpoints,
+) -> Vec<(String, PodName)> {
+    let taken: HashSet<&PodName> = checkpoints.names.values().collect();
+    let listed = listed.filter(|pod| pod.has_allocations()).map(PodUsage::full_name);
+    let listed: HashSet<PodName> = listed.filter(|name| !taken.contains(name)).collect();
+    let is_unnamed =
+        |pod: &&Pod| checkpoints.pods.contains_key(&pod.uid) && !checkpoints.names.contains_key(&pod.uid);
+    let names = known.filter(is_unnamed).map(|pod| (pod.uid.clone(), pod.full_name()));
+    names.filter(|(_, name)| listed.contains(name)).collect()
+}
+
+/// Adds pod names to the checkpoints, which are copied only if there are any.
+fn add_names(checkpoints: &mut Arc<Checkpoints>, names: Vec<(String, PodName)>) {
+    if !names.is_empty() {
+        Arc::make_mut(checkpoints).names.extend(names);
+    }
+}

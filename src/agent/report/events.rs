@@ -1,0 +1,251 @@
+//! Kubernetes Events about our Node: what an operator should know.
+//!
+//! Posting never blocks: a task does it, and an Event that the API server does not accept is dropped. The log
+//! contains all of it as well.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tracing::debug;
+
+use crate::agent::metrics::Metrics;
+use crate::agent::settings::Settings;
+use crate::cluster::{Cluster, ClusterError, EventPoster, Regarding};
+use crate::util::token_bucket::TokenBucket;
+
+/// How long the same note is not posted again.
+const REPEAT_AFTER: Duration = Duration::from_secs(600);
+/// Burst of Events, all reasons together...
+const BURST: f64 = 5.0;
+/// ...and their rate per second: ten per hour.
+const RATE: f64 = 10.0 / 3600.0;
+/// Maximum number of Events that wait while one is posted.
+const QUEUE: usize = 16;
+
+/// Why an Event is posted. The name of the variant is the Event's reason; `docs/events.md` explains it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::agent) enum Reason {
+    CompetingPublisher,
+    ObjectTakenOver,
+    StaleOwner,
+    PublishRejected,
+    NodeUnreadable,
+    KubeletStateIncomplete,
+    NodesNotPublished,
+    PoliciesUnknown,
+    PodsUnknown,
+    PodAdmissionTimeout,
+}
+
+impl Reason {
+    /// Returns true if the Event is a `Warning`, false if it is `Normal`.
+    const fn is_warning(self) -> bool {
+        !matches!(self, Self::ObjectTakenOver)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(in crate::agent) struct EventRecorder(Option<mpsc::Sender<(Reason, String)>>);
+
+impl EventRecorder {
+    /// Starts the task that posts, if the settings allow it; it ends when the last handle is dropped.
+    pub(in crate::agent) fn start(settings: &Settings, cluster: Cluster, metrics: Arc<Metrics>) -> Self {
+        if !settings.events {
+            return Self(None);
+        }
+        let (reporter, action, instance) = ("numacast/agent", "Publish", settings.node.clone());
+        let poster = EventPoster { cluster, reporter, instance, action };
+        let (sender, mut receiver) = mpsc::channel::<(Reason, String)>(QUEUE);
+        tokio::spawn(async move {
+            let mut limiter = Limiter::new(Instant::now());
+            while let Some((reason, note)) = receiver.recv().await {
+                if !limiter.admits(reason, &note, Instant::now()) {
+                    debug!("no event {reason:?}: too soon after another");
+                } else if let Err(error) = post(&poster, reason, &note).await {
+                    debug!("no event {reason:?}: {error}");
+                } else {
+                    metrics.events.with([&format!("{reason:?}")]).inc();
+                }
+            }
+        });
+        Self(Some(sender))
+    }
+
+    /// Posts an Event, unless the same was posted recently or the rate limit is reached. Never blocks.
+    pub(in crate::agent) fn post(&self, reason: Reason, note: String) {
+        let is_full = self.0.as_ref().is_some_and(|sender| sender.try_send((reason, note)).is_err());
+        if is_full {
+            debug!("no event {reason:?}: too many wait");
+        }
+    }
+}
+
+/// Posts one Event. The Node's UID is read each time: the Node may be recreated, and this is rare.
+async fn post(poster: &EventPoster, reason: Reason, note: &str) -> Result<(), ClusterError> {
+    let name = &poster.instance;
+    let uid = poster.cluster.node_uid(name).await?;
+    let regarding = Regarding::Node { name, uid: &uid };
+    poster.post(regarding, &format!("{reason:?}"), reason.is_warning(), note).await
+}
+
+struct Limiter {
+    last: BTreeMap<Reason, (String, Instant)>,
+    bucket: TokenBucket,
+}
+
+impl Limiter {
+    fn new(now: Instant) -> Self {
+        Self { last: BTreeMap::new(), bucket: TokenBucket::new(RATE, BURST, now) }
+    }
+
+    fn admits(&mut self, reason: Reason, note: &str, now: Instant) -> bool {
+        let is_same = |(last, at): &(String, Instant)| last == note && now.duration_since(*at) < REPEAT_AFTER;
+        if self.last.get(&reason).is_some_and(is_same) || !self.bucket.take_now(now) {
+            return false;
+        }
+        self.last.insert(reason, (note.to_owned(), now));
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use super::*;
+    use crate::generated;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    impl Reason {
+        /// All reasons.
+        const ALL: [Self; 10] = [
+            Self::CompetingPublisher,
+            Self::ObjectTakenOver,
+            Self::StaleOwner,
+            Self::PublishRejected,
+            Self::NodeUnreadable,
+            Self::KubeletStateIncomplete,
+            Self::NodesNotPublished,
+            Self::PoliciesUnknown,
+            Self::PodsUnknown,
+            Self::PodAdmissionTimeout,
+        ];
+
+        /// Returns when it is posted, and what to do then.
+        const fn documentation(self) -> (&'static str, &'static str) {
+            match self {
+                Self::CompetingPublisher => (
+                    "Another publisher wrote the object again after it was taken over",
+                    "Stop the other publisher (the note names its field manager). With `publish.conflicts: \
+                     overwrite` every rewrite is overwritten instead, which costs both a write each time",
+                ),
+                Self::ObjectTakenOver => (
+                    "A person's edit, or what another publisher left, was overwritten",
+                    "Nothing, if the other publisher is gone. Edits do not last: change the configuration \
+                     instead",
+                ),
+                Self::StaleOwner => (
+                    "For minutes the object has had an owner that it should not have: a Node with the UID of \
+                     an earlier one, which garbage collection did not delete, or a Namespace that may not be \
+                     removed",
+                    "Check whether garbage collection works (kube-controller-manager), or delete the object: \
+                     it is created again at once, with the right owner",
+                ),
+                Self::PublishRejected => (
+                    "The API server has rejected the object for more than a minute",
+                    "Read the note: mostly a missing permission, a missing CRD (`numacast crd`) or one with \
+                     another schema, or more zones than the chart's `admissionPolicy.maxZones`",
+                ),
+                Self::NodeUnreadable => (
+                    "The kubelet or the hardware could not be read for more than a minute; the object is \
+                     getting old",
+                    "Read the note: mostly the kubelet is down, or its socket's directory is not mounted",
+                ),
+                Self::KubeletStateIncomplete => (
+                    "A kubelet started, and what pods were allocated before did not come back within 30 s, or ten \
+                     times that if none of it came back or the kubelet did not finish its start; what it \
+                     reports is published now",
+                    "Check whether device plugins and pods came back",
+                ),
+                Self::NodesNotPublished => (
+                    "NUMA nodes have ids above 63, with which the scheduler plugin would panic; they are in no \
+                     zone",
+                    "Pods cannot be aligned on these nodes. If they have CPUs, report the machine",
+                ),
+                Self::PoliciesUnknown => (
+                    "The kubelet's configuration could not be read since the agent started. The object keeps \
+                     the policies that it had before; if it had none, the scheduler plugin aligns nothing \
+                     there",
+                    "Mount the kubelet's configuration file (`kubelet.config.file`), let the agent request it \
+                     (`kubelet.config.source: configz`), or set the policies (`kubelet.config.overrides`)",
+                ),
+                Self::PodsUnknown => (
+                    "The node's pods have not been listed within a minute after the agent started, so the \
+                     fingerprint is withheld and the scheduler plugin places no pod there once its cache is \
+                     full; with `publish.reserve` nothing is reserved",
+                    "Allow the agent to list and watch pods, or set `fingerprint.view: kubelet`",
+                ),
+                Self::PodAdmissionTimeout => (
+                    "The kubelet has neither admitted nor rejected a pod for a minute; the fingerprint is not \
+                     withheld for it any longer, nor anything reserved, and the scheduler may assign what it \
+                     requests to another pod as well",
+                    "Look at the pod and the kubelet's log",
+                ),
+            }
+        }
+    }
+
+    #[test]
+    fn a_note_is_repeated_after_ten_minutes_and_another_posted_at_once() {
+        let start = Instant::now();
+        let mut limiter = Limiter::new(start);
+        let mut admits = |reason, note, minutes| limiter.admits(reason, note, start + MINUTE * minutes);
+        assert!(admits(Reason::CompetingPublisher, "nfd", 0));
+        assert!(!admits(Reason::CompetingPublisher, "nfd", 9));
+        assert!(admits(Reason::CompetingPublisher, "rte", 9));
+        assert!(admits(Reason::StaleOwner, "nfd", 9), "reasons do not share their time");
+        assert!(!admits(Reason::StaleOwner, "nfd", 18));
+        assert!(admits(Reason::StaleOwner, "nfd", 19));
+    }
+
+    #[test]
+    fn all_reasons_share_a_rate_limit() {
+        let start = Instant::now();
+        let mut limiter = Limiter::new(start);
+        let mut posted = |minutes: u32| {
+            let notes = (0..100).map(|n| format!("{minutes} {n}"));
+            notes
+                .filter(|note| limiter.admits(Reason::PublishRejected, note, start + MINUTE * minutes))
+                .count()
+        };
+        assert_eq!(posted(0), 5, "the burst");
+        assert_eq!(posted(5), 0);
+        assert_eq!(posted(7), 1, "one in six minutes");
+        assert_eq!(posted(600), 5, "never more than the burst at once");
+    }
+
+    #[tokio::test]
+    async fn posting_never_blocks() {
+        let (sender, _receiver) = mpsc::channel(1);
+        let recorder = EventRecorder(Some(sender));
+        for _ in 0..3 {
+            recorder.post(Reason::StaleOwner, "x".to_owned());
+        }
+        EventRecorder(None).post(Reason::StaleOwner, "x".to_owned());
+    }
+
+    #[test]
+    fn the_document_lists_every_reason() {
+        let mut table = "| reason | type | when | what to do |\n|---|---|---|---|\n".to_owned();
+        for reason in Reason::ALL {
+            let (when, action) = reason.documentation();
+            let kind = if reason.is_warning() { "Warning" } else { "Normal" };
+            writeln!(table, "| `{reason:?}` | {kind} | {when} | {action} |").unwrap();
+        }
+        generated::section("docs/events.md", "events", &table);
+    }
+}

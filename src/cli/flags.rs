@@ -1,0 +1,224 @@
+//! Flags that set keys of the configuration, with the keys' own texts as their help, and merging them with
+//! the other layers.
+
+use std::fmt::Debug;
+use std::marker::PhantomData;
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches, value_parser};
+
+use crate::config::{Config, Effective, Layers, Origin, summary};
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flag {
+    /// Its name, without dashes.
+    name: &'static str,
+    /// The placeholder of its value.
+    value: &'static str,
+    sets: Sets,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Sets {
+    /// A key, or an entry of a key that is a map.
+    Key(&'static str),
+    /// A field that is no key; with its help.
+    Field(&'static str, fn(&mut Config, String)),
+}
+
+pub(super) const NODE_NAME: Flag = Flag {
+    name: "node-name",
+    value: "NAME",
+    sets: Sets::Field("The node's name in the cluster [environment: NODE_NAME]", |config, name| {
+        config.node_name = name;
+    }),
+};
+pub(super) const NAMESPACE: Flag = Flag {
+    name: "namespace",
+    value: "NAMESPACE",
+    sets: Sets::Field(
+        "The namespace of the DaemonSet and the Lease [environment: POD_NAMESPACE]",
+        |config, name| config.controller.namespace = name,
+    ),
+};
+pub(super) const KUBECONFIG: Flag = Flag {
+    name: "kubeconfig",
+    value: "FILE",
+    sets: Sets::Field(
+        "A kubeconfig file. Default: $KUBECONFIG, ~/.kube/config or the pod's service account",
+        |config, file| config.kubeconfig = Some(file.into()),
+    ),
+};
+pub(super) const HOST_ROOT: Flag = Flag::key("host-root", "DIR", "host.root");
+pub(super) const SYS_DIR: Flag = Flag::key("sys-dir", "DIR", "host.sys");
+pub(super) const PROC_DIR: Flag = Flag::key("proc-dir", "DIR", "host.proc");
+pub(super) const KUBELET_DIR: Flag = Flag::key("kubelet-dir", "DIR", "kubelet.dir");
+pub(super) const KUBELET_SOCKET: Flag = Flag::key("kubelet-socket", "SOCKET", "kubelet.socket");
+
+/// The flags of every command that keeps running.
+pub(super) const TELEMETRY: &[Flag] = &[
+    Flag::key("log-level", "LEVEL", "log.level"),
+    Flag::key("log-format", "FORMAT", "log.format"),
+    Flag::key("metrics-address", "ADDRESS:PORT", "metrics.address"),
+    Flag::key("health-address", "ADDRESS:PORT", "health.address"),
+];
+
+impl Flag {
+    pub(super) const fn key(name: &'static str, value: &'static str, key: &'static str) -> Self {
+        Self { name, value, sets: Sets::Key(key) }
+    }
+
+    fn help(&self) -> String {
+        match self.sets {
+            Sets::Field(help, _) => help.to_owned(),
+            Sets::Key(key) => match (summary(key), key.rsplit_once('.')) {
+                ("", Some((map, entry))) => format!("{entry} of {map} [key: {map}]"),
+                (summary, _) => format!("{summary} [key: {key}]"),
+            },
+        }
+    }
+
+    fn arg(&self) -> Arg {
+        Arg::new(self.name).long(self.name).value_name(self.value).help(self.help())
+    }
+}
+
+pub(super) trait Flags: Clone + Debug + Send + Sync + 'static {
+    /// The flags, in the order of the help.
+    const FLAGS: &'static [&'static [Flag]];
+}
+
+/// The flags of `agent`, `snapshot` and `config show`.
+#[derive(Clone, Debug)]
+pub(super) struct AgentFlags;
+
+impl Flags for AgentFlags {
+    const FLAGS: &'static [&'static [Flag]] = &[
+        &[
+            NODE_NAME,
+            HOST_ROOT,
+            SYS_DIR,
+            PROC_DIR,
+            KUBELET_DIR,
+            KUBELET_SOCKET,
+            Flag::key("kubelet-config", "FILE", "kubelet.config.file"),
+            Flag::key("kubelet-config-source", "SOURCE", "kubelet.config.source"),
+            Flag::key("topology-manager-policy", "POLICY", "kubelet.config.overrides.topologyManagerPolicy"),
+            Flag::key("topology-manager-scope", "SCOPE", "kubelet.config.overrides.topologyManagerScope"),
+            KUBECONFIG,
+            Flag::key("poll", "TIME", "scan.poll"),
+            Flag::key("notify-file", "FILE", "scan.notifyFile"),
+        ],
+        TELEMETRY,
+    ];
+}
+
+/// The part of the command line that sets the configuration.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Given {
+    pub(super) file: Option<PathBuf>,
+    flags: Vec<(&'static Flag, String)>,
+    /// Any keys, as `KEY=VALUE`.
+    set: Vec<String>,
+}
+
+/// The arguments that set keys of the configuration. `numacast config explain` explains every key.
+#[derive(Clone, Debug)]
+pub(super) struct ConfigArgs<F> {
+    pub(super) given: Given,
+    flags: PhantomData<F>,
+}
+
+impl<F: Flags> FromArgMatches for ConfigArgs<F> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let value = |flag: &'static Flag| Some((flag, matches.get_one::<String>(flag.name)?.clone()));
+        let given = Given {
+            file: matches.get_one::<PathBuf>("config").cloned(),
+            flags: F::FLAGS.iter().copied().flatten().filter_map(value).collect(),
+            set: matches.get_many::<String>("set").into_iter().flatten().cloned().collect(),
+        };
+        Ok(Self { given, flags: PhantomData })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl<F: Flags> clap::Args for ConfigArgs<F> {
+    fn augment_args(command: Command) -> Command {
+        let file = Arg::new("config")
+            .long("config")
+            .value_name("FILE")
+            .value_parser(value_parser!(PathBuf))
+            .help("A configuration file (YAML); flags and the environment override it");
+        let set =
+            Arg::new("set").long("set").value_name("KEY=VALUE").action(ArgAction::Append).help(
+                "Any key of the configuration, e.g. --set scan.poll=2s; maps and lists in YAML or JSON",
+            );
+        let flags = F::FLAGS.iter().copied().flatten().map(Flag::arg);
+        command.next_help_heading("Configuration").arg(file).args(flags).arg(set)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl Given {
+    /// Merges defaults, file, environment and flags.
+    pub(super) fn effective(&self) -> anyhow::Result<Effective> {
+        let mut effective = finish(self.layers(None)?)?;
+        self.set_fields(&mut effective.config);
+        Ok(effective)
+    }
+
+    /// Returns the layers. `text` is the file's contents, if they were already read.
+    pub(super) fn layers(&self, text: Option<&str>) -> anyhow::Result<Layers> {
+        let mut layers = match (&self.file, text) {
+            (Some(file), Some(text)) => Layers::default().text(text, file),
+            (Some(file), None) => Layers::default().file(file),
+            (None, _) => Layers::default(),
+        };
+        if let Some(address) = variable("NODE_ADDRESS") {
+            layers = layers.typed("kubelet.address", &address, Origin::Environment("NODE_ADDRESS"));
+        }
+        for (flag, value) in &self.flags {
+            if let Sets::Key(key) = flag.sets {
+                layers = layers.typed(key, value, Origin::Flag(format!("--{}", flag.name)));
+            }
+        }
+        for assignment in &self.set {
+            let Some((key, value)) = assignment.split_once('=') else {
+                return Err(anyhow!("--set {assignment}: write KEY=VALUE, e.g. --set scan.poll=2s"));
+            };
+            layers = layers.typed(key, value, Origin::Flag("--set".to_owned()));
+        }
+        Ok(layers)
+    }
+
+    fn set_fields(&self, config: &mut Config) {
+        config.node_name = variable("NODE_NAME").unwrap_or_default();
+        config.controller.namespace = variable("POD_NAMESPACE").unwrap_or_default();
+        for (flag, value) in &self.flags {
+            if let Sets::Field(_, set) = flag.sets {
+                set(config, value.clone());
+            }
+        }
+    }
+}
+
+/// Returns an environment variable that is not empty.
+pub(super) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Merges the layers; the error has one line for each problem.
+pub(super) fn finish(layers: Layers) -> anyhow::Result<Effective> {
+    layers.finish().map_err(|errors| {
+        let sentences: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        anyhow!(sentences.join("\nnumacast: "))
+    })
+}

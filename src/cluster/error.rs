@@ -1,0 +1,137 @@
+use std::time::Duration;
+
+use kube::core::Status;
+
+/// An error of an API server call. Each message is one sentence for the cluster's administrator.
+#[allow(missing_docs, reason = "each variant's message describes it")]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClusterError {
+    #[error("no way to reach the API server: {0}; set --kubeconfig or run in a pod with a service account")]
+    NoConfig(String),
+    #[error("the API server at {server} cannot be reached: {reason}")]
+    Unreachable { server: String, reason: String },
+    #[error("the API server did not respond within {after:?} ({what})")]
+    Deadline { what: String, after: Duration },
+    #[error("the response of {server} ({what}) is not understood: {reason}; is it an API server?")]
+    NotUnderstood { server: String, what: String, reason: String },
+    #[error(
+        "the API server does not know noderesourcetopologies.topology.node.k8s.io/{0}: install the CRD \
+         (`numacast crd | kubectl apply -f -`)"
+    )]
+    NoCrd(&'static str),
+    #[error("the API server does not accept our credentials: {0}")]
+    Unauthorized(String),
+    #[error("RBAC denied the request: {0}")]
+    Forbidden(String),
+    #[error("the cluster has no node `{0}`: is NODE_NAME right, and has the kubelet registered?")]
+    NoSuchNode(String),
+    #[error("the API server rejected {what}: {message} ({code})")]
+    Rejected {
+        what: String,
+        code: u16,
+        message: String,
+        /// The delay before a retry that the server requests.
+        retry_after: Option<Duration>,
+    },
+}
+
+impl ClusterError {
+    /// Returns the kind of error, for a metric label. Rejected requests differ by status code: `conflict`
+    /// is a 409, and a 422 about the UID is `invalid`, unlike in [`Self::is_other_object_or_version`].
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::NoConfig(_) => "no_config",
+            Self::Unreachable { .. } => "unreachable",
+            Self::Deadline { .. } => "deadline",
+            Self::NotUnderstood { .. } => "not_understood",
+            Self::NoCrd(_) => "no_crd",
+            Self::Unauthorized(_) => "unauthorized",
+            Self::Forbidden(_) => "forbidden",
+            Self::NoSuchNode(_) => "no_such_node",
+            Self::Rejected { code: 409, .. } => "conflict",
+            Self::Rejected { code: 429, .. } => "too_many_requests",
+            Self::Rejected { code: 400 | 422, .. } => "invalid",
+            Self::Rejected { code: 500.., .. } => "server_error",
+            Self::Rejected { .. } => "rejected",
+        }
+    }
+
+    /// Returns true if permission is missing, whether RBAC or an admission plugin denies it.
+    pub const fn is_forbidden(&self) -> bool {
+        matches!(self, Self::Forbidden(_) | Self::Rejected { code: 403, .. })
+    }
+
+    /// Returns true if an admission plugin denied what RBAC allows.
+    pub const fn is_denied(&self) -> bool {
+        matches!(self, Self::Rejected { code: 403, .. })
+    }
+
+    /// Returns true if the object has another UID or version than the request names, or exists although it
+    /// was to be created: a 409, or a 422 about the UID. The API server rejects an apply that names a UID
+    /// with 409 if there is no object, and with 422 if there is another one.
+    pub fn is_other_object_or_version(&self) -> bool {
+        match self {
+            Self::Rejected { code: 409, .. } => true,
+            Self::Rejected { code: 422, message, .. } => message.contains("metadata.uid"),
+            _ => false,
+        }
+    }
+
+    /// Returns true if the object does not exist.
+    pub const fn is_not_found(&self) -> bool {
+        matches!(self, Self::Rejected { code: 404, .. })
+    }
+
+    /// Returns true if the error persists until its cause is fixed.
+    pub const fn is_permanent(&self) -> bool {
+        match self {
+            Self::NoConfig(_) | Self::NoCrd(_) | Self::Unauthorized(_) | Self::Forbidden(_) => true,
+            Self::Rejected { code, .. } => matches!(code, 400..=499) && !matches!(code, 408 | 409 | 429),
+            _ => false,
+        }
+    }
+
+    /// Returns true if every other call would fail too. A 403 may concern a single object: RBAC and an
+    /// admission policy cannot be distinguished.
+    pub const fn affects_every_call(&self) -> bool {
+        match self {
+            Self::Rejected { code, .. } => *code == 429,
+            Self::Forbidden(_) | Self::NoSuchNode(_) | Self::NotUnderstood { .. } => false,
+            _ => true,
+        }
+    }
+
+    /// Returns the delay before a retry that the server requests.
+    pub const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Rejected { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+}
+
+/// Why a call failed: the API server's response, whose meaning depends on the call, or anything else.
+pub(super) enum Failure {
+    Status(Box<Status>),
+    Known(ClusterError),
+}
+
+impl Failure {
+    /// Maps the failure of the call `what`.
+    pub(super) fn explain(self, what: &str) -> ClusterError {
+        let status = match self {
+            Self::Known(error) => return error,
+            Self::Status(status) => status,
+        };
+        match status.code {
+            401 => ClusterError::Unauthorized(status.message),
+            // Admission plugins respond with 403 as well; only RBAC's message contains "cannot".
+            403 if status.message.contains(" cannot ") => ClusterError::Forbidden(status.message),
+            code => {
+                let seconds = status.details.map_or(0, |details| details.retry_after_seconds);
+                let retry_after = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+                ClusterError::Rejected { what: what.to_owned(), code, message: status.message, retry_after }
+            }
+        }
+    }
+}

@@ -1,0 +1,161 @@
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::FIELD_MANAGER;
+
+/// Maximum length of a field manager's name: the API server's limit.
+const MAX_MANAGER: usize = 128;
+
+/// Annotation that keeps an object without a Node, if set to `true`.
+pub const KEEP: &str = "numacast.io/keep";
+
+/// The field managers of an object's zones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Writers {
+    /// We wrote them.
+    pub ours: bool,
+    /// Another manager that wrote them, by its name in `managedFields`.
+    pub other: Option<String>,
+}
+
+/// The decoded part of an object's metadata.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(from = "RawObject")]
+pub struct NrtMeta {
+    /// The object's name, which is that of its Node.
+    pub name: String,
+    /// The UID.
+    pub uid: String,
+    /// The resource version.
+    pub version: String,
+    /// The creation time.
+    pub created: Option<Timestamp>,
+    /// The field managers of the zones.
+    pub writers: Writers,
+    /// Whether the object must be kept: it has the annotation [`KEEP`] or an owner. A Node does not count as
+    /// owner, nor a Namespace, which NFD sets as owner.
+    pub is_kept: bool,
+    /// Whether it is deleted already and waits for a finalizer.
+    pub is_deleted: bool,
+}
+
+#[derive(Deserialize)]
+pub(super) struct RawObject {
+    pub(super) metadata: RawMetadata,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct RawMetadata {
+    name: String,
+    uid: String,
+    resource_version: String,
+    creation_timestamp: Option<Timestamp>,
+    deletion_timestamp: Option<IgnoredAny>,
+    annotations: Option<BTreeMap<String, String>>,
+    owner_references: Option<Vec<RawOwner>>,
+    managed_fields: Option<Vec<RawManaged>>,
+}
+
+#[derive(Deserialize)]
+struct RawOwner {
+    kind: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RawManaged {
+    manager: String,
+    /// Only the names at the root: lists are owned as a whole.
+    #[serde(rename = "fieldsV1")]
+    fields: Option<BTreeMap<String, IgnoredAny>>,
+}
+
+impl From<RawObject> for NrtMeta {
+    fn from(RawObject { metadata: raw }: RawObject) -> Self {
+        let keep = raw.annotations.iter().flatten().any(|(key, value)| key == KEEP && value == "true");
+        let mut owners = raw.owner_references.iter().flatten();
+        let owned = owners.any(|owner| !matches!(owner.kind.as_str(), "Node" | "Namespace"));
+        Self {
+            writers: writers(raw.managed_fields.unwrap_or_default()),
+            name: raw.name,
+            uid: raw.uid,
+            version: raw.resource_version,
+            created: raw.creation_timestamp,
+            is_kept: keep || owned,
+            is_deleted: raw.deletion_timestamp.is_some(),
+        }
+    }
+}
+
+fn writers(managed: Vec<RawManaged>) -> Writers {
+    let mut writers = Writers::default();
+    for entry in managed {
+        let has_zones = entry.fields.is_some_and(|fields| fields.contains_key("f:zones"));
+        match has_zones {
+            true if entry.manager == FIELD_MANAGER => writers.ours = true,
+            true => writers.other = Some(entry.manager.chars().take(MAX_MANAGER).collect()),
+            false => {}
+        }
+    }
+    writers
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    impl NrtMeta {
+        /// Returns the metadata of an object that we wrote.
+        pub(crate) fn ours(name: &str) -> Self {
+            Self {
+                name: name.to_owned(),
+                uid: format!("uid-of-{name}"),
+                version: "1".to_owned(),
+                created: None,
+                writers: Writers { ours: true, other: None },
+                is_kept: false,
+                is_deleted: false,
+            }
+        }
+
+        /// Returns the metadata of an object that another manager wrote.
+        pub(crate) fn of_other(name: &str, manager: &str) -> Self {
+            Self { writers: Writers { ours: false, other: Some(manager.to_owned()) }, ..Self::ours(name) }
+        }
+    }
+
+    fn meta(metadata: Value) -> NrtMeta {
+        serde_json::from_value(json!({"metadata": metadata})).unwrap()
+    }
+
+    fn managed(manager: &str, field: &str) -> Value {
+        json!({"manager": manager, "operation": "Apply", "fieldsV1": {field: {}, "f:metadata": {"f:labels": {}}}})
+    }
+
+    #[test]
+    fn the_writers_are_the_managers_of_the_zones() {
+        let of = |entries: Vec<Value>| meta(json!({"name": "a", "managedFields": entries})).writers;
+        let other = |name: &str| Some(name.to_owned());
+        assert_eq!(of(vec![managed("numacast", "f:zones")]), Writers { ours: true, other: None });
+        assert_eq!(of(vec![managed("numacast", "f:attributes")]), Writers::default());
+        let both = of(vec![managed("numacast", "f:zones"), managed("rte", "f:zones")]);
+        assert_eq!(both, Writers { ours: true, other: other("rte") });
+        let only_labels = of(vec![managed("kubectl", "f:other"), managed("nfd", "f:zones")]);
+        assert_eq!(only_labels, Writers { ours: false, other: other("nfd") });
+        assert_eq!(of(vec![managed(&"x".repeat(999), "f:zones")]).other.unwrap().len(), MAX_MANAGER);
+    }
+
+    #[test]
+    fn an_owner_or_the_annotation_keeps_an_object() {
+        let owned = |kind: &str| meta(json!({"name": "a", "ownerReferences": [{"kind": kind}]})).is_kept;
+        assert!(!owned("Node") && !owned("Namespace") && owned("Machine"));
+        let annotated = |value: &str| meta(json!({"name": "a", "annotations": {KEEP: value}})).is_kept;
+        assert!(annotated("true") && !annotated("false"));
+    }
+}

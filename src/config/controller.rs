@@ -1,0 +1,212 @@
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::Period;
+use crate::controller::SchedulerPods;
+
+/// The controller. The fields that are no keys are set by flags and the environment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Controller {
+    /// The namespace of the DaemonSet and the Lease; empty if unknown.
+    #[serde(skip)]
+    pub namespace: String,
+    /// Delete and nudge nothing; log what would be deleted.
+    #[serde(skip)]
+    pub dry_run: bool,
+    /// The DaemonSet of the agents, in the controller's namespace. If empty, silent agents are not detected.
+    ///
+    /// Its node selector, affinity and tolerations determine which Nodes should have an agent. An agent is
+    /// silent if its pod has been missing or not Ready for five minutes. Requires `get` of it, and `list` and
+    /// `watch` of `pods` in its namespace.
+    pub daemon_set: String,
+    /// The Lease for leader election, in the controller's namespace. If empty, every replica leads, so run
+    /// only one.
+    ///
+    /// The leader renews it every two seconds; after 15 s without, another replica leads. The others serve
+    /// health and metrics and write nothing.
+    pub lease: String,
+    /// While pods are pending because the scheduler plugin rejected nodes, update an object now and then, so
+    /// that the scheduler retries them: `auto`, `off`, or the plugin's `cacheResyncPeriodSeconds`, such as
+    /// `5s`.
+    ///
+    /// The plugin refreshes its cache at each resync, which retries no pod; an update of any object retries
+    /// all pods that it rejected. Otherwise they wait for up to five minutes. Only the annotation
+    /// `numacast.io/nudge` changes.
+    ///
+    /// `auto`: 1, 2.6, 5.2 and 10.4 s after an object changed or a pod became pending, which suits periods of
+    /// 1, 2, 5 and 10 s, then once a minute. At most one per second, and none where objects change more often
+    /// than that. With a period, the last of these follows a resync. With `off`, pods without a
+    /// node are not watched.
+    pub nudge: Nudge,
+    /// The pods of the scheduler with the plugin, as `NAMESPACE/KEY=VALUE`, such as
+    /// `kube-system/component=kube-scheduler`. Objects created after they started, which the plugin ignores,
+    /// are reported. Default: no check
+    ///
+    /// With the overreserving cache, the plugin reads the objects that exist when it starts and none that is
+    /// created later (scheduler-plugins issue 967). The controller compares creation times with the start of
+    /// the oldest container of these pods: `numacast_fleet_objects_newer_than_scheduler`, a warning in the
+    /// log, and `controller --check`. Recreated objects count too, although the plugin may know their Nodes.
+    /// Requires `list` of `pods` in that namespace.
+    #[schemars(with = "Option<String>", regex(pattern = "^[a-z0-9-]+/.+=.*$"))]
+    pub scheduler: Option<SchedulerPods>,
+    /// Objects of deleted Nodes.
+    pub garbage: Garbage,
+}
+
+/// Objects of deleted Nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Garbage {
+    /// How often the metadata of all objects are read, to find those of Nodes that were deleted while no
+    /// controller ran.
+    ///
+    /// A Node must have been gone for a minute (or the interval, if shorter) before its object is deleted.
+    /// That minute (or shorter interval) is also the interval of the fleet metrics; an agent is reported as
+    /// silent after five times as long.
+    pub interval: Period,
+    /// Percentage of the objects that may be deleted per interval; if more have no Node, none is deleted. Ten
+    /// are always allowed. 100: no limit
+    ///
+    /// It protects from a wrong list of Nodes, such as of an API server restored from a backup. Meanwhile
+    /// `numacast_garbage_held_back` is 1, and log and Event (`GarbageHeldBack`) report it. If many Nodes
+    /// really were deleted, set it to 100 until their objects are deleted.
+    #[serde(deserialize_with = "percentage")]
+    #[schemars(range(max = 100))]
+    pub max_percent: u8,
+}
+
+/// Whether to update objects so that the scheduler retries rejected pods.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Nudge {
+    /// At times that suit the usual resync periods.
+    #[default]
+    Auto,
+    /// Never.
+    Off,
+    /// For this resync period of the plugin.
+    Every(Period),
+}
+
+fn percentage<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
+    let percent = serde_json::Value::deserialize(deserializer)?;
+    let number = percent.as_u64().and_then(|number| u8::try_from(number).ok());
+    let valid = number.filter(|number| *number <= 100);
+    valid.ok_or_else(|| serde::de::Error::custom(format!("`{percent}` is not a whole number from 0 to 100")))
+}
+
+impl Default for Controller {
+    fn default() -> Self {
+        Self {
+            namespace: String::new(),
+            dry_run: false,
+            daemon_set: "numacast-agent".to_owned(),
+            lease: "numacast-controller".to_owned(),
+            nudge: Nudge::Auto,
+            scheduler: None,
+            garbage: Garbage::default(),
+        }
+    }
+}
+
+impl Default for Garbage {
+    fn default() -> Self {
+        Self { interval: Period::seconds(600), max_percent: 20 }
+    }
+}
+
+impl FromStr for Nudge {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            _ => text.parse().map(Self::Every).map_err(|error| format!("{error}, nor auto or off")),
+        }
+    }
+}
+
+impl fmt::Display for Nudge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Off => f.write_str("off"),
+            Self::Every(period) => write!(f, "{period}"),
+        }
+    }
+}
+
+impl Serialize for Nudge {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Nudge {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Nudge;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("auto, off, or a period such as 5s")
+            }
+            // YAML parses a bare `off` as a boolean.
+            fn visit_bool<E: serde::de::Error>(self, on: bool) -> Result<Nudge, E> {
+                Ok(if on { Nudge::Auto } else { Nudge::Off })
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Nudge, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl JsonSchema for Nudge {
+    fn schema_name() -> Cow<'static, str> {
+        "Nudge".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": ["string", "boolean"]})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nudge_is_parsed_from_what_it_prints() {
+        for text in ["auto", "off", "5s", "10s"] {
+            assert_eq!(text.parse::<Nudge>().unwrap().to_string(), text);
+        }
+        let read = |text: &str| serde_saphyr::from_str::<Nudge>(text).map_err(|error| error.to_string());
+        assert_eq!(read("off"), Ok(Nudge::Off));
+        assert_eq!(read("5s"), Ok(Nudge::Every(Period::seconds(5))));
+        let error = read("soon").unwrap_err();
+        assert!(error.contains("`soon` is not a duration such as 500ms, 10s or 5m, nor auto"), "{error}");
+    }
+
+    #[test]
+    fn a_percentage_is_at_most_100() {
+        let read = |percent: &str| {
+            serde_json::from_str::<Garbage>(&format!("{{\"maxPercent\": {percent}}}"))
+                .map(|garbage| garbage.max_percent)
+                .map_err(|error| error.to_string())
+        };
+        assert_eq!((read("0"), read("20"), read("100")), (Ok(0), Ok(20), Ok(100)));
+        for percent in ["101", "-1", "300", "2.5", "\"20%\"", "true"] {
+            let error = read(percent).unwrap_err();
+            assert!(
+                error.starts_with(&format!("`{percent}` is not a whole number from 0 to 100")),
+                "{error}"
+            );
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Keys of what is read, and of the object that is published.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Period;
+use crate::agent::ConflictPolicy;
+use crate::nrt::Version;
+use crate::scheduler::{FingerprintMethod, FingerprintView, Informer, PluginRelease};
+
+/// Who reads the objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Consumer {
+    /// The plugin `NodeResourceTopologyMatch` of scheduler-plugins, with its overreserving cache.
+    #[default]
+    SchedulerPlugins,
+    /// The same plugin without that cache: it reads the object for each pod.
+    SchedulerPluginsDirect,
+    /// KAI-Scheduler.
+    Kai,
+    /// No scheduler.
+    None,
+}
+
+/// When the node is read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Scan {
+    /// How often the node is read if nothing happens, with a jitter of 10 %, and the kubelet's `/pods` if it
+    /// is a source of pods; the latter less often if that takes more than a thousandth of a core.
+    ///
+    /// Changes of the kubelet's checkpoints, device plugins and pods are detected at once; polls find the
+    /// rest. A shorter interval costs more calls to the kubelet.
+    pub poll: Period,
+    /// A file whose creation, write or touch triggers a scan, such as by a hook of the container runtime.
+    /// Default: none
+    ///
+    /// Its directory is watched, so the file need not exist. It is never read.
+    pub notify_file: Option<PathBuf>,
+}
+
+/// Where pods are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Pods {
+    /// Where the agent and the proxy read pods: `apiServer` (a watch of this node's pods; requires `list` and
+    /// `watch` of `pods`), `podsApi` (the kubelet's Pods API, 1.36 and later), `kubelet` (its HTTPS endpoint
+    /// `/pods`; requires `get` of `nodes/pods`), `none`, or `auto`: the first of these that works, but only
+    /// `apiServer` if `fingerprint.view` is `scheduler` or `publish.reserve` is true.
+    ///
+    /// `apiServer`: allocations and releases show within milliseconds, and on kubelets before 1.34, whose
+    /// List includes pods that have ended, these count as ended (requires `get` of the Node). Without the
+    /// permission a warning is logged, and with `fingerprint.view: scheduler` the fingerprint is withheld.
+    ///
+    /// `podsApi`: works while the API server is away, and needs no permission. It reports pods at their
+    /// admission, too late for the scheduler's view and reservations.
+    ///
+    /// `kubelet`: read at each `scan.poll`. It shows which pods have ended, and which are missing after a
+    /// restart. The kubelet must be 1.33 or later, and its certificate verifiable (`kubelet.caFile`).
+    ///
+    /// `none`: allocations and releases are found by a List about once per second, less often if that costs
+    /// more than a thousandth of a core. Before kubelet 1.34, pods that have ended keep their memory and
+    /// devices until the next pod is admitted.
+    ///
+    /// While a source fails, its last known pods are used, and a warning is logged.
+    pub source: PodSource,
+}
+
+/// Where pods are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum PodSource {
+    /// The first source that works; the API server if the object needs it.
+    Auto,
+    /// The API server.
+    #[default]
+    ApiServer,
+    /// The kubelet's Pods API.
+    PodsApi,
+    /// The kubelet's `/pods`.
+    Kubelet,
+    /// Nowhere.
+    None,
+}
+
+impl PodSource {
+    /// Returns true if the API server may be the source.
+    pub const fn may_be_api_server(self) -> bool {
+        matches!(self, Self::Auto | Self::ApiServer)
+    }
+}
+
+/// The object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Publish {
+    /// How often the object is applied again although nothing changed.
+    ///
+    /// Node and object are read first, so a recreated Node and changes by others are found at the latest
+    /// then.
+    pub refresh: Period,
+    /// Make the Node the owner of the object, so that it is deleted with the Node.
+    ///
+    /// The owner is set when the object is created, which requires `get` of the Node, and never changed: if
+    /// the Node is recreated, garbage collection deletes the object and the agent creates another. With
+    /// false, the object of a deleted Node stays until something deletes it.
+    pub owner_reference: bool,
+    /// What to do about another publisher that keeps rewriting the object: `report` it, or `overwrite` each
+    /// change as well.
+    ///
+    /// A person's edits are overwritten a few times in ten minutes, and what another publisher left is
+    /// overwritten once. A writer that changes the object again after that is reported in the log, in an
+    /// Event (`CompetingPublisher`) and in the count of foreign writes. With `report` its changes stay until
+    /// the node changes; after an hour without a change by it, the object is taken over. With `overwrite`,
+    /// each is overwritten after 0.2 to 10 s, however often.
+    pub conflicts: ConflictPolicy,
+    /// Post Kubernetes Events about the Node for conditions that need an operator: at most five at once, and
+    /// ten per hour on average.
+    /// Requires `create` of `events` (`events.k8s.io`) in the namespace `default`.
+    pub events: bool,
+    /// The version of the API in which the object is written: `v1alpha2` or `v1alpha1`.
+    ///
+    /// `v1alpha1` is for consumers and CRDs that support no other version. It has no attributes: policy and
+    /// scope are in `topologyPolicies`, the fingerprint is in RTE's annotation, and other attributes are
+    /// omitted. That is not enough for koord-scheduler, which also needs annotations of koordlet.
+    pub api_version: Version,
+    /// Write the deprecated field `topologyPolicies` as well, with NFD's names of policy and scope.
+    ///
+    /// The scheduler plugin and KAI-Scheduler use the attributes; the plugin logs two lines per node and pod
+    /// if the field exists. With false, it is removed where NFD left it.
+    pub topology_policies: bool,
+    /// Subtract from every zone what a bound pod requests, until the kubelet's List shows what it was
+    /// allocated. Default: true with `consumer: schedulerPluginsDirect` or `kai` if `pods.source` is
+    /// `apiServer` or `auto`, else false
+    ///
+    /// It covers what is allocated exclusively: CPUs, memory and huge pages of Guaranteed pods if the
+    /// kubelet's managers are static, and devices of plugins. The zone is not known yet, so all are reduced,
+    /// with one more write per pod. A reservation ends when the List shows the pod, when the pod ends, or
+    /// after a minute. It needs the API server as `pods.source`.
+    ///
+    /// With false, a consumer that reads the object directly may place a second pod before the first is
+    /// admitted, and the kubelet rejects one of them.
+    pub reserve: Option<bool>,
+}
+
+/// The pod fingerprint. The scheduler plugin uses an object only if its fingerprint is that of the pods that
+/// the plugin counts itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Fingerprint {
+    /// Which pods the fingerprint covers: `scheduler` (those that the scheduler plugin counts), `kubelet`
+    /// (those in the kubelet's List) or `none` (no fingerprint). Default: `scheduler` with `consumer:
+    /// schedulerPlugins`, else `none`
+    ///
+    /// `scheduler`: it matches only while the zones account for every pod bound to the node; otherwise it is
+    /// withheld, by a value that matches no set of pods. It needs the API server as `pods.source`, and is
+    /// withheld until pods were listed once.
+    ///
+    /// `kubelet`: as with NFD and resource-topology-exporter. One pod that has ended, or cannot pull its
+    /// image, stops the plugin from placing pods on the node.
+    ///
+    /// `none`: the plugin's overreserving cache never refreshes.
+    pub view: Option<FingerprintView>,
+    /// Which of these pods count: `all` or `with-exclusive-resources`. The plugin reads it from the object.
+    ///
+    /// With `with-exclusive-resources` fewer pods count, so the fingerprints differ less often. The rule
+    /// depends on `fingerprint.pluginRelease`.
+    pub method: FingerprintMethod,
+    /// The plugin's `cache.informerMode`: `dedicated` or `shared`. The two must be equal.
+    ///
+    /// The plugin's default is `Dedicated`, without a `cache` section `Shared`. A wrong one stops the plugin
+    /// from placing pods: `dedicated` counts pods that have ended for as long as they exist, `shared` does
+    /// not.
+    pub informer_mode: Informer,
+    /// The release of scheduler-plugins, whose rule for exclusive resources applies: `v0.34` (tags up to
+    /// v0.34.7, and v0.35.4-devel) or `v0.35` (v0.35.7 and later).
+    pub plugin_release: PluginRelease,
+    /// How long a bound pod may be missing in the zones before the fingerprint is withheld; less than a
+    /// minute.
+    ///
+    /// A kubelet usually admits a pod 10 to 40 ms after its binding. Shorter: the fingerprint is withheld for
+    /// each admission, which costs one more write per pod. Longer: the plugin may use zones without the pod
+    /// for that long. After a minute in which the kubelet responds, the pod is ignored, with an Event.
+    pub withhold_after: Period,
+    /// A file in which the fingerprint and its pods are written as JSON, in the format of
+    /// resource-topology-exporter. Default: none
+    pub status_file: Option<PathBuf>,
+}
+
+/// The zones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Zones {
+    /// Publish empty zones for missing NUMA ids, since the scheduler plugin uses the position as the id.
+    ///
+    /// A machine with the NUMA nodes 0 and 2 has the zones `node-0`, `node-1` and `node-2`, of which `node-1`
+    /// has 0 of everything and costs of 255. Without them, the scheduler plugin uses the wrong zone or panics
+    /// on such machines. KAI-Scheduler uses the zones' names and needs none.
+    pub fillers: bool,
+}
+
+impl Default for Scan {
+    fn default() -> Self {
+        Self { poll: Period::seconds(5), notify_file: None }
+    }
+}
+
+impl Default for Publish {
+    fn default() -> Self {
+        Self {
+            refresh: Period::seconds(600),
+            owner_reference: true,
+            conflicts: ConflictPolicy::default(),
+            events: true,
+            api_version: Version::default(),
+            topology_policies: false,
+            reserve: None,
+        }
+    }
+}
+
+impl Default for Fingerprint {
+    fn default() -> Self {
+        Self {
+            view: None,
+            method: FingerprintMethod::default(),
+            informer_mode: Informer::default(),
+            plugin_release: PluginRelease::default(),
+            withhold_after: Period::new(Duration::from_millis(50)),
+            status_file: None,
+        }
+    }
+}
+
+impl Default for Zones {
+    fn default() -> Self {
+        Self { fillers: true }
+    }
+}

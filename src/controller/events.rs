@@ -1,0 +1,117 @@
+//! Kubernetes Events about the fleet, limited to what an operator must act on.
+
+use std::sync::Arc;
+
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+use tracing::debug;
+
+use super::metrics::Metrics;
+use crate::cluster::{Cluster, EventPoster, Regarding};
+use crate::util::token_bucket::TokenBucket;
+
+const NODE_BURST: f64 = 20.0;
+const GARBAGE_BURST: f64 = 4.0;
+/// Events per second after the burst: one a minute.
+const RATE: f64 = 1.0 / 60.0;
+
+/// The reason of an Event, by the variant's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Reason {
+    AgentSilent,
+    ObjectMissing,
+    GarbageHeldBack,
+}
+
+/// Posts Events, rate-limited.
+#[derive(Debug)]
+pub(super) struct EventRecorder {
+    poster: EventPoster,
+    metrics: Arc<Metrics>,
+    is_enabled: bool,
+    nodes: Mutex<TokenBucket>,
+    /// Limits Events about garbage collection, separately, so that many silent agents do not suppress them.
+    garbage: Mutex<TokenBucket>,
+}
+
+impl EventRecorder {
+    pub(super) fn new(cluster: Cluster, instance: String, is_enabled: bool, metrics: Arc<Metrics>) -> Self {
+        let bucket = |burst| Mutex::new(TokenBucket::new(RATE, burst, Instant::now()));
+        let (nodes, garbage) = (bucket(NODE_BURST), bucket(GARBAGE_BURST));
+        let poster = EventPoster { cluster, reporter: "numacast/controller", instance, action: "Control" };
+        Self { poster, metrics, is_enabled, nodes, garbage }
+    }
+
+    /// Posts an Event. Returns false if it must be retried later because of the rate limit.
+    pub(super) async fn post(&self, reason: Reason, regarding: Regarding<'_>, note: &str) -> bool {
+        if !self.is_enabled {
+            return true;
+        }
+        let bucket = match reason {
+            Reason::AgentSilent | Reason::ObjectMissing => &self.nodes,
+            Reason::GarbageHeldBack => &self.garbage,
+        };
+        if !bucket.lock().await.take_now(Instant::now()) {
+            return false;
+        }
+        let name = format!("{reason:?}");
+        match self.poster.post(regarding, &name, true, note).await {
+            Ok(()) => {
+                self.metrics.events.with([&name]).inc();
+            }
+            Err(error) => {
+                self.metrics.request_failed(&error);
+                debug!("cannot post the Event {name}: {error}");
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use super::*;
+    use crate::generated;
+
+    impl Reason {
+        /// All reasons.
+        const ALL: [Self; 3] = [Self::AgentSilent, Self::ObjectMissing, Self::GarbageHeldBack];
+
+        /// Returns what the Event is about, when it is posted, and what to do.
+        const fn documentation(self) -> (&'static str, &'static str, &'static str) {
+            match self {
+                Self::AgentSilent => (
+                    "the Node",
+                    "A Ready Node that the DaemonSet covers has had no Ready agent for five minutes; its object gets outdated, \
+                     and the scheduler still uses it",
+                    "Look at the agent's pod on that Node, and at its log",
+                ),
+                Self::ObjectMissing => (
+                    "the Node",
+                    "A Ready Node with a Ready agent has had no NodeResourceTopology for five minutes; the scheduler plugin \
+                     aligns nothing there",
+                    "Find what deletes the object, and check that the agent's node name (NODE_NAME) is the Node's name",
+                ),
+                Self::GarbageHeldBack => (
+                    "the CustomResourceDefinition",
+                    "The list of Nodes is unknown or implausible, or too many objects have no Node; nothing is deleted",
+                    "The note has the reason. Compare `kubectl get nodes` with what is expected. If too many objects have \
+                     no Node because their Nodes were really deleted, set `controller.garbage.maxPercent: 100` until the \
+                     objects are deleted",
+                ),
+            }
+        }
+    }
+
+    #[test]
+    fn the_document_lists_every_reason() {
+        let mut table = "| reason | type | about | when | what to do |\n|---|---|---|---|---|\n".to_owned();
+        for reason in Reason::ALL {
+            let (about, when, remedy) = reason.documentation();
+            writeln!(table, "| `{reason:?}` | Warning | {about} | {when} | {remedy} |").unwrap();
+        }
+        generated::section("docs/events.md", "events of the controller", &table);
+    }
+}

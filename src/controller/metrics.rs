@@ -1,0 +1,258 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::fleet::Fleet;
+use super::health::Health;
+use crate::cluster::{ClusterError, is_native};
+use crate::telemetry::registry::{Counter, Family, Gauge, OptionalGauge, Registry, label, unix_seconds};
+
+/// The controller's metrics. Updates also go to its health.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    pub(super) health: Arc<Health>,
+    leader: Gauge,
+    pub(super) errors: Family<2, Counter>,
+    pub(super) events: Family<1, Counter>,
+    pub(super) deleted: Counter,
+    pub(super) held_back: Gauge,
+    pub(super) nudges: Counter,
+    last_pass: Family<1, Gauge>,
+    nodes: Family<2, Gauge>,
+    resources: Family<2, Gauge>,
+    // Only the leader has these, and only while the value is known.
+    pub(super) garbage: OptionalGauge,
+    pub(super) rejected_pods: OptionalGauge,
+    pub(super) daemon_set: OptionalGauge,
+    covered: OptionalGauge,
+    silent: OptionalGauge,
+    missing: OptionalGauge,
+    foreign: OptionalGauge,
+    newer: OptionalGauge,
+}
+
+impl Metrics {
+    pub(crate) fn register(registry: &mut Registry, health: Arc<Health>) -> Self {
+        Self {
+            health,
+            leader: registry.gauge(
+                "numacast_controller_leader",
+                "1 for the replica that leads; the others have no metrics of the fleet",
+            ),
+            errors: registry.counters(
+                "numacast_controller_errors_total",
+                "Failed requests to the API server, which are retried; see the log",
+                [
+                    label(
+                        "operation",
+                        "`delete`: deletions of an object; `nudge`: nudges of an object; `request`: all others, and those \
+                         deletions and nudges whose error is not about the object",
+                    ),
+                    label(
+                        "kind",
+                        "such as `unreachable`, `deadline`, `forbidden` or `no_crd`; `conflict`: the object was just \
+                         written; `watch`: a watch failed",
+                    ),
+                ],
+            ),
+            events: registry.counters(
+                "numacast_events_total",
+                "Kubernetes Events that were posted",
+                [label("reason", "of the Event")],
+            ),
+            deleted: registry.counter("numacast_garbage_deleted_total", "Deleted objects whose Nodes no longer exist"),
+            held_back: registry.gauge(
+                "numacast_garbage_held_back",
+                "1 while nothing is deleted because the list of Nodes is unknown or implausible",
+            ),
+            nudges: registry.counter(
+                "numacast_nudges_total",
+                "Updates of an object that make the scheduler retry rejected pods",
+            ),
+            last_pass: registry
+                .gauges(
+                    "numacast_controller_last_pass_timestamp_seconds",
+                    "Time of the last pass over all objects, as Unix time; 0 before",
+                    [label("pass", "`garbage`: objects without a Node; `fleet`: sums over all objects")],
+                )
+                .at_zero([["garbage"], ["fleet"]]),
+            nodes: registry.gauges(
+                "numacast_fleet_objects",
+                "Objects by Topology Manager policy and scope",
+                [
+                    label(
+                        "policy",
+                        "`none`, `best-effort`, `restricted`, `single-numa-node`, `other` or `unknown`",
+                    ),
+                    label("scope", "`container`, `pod`, `other` or `unknown`"),
+                ],
+            ),
+            resources: registry.gauges(
+                "numacast_fleet_resources",
+                "CPUs, bytes or devices in the zones of all objects; a device in several zones counts in each",
+                [
+                    // A resource name: a DNS name, a slash and 63 characters. A cluster has a few dozen.
+                    label(
+                        "resource",
+                        "such as `cpu`; beyond 128 names, devices are summed up as `other`; of each object, at most 64 \
+                         devices are counted",
+                    )
+                        .at_most(128, 317),
+                    label("type", "`capacity`, `allocatable` or `available`"),
+                ],
+            ),
+            garbage: registry.optional_gauge(
+                "numacast_garbage_objects",
+                "Objects without a Node in the last pass, including those whose Node has been gone for less than a minute",
+            ),
+            rejected_pods: registry.optional_gauge(
+                "numacast_rejected_pods",
+                "Pods that are pending because the scheduler plugin (NodeResourceTopologyMatch) rejected nodes for them; \
+                 missing with `controller.nudge: off`",
+            ),
+            daemon_set: registry.optional_gauge(
+                "numacast_fleet_daemonset",
+                "1 if the agents' DaemonSet exists; 0 if not: silent agents are then not detected; missing without \
+                 `controller.daemonSet`",
+            ),
+            covered: registry.optional_gauge(
+                "numacast_fleet_covered_nodes",
+                "Nodes that should have an agent by the DaemonSet's node selector, affinity and tolerations",
+            ),
+            silent: registry.optional_gauge(
+                "numacast_fleet_silent_nodes",
+                "Covered, Ready Nodes without a Ready agent for at least five minutes",
+            ),
+            missing: registry.optional_gauge(
+                "numacast_fleet_missing_objects",
+                "Covered, Ready Nodes with a Ready agent and without an object",
+            ),
+            foreign: registry.optional_gauge(
+                "numacast_fleet_foreign_objects",
+                "Objects whose zones another field manager wrote",
+            ),
+            newer: registry.optional_gauge(
+                "numacast_fleet_objects_newer_than_scheduler",
+                "Objects created after the scheduler started: its plugin ignores them until the scheduler is restarted; \
+                 missing without `controller.scheduler`, and while none of its pods runs",
+            ),
+        }
+    }
+
+    /// Sets whether this replica leads, and removes what only a leader knows.
+    pub(crate) fn leads(&self, leads: bool) {
+        self.leader.set(u64::from(leads));
+        self.health.leads(leads);
+        self.held_back.set(0);
+        self.nodes.clear();
+        self.resources.clear();
+        let Self { garbage, rejected_pods, daemon_set, covered, silent, missing, foreign, newer, .. } = self;
+        for gauge in [garbage, rejected_pods, daemon_set, covered, silent, missing, foreign, newer] {
+            gauge.clear();
+        }
+    }
+
+    pub(crate) fn request_failed(&self, error: &ClusterError) {
+        self.errors.with(["request", error.kind()]).inc();
+    }
+
+    /// Records a garbage collection pass that found this many objects without a Node.
+    pub(crate) fn garbage_pass(&self, objects: usize) {
+        self.garbage.set(Some(objects as u64));
+        self.last_pass.with(["garbage"]).set(unix_seconds());
+        self.health.garbage_pass();
+    }
+
+    /// Sets the numbers of covered and of silent Nodes; `None` if they are unknown.
+    pub(crate) fn agents(&self, covered_and_silent: Option<(u64, usize)>) {
+        self.covered.set(covered_and_silent.map(|(covered, _)| covered));
+        self.silent.set(covered_and_silent.map(|(_, silent)| silent as u64));
+    }
+
+    /// Sets the sums over all objects, and the number of missing ones if that is known.
+    pub(super) fn fleet(&self, fleet: &Fleet, missing: Option<usize>) {
+        self.nodes.replace(fleet.nodes.iter().map(|((policy, scope), nodes)| ([*policy, *scope], *nodes)));
+        // Native resources first: excess devices are counted as `other`.
+        let native = fleet.resources.iter().filter(|(name, _)| is_native(name));
+        let others = fleet.resources.iter().filter(|(name, _)| !is_native(name));
+        self.resources.replace(native.chain(others).flat_map(|(name, totals)| {
+            [
+                ([name.as_str(), "capacity"], totals.capacity),
+                ([name.as_str(), "allocatable"], totals.allocatable),
+                ([name.as_str(), "available"], totals.available),
+            ]
+        }));
+        self.foreign.set(Some(fleet.foreign));
+        self.newer.set(fleet.newer_than_scheduler());
+        self.missing.set(missing.map(|missing| missing as u64));
+    }
+
+    /// Records that all objects were summed up. The next pass starts within `next`.
+    pub(crate) fn fleet_pass(&self, next: Duration) {
+        self.last_pass.with(["fleet"]).set(unix_seconds());
+        self.health.fleet_pass(next);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nrt::Amounts;
+    use crate::telemetry::registry::samples;
+
+    fn registered() -> (Registry, Metrics) {
+        let health = Health::new(true, Duration::from_secs(600), Duration::from_secs(60));
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry, Arc::new(health));
+        (registry, metrics)
+    }
+
+    #[test]
+    fn only_a_leader_has_metrics_of_the_fleet() {
+        let (registry, metrics) = registered();
+        metrics.leads(true);
+        metrics.held_back.set(1);
+        let totals = Amounts { capacity: 3, allocatable: 2, available: 1 };
+        let mut fleet = Fleet::new(None);
+        fleet.nodes = [(("restricted", "pod"), 5)].into();
+        fleet.resources = [("cpu".to_owned(), totals)].into();
+        fleet.foreign = 1;
+        metrics.fleet(&fleet, Some(2));
+        metrics.agents(Some((7, 1)));
+        metrics.rejected_pods.set(Some(4));
+        let only_leaders = [
+            ("numacast_fleet_objects", r#"{policy="restricted",scope="pod"} 5"#),
+            ("numacast_fleet_resources", r#"{resource="cpu",type="allocatable"} 2"#),
+            ("numacast_fleet_covered_nodes", " 7"),
+            ("numacast_fleet_silent_nodes", " 1"),
+            ("numacast_fleet_missing_objects", " 2"),
+            ("numacast_fleet_foreign_objects", " 1"),
+            ("numacast_rejected_pods", " 4"),
+        ];
+        for (name, expected) in only_leaders {
+            assert_eq!(samples(&registry, name)[0], expected, "{name}");
+        }
+        let newer = "numacast_fleet_objects_newer_than_scheduler";
+        assert!(samples(&registry, newer).is_empty(), "the scheduler is unknown");
+        metrics.leads(false);
+        for (name, _) in only_leaders {
+            assert!(samples(&registry, name).is_empty(), "{name}");
+        }
+        assert_eq!(samples(&registry, "numacast_garbage_held_back "), ["0"]);
+        assert_eq!(samples(&registry, "numacast_controller_leader "), ["0"]);
+    }
+
+    #[test]
+    fn resources_are_limited_and_native_ones_come_first() {
+        let (registry, metrics) = registered();
+        let totals = Amounts::default();
+        let many = (0..1_000).map(|n| (format!("a.example.com/{n:04}-{}", "x".repeat(999)), totals));
+        let made_up = (0..1_000).map(|n| (format!("a{n}"), totals));
+        let mut fleet = Fleet::new(None);
+        fleet.resources = many.chain(made_up).chain([("memory".to_owned(), totals)]).collect();
+        metrics.fleet(&fleet, None);
+        let found = samples(&registry, "numacast_fleet_resources{");
+        assert_eq!(found.len(), 129 * 3);
+        assert!(found.iter().any(|line| line.contains("\"memory\"")), "{found:?}");
+        assert!(found.iter().all(|line| line.len() < 400), "{found:?}");
+    }
+}

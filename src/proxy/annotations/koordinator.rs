@@ -1,0 +1,86 @@
+//! The annotations that Koordinator's scheduler writes to the pods that it schedules.
+
+mod json;
+
+use super::error::ErrorKind;
+use super::node_devices::DeviceLookup;
+use super::pod_reader::{DeviceGroup, PodReader, Share};
+use super::resource_names::{self, GPU};
+use crate::machine::IdSet;
+
+use json::JsonDevice;
+pub(super) use json::cpus_and_memory;
+
+/// The annotation with the devices.
+pub(super) const DEVICES: &str = "scheduling.koordinator.sh/device-allocated";
+/// The annotation with the CPUs, and the memory by NUMA node.
+pub(super) const STATUS: &str = "scheduling.koordinator.sh/resource-status";
+
+/// Maximum number of types of a pod's devices. There are three, and each is a resource in our tables.
+const MAX_TYPES: usize = 16;
+
+pub(super) fn read_devices(reader: &mut PodReader<'_>, text: &str) {
+    let types = json::devices(text, &mut reader.errors);
+    let mut types = types.into_iter().filter(|(_, devices)| !devices.is_empty());
+    for (kind, devices) in types.by_ref().take(MAX_TYPES) {
+        read_type(reader, &kind, devices);
+    }
+    let more: usize = types.map(|(_, devices)| devices.len()).sum();
+    if more > 0 {
+        let text = || format!("it has devices of more than {MAX_TYPES} types");
+        reader.errors.add(ErrorKind::TooMany, more, text);
+    }
+}
+
+fn read_type(reader: &mut PodReader<'_>, kind: &str, devices: Vec<JsonDevice>) {
+    let names = &reader.annotations.koordinator_resources;
+    let Some(resource) = resource_names::resource(names, kind, reader.node.vendor()) else {
+        return reader.errors.add_malformed(DEVICES, "a type of device that makes no valid resource name");
+    };
+    let groups = devices.into_iter().map(|device| group(reader, kind, device));
+    let groups: Vec<DeviceGroup> = groups.filter(|group| !group.ids.is_empty()).collect();
+    reader.allocate(Some(kind), &resource, groups);
+}
+
+/// Returns the ids of a device: those of its virtual functions if some were allocated, else its own.
+fn group(reader: &mut PodReader<'_>, kind: &str, device: JsonDevice) -> DeviceGroup {
+    let JsonDevice { id, minor, functions, is_part } = device;
+    let ids = match (functions.is_empty(), id) {
+        (false, _) => functions,
+        (true, Some(id)) => vec![id],
+        (true, None) => match minor.and_then(|minor| reader.node.id_of(kind, minor)) {
+            Some(id) => vec![id.to_owned()],
+            None => {
+                let minor = minor.map_or_else(|| "no minor number".to_owned(), |n| format!("minor {n}"));
+                reader.errors.add(ErrorKind::NoId, 1, || {
+                    format!("a device of type `{kind}` with {minor} has no id, nor has the node's Device")
+                });
+                Vec::new()
+            }
+        },
+    };
+    let ids = ids.iter().filter_map(|id| known_id(reader, kind, id)).collect();
+    let share = match is_part {
+        false => Share::Whole,
+        true if kind == GPU => Share::AcceleratorPart,
+        true => Share::Part,
+    };
+    DeviceGroup { ids, share }
+}
+
+/// Returns an id with the device's NUMA nodes, unless the node is known not to have the device. An unhealthy
+/// device stays as long as a pod has it.
+fn known_id(reader: &mut PodReader<'_>, kind: &str, id: &str) -> Option<(Box<str>, IdSet)> {
+    let id = reader.checked_id(id)?;
+    let device = match reader.node.find(kind, &id) {
+        DeviceLookup::Unreported => None,
+        DeviceLookup::Found(device) => Some(device),
+        DeviceLookup::Missing => {
+            let text = || format!("the node's Device has no device `{id}` of type `{kind}`");
+            reader.errors.add(ErrorKind::UnknownId, 1, text);
+            return None;
+        }
+    };
+    let nodes = reader.node.numa_nodes(&id, device);
+    Some((id, nodes))
+}
