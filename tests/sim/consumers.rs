@@ -41,7 +41,7 @@ async fn start(
         with_default_mounts(settings);
         change(settings);
     };
-    let env = Environment::configured(Node::with(quick()), api_server().await, choose, change);
+    let env = Environment::configured(Node::with(quick()), api_server(), choose, change);
     env.converges().await;
     env
 }

@@ -25,7 +25,7 @@ pub(crate) struct Environment {
 
 impl Environment {
     pub(crate) async fn start(options: Options) -> Self {
-        let server = api_server().await;
+        let server = api_server();
         Self::with(Node::with(options), server, |_| {})
     }
 
@@ -133,15 +133,15 @@ impl Environment {
 }
 
 /// Starts an API server with the Node.
-pub(crate) async fn api_server() -> ApiServer {
-    let server = ApiServer::start_on_any_port(0).await.unwrap();
+pub(crate) fn api_server() -> ApiServer {
+    let server = ApiServer::start_on_socket(0).unwrap();
     server.add_node("worker").unwrap();
     server
 }
 
 /// Starts an agent with a kubelet that lists terminated pods with their resources, as those before 1.34 do.
 pub(crate) async fn with_terminated_pods_listed(options: Options) -> Environment {
-    let server = ApiServer::start_on_any_port(0).await.unwrap();
+    let server = ApiServer::start_on_socket(0).unwrap();
     let node =
         json!({"metadata": {"name": "worker"}, "status": {"nodeInfo": {"kubeletVersion": "v1.33.13"}}});
     server.put(&NODES, node).unwrap();

@@ -17,7 +17,7 @@ use crate::support::{Node, machine};
 const GIB: u64 = 1 << 30;
 
 async fn start(change: impl FnOnce(&mut Settings)) -> Environment {
-    let env = Environment::with(Node::with(quick()), api_server().await, change);
+    let env = Environment::with(Node::with(quick()), api_server(), change);
     env.converges().await;
     env
 }
@@ -287,7 +287,7 @@ async fn the_last_set_of_pods_is_used_while_the_watch_is_broken() {
 
 #[tokio::test]
 async fn excluded_pods_are_in_the_fingerprint() {
-    let env = Environment::with(Node::with(quick()), api_server().await, |settings| {
+    let env = Environment::with(Node::with(quick()), api_server(), |settings| {
         let pattern = PodPattern { namespace: "default".parse().unwrap(), name: "a".parse().unwrap() };
         settings.rules.exclude = NodeExclusions {
             pods: vec![pattern],
@@ -370,7 +370,7 @@ async fn the_fingerprint_of_a_killed_agent_is_withheld_if_the_node_cannot_be_rea
 
 #[tokio::test]
 async fn the_fingerprint_is_withheld_while_the_pods_are_unknown() {
-    let server = api_server().await;
+    let server = api_server();
     server.set_denied("list", PODS.plural, true);
     let env = Environment::with(Node::with(quick()), server, |_| {});
     env.converges().await;
@@ -382,7 +382,7 @@ async fn the_fingerprint_is_withheld_while_the_pods_are_unknown() {
 
 #[tokio::test]
 async fn the_first_write_waits_for_the_pods() {
-    let server = api_server().await;
+    let server = api_server();
     server.put(&PODS, db("a").object("worker", "Running")).unwrap();
     server.inject(Rule {
         verb: Some("list"),
@@ -478,7 +478,7 @@ async fn placements_are_published_with_the_fingerprint_only() {
     const METADATA: &str = "topology.node.k8s.io/numaplacement-metadata";
     let mut spec = machine("two-by-eight");
     spec.kubelet.insert("topologyManagerPolicy".to_owned(), json!("single-numa-node"));
-    let env = Environment::with(Node::with_machine(&spec, quick()), api_server().await, |_| {});
+    let env = Environment::with(Node::with_machine(&spec, quick()), api_server(), |_| {});
     run(&env, &db("a").on([0])).await;
     run(&env, &db("b").on([1])).await;
     covers(&env, "a b").await;

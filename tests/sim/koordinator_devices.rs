@@ -19,17 +19,12 @@ fn device(ids: &[&str]) -> Value {
 
 async fn cluster() -> (ApiServer, Cluster) {
     let server = ApiServer::start_on_any_port(0).await.unwrap();
-    let cluster = client(&server, Duration::from_secs(5));
+    let cluster = client(&server, Duration::from_secs(60));
     (server, cluster)
 }
 
-/// Returns a client like the agent's, without automatic retries.
 fn client(server: &ApiServer, timeout: Duration) -> Cluster {
-    // Ensures that a crypto provider is installed.
-    server.client().unwrap();
-    let mut config = kube::Config::new(server.url().parse().unwrap());
-    config.default_retry = false;
-    Cluster::with_client(kube::Client::try_from(config).unwrap(), server.url(), timeout)
+    Cluster::with_client(server.client().unwrap(), server.url(), timeout)
 }
 
 #[tokio::test]

@@ -390,7 +390,7 @@ async fn after_a_single_lost_connection_the_watch_continues_at_once() {
 #[tokio::test(start_paused = true)]
 async fn the_agents_of_a_cluster_reconnect_over_some_time() {
     const AGENTS: usize = 60;
-    let server = ApiServer::start_on_any_port(0).await.unwrap();
+    let server = ApiServer::start_on_socket(0).unwrap();
     let lists = Arc::new(AtomicUsize::new(0));
     let agents: Vec<_> = (0..AGENTS)
         .map(|_| {

@@ -63,7 +63,7 @@ const POLICIES: [(&str, &str); 2] =
 
 #[tokio::test]
 async fn policies_and_devices_of_the_live_object_are_carried_over() {
-    let server = api_server().await;
+    let server = api_server();
     let mut object = foreign_object(&POLICIES, &["cpu", "example.com/away", "hugepages-3Mi"]);
     let fingerprint = json!({"name": "nodeTopologyPodsFingerprint", "value": "pfp0v001bb89419dce9a8948"});
     object["attributes"].as_array_mut().unwrap().push(fingerprint);
@@ -90,7 +90,7 @@ async fn policies_and_devices_of_the_live_object_are_carried_over() {
 
 #[tokio::test]
 async fn unreadable_policies_are_carried_over_and_reported_once() {
-    let server = api_server().await;
+    let server = api_server();
     server.put(&TOPOLOGIES, foreign_object(&POLICIES, &["cpu"])).unwrap();
     let env = Environment::with(Node::with(quick()), server, without_config);
     let kept = || {
@@ -118,7 +118,7 @@ async fn unreadable_policies_are_carried_over_and_reported_once() {
 
 #[tokio::test]
 async fn a_single_pass_carries_unreadable_policies_over() {
-    let server = api_server().await;
+    let server = api_server();
     server.put(&TOPOLOGIES, foreign_object(&POLICIES, &["cpu"])).unwrap();
     let node = Node::with(quick());
     let mut config = Config { node_name: "worker".into(), ..Config::default() };
@@ -135,7 +135,7 @@ async fn a_single_pass_carries_unreadable_policies_over() {
 
 #[tokio::test]
 async fn a_policy_without_its_scope_is_not_carried_over() {
-    let server = api_server().await;
+    let server = api_server();
     server.put(&TOPOLOGIES, foreign_object(&POLICIES[..1], &["cpu"])).unwrap();
     let env = Environment::with(Node::with(quick()), server, without_config);
     let written = || (env.server.topology("worker")?.spec.zones.len() == 2).then_some(());
@@ -146,7 +146,7 @@ async fn a_policy_without_its_scope_is_not_carried_over() {
 
 #[tokio::test]
 async fn the_object_is_written_without_the_right_to_read_it() {
-    let server = api_server().await;
+    let server = api_server();
     server.set_denied("get", TOPOLOGIES.plural, true);
     let env = Environment::with(Node::with(quick()), server, |_| {});
     env.converges().await;
@@ -158,7 +158,7 @@ async fn the_object_is_written_without_the_right_to_read_it() {
 
 #[tokio::test]
 async fn the_first_write_waits_for_the_live_object() {
-    let server = api_server().await;
+    let server = api_server();
     server.put(&TOPOLOGIES, foreign_object(&POLICIES, &["cpu"])).unwrap();
     server.stop();
     let env = Environment::with(Node::with(quick()), server, without_config);
@@ -174,7 +174,7 @@ async fn the_first_write_waits_for_the_live_object() {
 
 #[tokio::test]
 async fn the_owner_is_set_at_creation_and_never_changed() {
-    let server = api_server().await;
+    let server = api_server();
     // The Node was recreated, and garbage collection has not run yet.
     let mut object = foreign_object(&[], &["cpu"]);
     object["metadata"]["ownerReferences"] =
@@ -194,7 +194,7 @@ async fn the_owner_is_set_at_creation_and_never_changed() {
 
 #[tokio::test]
 async fn an_existing_object_without_an_owner_gets_none() {
-    let server = api_server().await;
+    let server = api_server();
     server.put(&TOPOLOGIES, foreign_object(&[], &["cpu"])).unwrap();
     let env = Environment::with(Node::with(quick()), server, |_| {});
     env.converges().await;
@@ -205,7 +205,7 @@ async fn an_existing_object_without_an_owner_gets_none() {
 /// The chart's admission policy rejects it while the agent's token names an earlier Node.
 #[tokio::test]
 async fn an_object_whose_owner_is_rejected_is_created_without_one() {
-    let server = api_server().await;
+    let server = api_server();
     server.fail_next("patch", TOPOLOGIES.plural, 1, Fault::Status(403));
     let env = Environment::with(Node::with(quick()), server, |_| {});
     env.converges().await;
@@ -215,7 +215,7 @@ async fn an_object_whose_owner_is_rejected_is_created_without_one() {
 
 #[tokio::test]
 async fn without_owner_references_the_node_is_not_read() {
-    let server = api_server().await;
+    let server = api_server();
     server.set_denied("get", NODES.plural, true);
     let env = Environment::with(Node::with(quick()), server, |settings| settings.owner_reference = false);
     env.converges().await;
@@ -237,7 +237,7 @@ fn is_reported(server: &ApiServer, reason: &str, part: &str) -> Option<()> {
 }
 
 async fn synced(change: impl FnOnce(&mut Settings)) -> Environment {
-    let env = Environment::with(Node::with(quick()), api_server().await, change);
+    let env = Environment::with(Node::with(quick()), api_server(), change);
     env.converges().await;
     // The watch starts after the first write.
     env.wait_for(|| (env.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
@@ -260,7 +260,7 @@ async fn a_recreated_node_gets_a_new_object() {
 
 #[tokio::test]
 async fn a_stale_owner_is_reported() {
-    let server = api_server().await;
+    let server = api_server();
     let mut object = foreign_object(&[], &["cpu"]);
     object["metadata"]["ownerReferences"] =
         json!([{"apiVersion": "v1", "kind": "Node", "name": "worker", "uid": "before"}]);
@@ -300,7 +300,7 @@ async fn the_newest_state_is_written_after_any_failure() {
 
 #[tokio::test]
 async fn a_frozen_api_server_does_not_block_the_shutdown() {
-    let server = api_server().await;
+    let server = api_server();
     server.set_frozen(true);
     let env = Environment::with(Node::with(quick()), server, |_| {});
     tokio::time::timeout(Duration::from_secs(60), env.stop()).await.unwrap();
@@ -328,7 +328,7 @@ fn is_nested(server: &ApiServer) -> bool {
 
 #[tokio::test]
 async fn deeply_nested_managed_fields_do_not_break_the_agent() {
-    let server = api_server().await;
+    let server = api_server();
     server.put(&TOPOLOGIES, nested(foreign_object(&POLICIES, &["cpu"]))).unwrap();
     let env = Environment::with(Node::with(quick()), server, |_| {});
     env.converges().await;
@@ -356,7 +356,7 @@ async fn deeply_nested_managed_fields_do_not_end_the_watch() {
 
 #[tokio::test]
 async fn every_call_reports_the_servers_retry_after() {
-    let server = api_server().await;
+    let server = api_server();
     server.set_koordinator(true);
     let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));
     let object: NodeResourceTopology = serde_json::from_value(foreign_object(&POLICIES, &["cpu"])).unwrap();

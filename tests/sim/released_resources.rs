@@ -38,7 +38,7 @@ fn db() -> PodSpec {
 
 /// Starts an agent that watches the API server's pods, with one running pod.
 async fn with_running_pod() -> Environment {
-    let server = api_server().await;
+    let server = api_server();
     server.put(&PODS, db().object("worker", "Running")).unwrap();
     let env = Environment::with(Node::with(without_checkpoint_changes()), server, without_full_scans);
     env.node.kubelet.start_pod(db()).await.unwrap();
@@ -85,7 +85,7 @@ async fn a_release_during_a_broken_watch_is_found() {
 
 #[tokio::test]
 async fn without_a_pod_source_releases_are_found_by_polling() {
-    let env = Environment::with(Node::with(without_checkpoint_changes()), api_server().await, |settings| {
+    let env = Environment::with(Node::with(without_checkpoint_changes()), api_server(), |settings| {
         without_full_scans(settings);
         settings.pods.order.clear();
     });
@@ -102,7 +102,7 @@ async fn without_a_pod_source_releases_are_found_by_polling() {
 
 #[tokio::test]
 async fn without_the_right_to_read_pods_releases_are_found_by_polling() {
-    let server = api_server().await;
+    let server = api_server();
     deny_pods(&server);
     let env = Environment::with(Node::with(without_checkpoint_changes()), server, without_full_scans);
     env.node.kubelet.start_pod(db()).await.unwrap();
@@ -118,7 +118,7 @@ async fn touching_the_notify_file_triggers_a_scan() {
     let hook = tempfile::tempdir().unwrap();
     let file = hook.path().join("notify");
     let notify = file.clone();
-    let env = Environment::with(node, api_server().await, |settings| {
+    let env = Environment::with(node, api_server(), |settings| {
         without_full_scans(settings);
         // As with only the sockets mounted.
         settings.kubelet_dir = hook.path().join("nothing");
@@ -184,7 +184,7 @@ async fn a_name_reused_while_the_pods_are_unknown_is_another_pod() {
 
 #[tokio::test]
 async fn the_first_write_waits_until_the_kubelet_lists_the_pods_of_the_api_server() {
-    let (node, server) = (Node::with(without_checkpoint_changes()), api_server().await);
+    let (node, server) = (Node::with(without_checkpoint_changes()), api_server());
     server.put(&PODS, db().object("worker", "Running")).unwrap();
     node.kubelet.start_pod(db()).await.unwrap();
     node.kubelet.stop();
@@ -201,7 +201,7 @@ async fn the_first_write_waits_until_the_kubelet_lists_the_pods_of_the_api_serve
 
 #[tokio::test]
 async fn an_event_of_the_pods_api_triggers_a_scan() {
-    let server = api_server().await;
+    let server = api_server();
     deny_pods(&server);
     let node = Node::with(without_checkpoint_changes());
     let directory = node.root().join("var/lib/kubelet/pods-api");

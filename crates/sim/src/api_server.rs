@@ -6,6 +6,7 @@
 //! has no authentication, no JSON patch, no protocol buffers except for pods, and no tables (so `kubectl`
 //! prints names and ages only).
 
+mod endpoint;
 mod faults;
 mod fields;
 mod http;
@@ -26,16 +27,14 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use axum::body::Body;
-use axum::http::Request;
 use serde_json::{Value, json};
-use tokio::net::TcpSocket;
 use tokio::sync::{broadcast, watch};
 
 pub use faults::{Fault, Rule};
 pub use kinds::{CORE_EVENTS, DEVICES, EVENTS, Kind, LEASES, NAMESPACES, NODES, PODS, TOPOLOGIES};
 pub use store::{Change, EventType};
 
+use self::endpoint::Endpoint;
 use self::faults::Faults;
 use self::fields::Writer;
 use self::pages::Pages;
@@ -80,10 +79,8 @@ pub struct Rejected(String);
 #[derive(Debug)]
 pub struct ApiServer {
     shared: Arc<Shared>,
-    address: SocketAddr,
+    endpoint: Endpoint,
     serving: Mutex<Option<Serving>>,
-    /// Bound to the address all the time, so that nobody else gets the port while the server is stopped.
-    _port: TcpSocket,
 }
 
 #[derive(Debug)]
@@ -164,6 +161,20 @@ impl ApiServer {
     /// # Errors
     /// When the address cannot be bound.
     pub async fn start(address: SocketAddr, seed: u64) -> io::Result<Self> {
+        Self::start_at(Endpoint::tcp(address)?, seed)
+    }
+
+    /// Starts a server on a Unix socket, for clients in this process. What one end sends there is readable at
+    /// the other at once, so the clock may be paused; on a TCP connection it may take a moment, in which a
+    /// paused clock would advance.
+    ///
+    /// # Errors
+    /// When the socket cannot be created.
+    pub fn start_on_socket(seed: u64) -> io::Result<Self> {
+        Self::start_at(Endpoint::unix(), seed)
+    }
+
+    fn start_at(endpoint: Endpoint, seed: u64) -> io::Result<Self> {
         let mut store = Store::new(seed);
         store::seed(&mut store, &now());
         let state = State {
@@ -180,10 +191,8 @@ impl ApiServer {
             requests: VecDeque::new(),
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), frozen: watch::Sender::new(false) });
-        let port = bind(address)?;
-        let address = port.local_addr()?;
-        let serving = serve(&shared, address)?;
-        Ok(Self { shared, address, serving: Mutex::new(Some(serving)), _port: port })
+        let serving = endpoint.serve(&shared)?;
+        Ok(Self { shared, endpoint, serving: Mutex::new(Some(serving)) })
     }
 
     /// Starts a server on any free port of a loopback address that no other server has.
@@ -195,16 +204,10 @@ impl ApiServer {
         Self::start(SocketAddr::from((address, 0)), seed).await
     }
 
-    /// The listen address.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-
-    /// `http://127.12.34.56:12345`.
+    /// `http://127.12.34.56:12345`, or `http://localhost` for a Unix socket.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        self.endpoint.url()
     }
 
     /// Creates a client of this server.
@@ -212,16 +215,7 @@ impl ApiServer {
     /// # Errors
     /// When kube cannot create one.
     pub fn client(&self) -> Result<kube::Client, kube::Error> {
-        // If a provider is installed already, it is the same one.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let url = self
-            .url()
-            .parse()
-            .map_err(|error: axum::http::uri::InvalidUri| kube::Error::HttpError(error.into()))?;
-        let mut config = kube::Config::new(url);
-        // As in `Cluster::new`: report failures at once.
-        config.default_retry = false;
-        kube::Client::try_from(config)
+        self.endpoint.client()
     }
 
     /// Stops the server: connections are closed and new ones are refused. Its objects stay.
@@ -241,7 +235,7 @@ impl ApiServer {
         if let Some(stopped) = stopped {
             stopped.ended().await;
         }
-        *lock(&self.serving) = Some(serve(&self.shared, self.address)?);
+        *lock(&self.serving) = Some(self.endpoint.serve(&self.shared)?);
         Ok(())
     }
 
@@ -415,19 +409,5 @@ impl ApiServer {
 }
 
 /// Binds a socket to an address. Several may be bound to the same one if at most one listens.
-fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    Ok(socket)
-}
-
-fn serve(shared: &Arc<Shared>, address: SocketAddr) -> io::Result<Serving> {
-    let listener = bind(address)?.listen(1024)?;
-    let shared = shared.clone();
-    let service = tower::service_fn(move |request: Request<Body>| http::handle(shared.clone(), request));
-    Ok(Serving::start(listener, service))
-}
-
 #[cfg(test)]
 mod tests;

@@ -45,7 +45,7 @@ fn writers(changes: &mut Receiver<Arc<Change>>) -> Vec<String> {
 
 /// Starts an agent that may not watch its object.
 async fn unwatched(change: impl FnOnce(&mut Settings)) -> Environment {
-    let server = api_server().await;
+    let server = api_server();
     server.set_denied("watch", TOPOLOGIES.plural, true);
     let env = Environment::with(Node::with(quick()), server, change);
     env.converges().await;
@@ -115,7 +115,7 @@ fn is_clean(server: &ApiServer) -> Option<()> {
 
 #[tokio::test]
 async fn an_object_of_another_publisher_is_taken_over_once() {
-    let server = api_server().await;
+    let server = api_server();
     create_foreign_object(&server).await;
     let env = Environment::with(Node::with(quick()), server, |_| {});
     env.converges().await;
