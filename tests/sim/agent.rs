@@ -22,7 +22,7 @@ fn rate_limited() -> Fault {
     Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into())
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn terminated_pods_that_an_old_kubelet_lists_are_not_counted() {
     // Resources of terminated pods stay listed until the next admission, which never happens here.
     let options = Options { release_lag: Duration::from_secs(3600), ..quick() };
@@ -47,7 +47,7 @@ async fn terminated_pods_that_an_old_kubelet_lists_are_not_counted() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_pod_that_is_rejected_right_after_its_allocation_is_not_counted() {
     // Resources of terminated pods stay listed until the next admission, which never happens here.
     let options = Options { release_lag: Duration::from_secs(3600), ..quick() };
@@ -70,7 +70,7 @@ async fn a_pod_that_is_rejected_right_after_its_allocation_is_not_counted() {
 }
 
 /// An old kubelet lists a terminated pod, and the object has a resource whose device plugin is not running.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_single_pass_publishes_the_same_object_as_a_running_agent() {
     let env = with_terminated_pods_listed(quick()).await;
     let job = PodSpec::guaranteed("job", 2, GIB).devices("example.com/nic", 1);
@@ -98,7 +98,7 @@ async fn a_single_pass_publishes_the_same_object_as_a_running_agent() {
     assert_eq!(env.server.topology("worker").unwrap().spec, expected);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_object_follows_pods() {
     let env = Environment::start(quick()).await;
     env.converges().await;
@@ -112,7 +112,7 @@ async fn the_object_follows_pods() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn of_two_similar_pods_the_deleted_one_is_not_counted() {
     let (node, server) = (Node::with(quick()), api_server());
     let replica = |name: &str, init: u64| {
@@ -146,7 +146,6 @@ async fn of_two_similar_pods_the_deleted_one_is_not_counted() {
     env.stop().await;
 }
 
-/// By a paused clock: on a busy machine, the watches may be set too late for the first scan.
 #[tokio::test(start_paused = true)]
 async fn a_start_reads_the_inventory_once() {
     let env = Environment::with(Node::with(quick()), api_server(), |settings| {
@@ -161,7 +160,7 @@ async fn a_start_reads_the_inventory_once() {
     assert!((1..=2).contains(&calls), "{calls} calls");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_node_owns_the_object() {
     let server = ApiServer::start_on_any_port(0).await.unwrap();
     let uid = server.add_node("worker").unwrap();
@@ -177,7 +176,7 @@ async fn the_node_owns_the_object() {
     assert_eq!((owners[0].controller, owners[0].block_owner_deletion), (None, None));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn excluded_pods_and_resources_are_left_out() {
     let server = api_server();
     let env = Environment::with(Node::with(quick()), server, |settings| {
@@ -211,7 +210,7 @@ async fn excluded_pods_and_resources_are_left_out() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_scan_without_a_change_writes_nothing() {
     let node = Node::with(quick());
     let server = api_server();
@@ -222,7 +221,7 @@ async fn a_scan_without_a_change_writes_nothing() {
     assert_eq!(env.server.writes().requests, writes);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_kubelet_restart_never_makes_the_node_look_free() {
     let restart = RestartTiming {
         down: Duration::from_millis(50),
@@ -248,7 +247,7 @@ async fn a_kubelet_restart_never_makes_the_node_look_free() {
     assert_eq!(env.server.writes().changes, writes + 1, "the restart itself changed nothing");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_kubelet_that_does_not_finish_its_start_is_waited_for() {
     let node = Node::with(quick());
     let server = api_server();
@@ -275,7 +274,7 @@ async fn a_kubelet_that_does_not_finish_its_start_is_waited_for() {
     assert!(env.server.writes().changes <= writes + 3);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_event_during_a_failed_list_is_not_lost() {
     let env = Environment::start(quick()).await;
     env.converges().await;
@@ -285,7 +284,7 @@ async fn an_event_during_a_failed_list_is_not_lost() {
     env.converges().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_failed_list_leaves_the_last_good_object() {
     let env = Environment::start(quick()).await;
     let kubelet = &env.node.kubelet;
@@ -298,7 +297,7 @@ async fn a_failed_list_leaves_the_last_good_object() {
     assert_eq!(env.server.writes().changes, writes + 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn after_an_outage_of_the_api_server_only_the_newest_state_is_written() {
     let env = Environment::start(quick()).await;
     env.converges().await;
@@ -309,12 +308,12 @@ async fn after_an_outage_of_the_api_server_only_the_newest_state_is_written() {
         kubelet.start_pod(PodSpec::guaranteed(name, 1, GIB)).await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    env.server.resume().await.unwrap();
+    env.server.resume();
     env.converges().await;
     assert_eq!(env.server.writes().changes, writes + 1);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_hanging_write_blocks_neither_scans_nor_the_shutdown() {
     let env = Environment::start(quick()).await;
     env.converges().await;

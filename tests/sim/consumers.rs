@@ -73,7 +73,7 @@ fn published(env: &Environment) -> String {
     serde_json::to_string(&env.server.topology("worker").unwrap()).unwrap()
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn allocations_and_releases_are_published_for_every_consumer() {
     for consumer in CONSUMERS {
         let env = start_idle(consumer).await;
@@ -92,7 +92,7 @@ async fn allocations_and_releases_are_published_for_every_consumer() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn lists_are_repeated_until_a_bound_pod_is_listed() {
     for consumer in CONSUMERS {
         let env = start_idle(consumer).await;
@@ -109,7 +109,7 @@ async fn lists_are_repeated_until_a_bound_pod_is_listed() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn pods_without_exclusive_resources_cause_no_lists() {
     for consumer in CONSUMERS {
         let env = start_idle(consumer).await;
@@ -120,7 +120,7 @@ async fn pods_without_exclusive_resources_cause_no_lists() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn only_the_overreserving_cache_gets_a_fingerprint() {
     for consumer in CONSUMERS {
         let env = start_idle(consumer).await;
@@ -165,7 +165,7 @@ fn db(name: &str) -> PodSpec {
     PodSpec::guaranteed(name, 2, GIB)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn requests_of_a_bound_pod_are_reserved_in_every_zone_until_it_is_listed() {
     for consumer in DIRECT {
         let env = start_idle(consumer).await;
@@ -189,7 +189,7 @@ async fn requests_of_a_bound_pod_are_reserved_in_every_zone_until_it_is_listed()
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn reservations_need_no_response_of_the_kubelet() {
     for consumer in DIRECT {
         let env = start_idle(consumer).await;
@@ -205,7 +205,7 @@ async fn reservations_need_no_response_of_the_kubelet() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_reservation_ends_with_the_deletion_or_rejection_of_its_pod() {
     for consumer in DIRECT {
         let env = start_idle(consumer).await;
@@ -227,7 +227,7 @@ async fn a_reservation_ends_with_the_deletion_or_rejection_of_its_pod() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_reservation_times_out() {
     let env = start_idle_with(Consumer::Kai, |settings| {
         settings.gate.give_up_after = Duration::from_millis(700);
@@ -249,7 +249,7 @@ async fn a_reservation_times_out() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_first_write_after_a_restart_reserves_for_pods_bound_meanwhile() {
     for consumer in DIRECT {
         let env = start_idle(consumer).await;
@@ -271,7 +271,7 @@ async fn the_first_write_after_a_restart_reserves_for_pods_bound_meanwhile() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn nothing_is_reserved_for_excluded_pods() {
     let env = start_idle_with(Consumer::Kai, |settings| {
         let pattern = PodPattern { namespace: "default".parse().unwrap(), name: "mine".parse().unwrap() };
@@ -285,7 +285,7 @@ async fn nothing_is_reserved_for_excluded_pods() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_reservations_a_binding_causes_no_write() {
     let env = start_idle(Consumer::None).await;
     let writes = env.server.writes().changes;
@@ -341,7 +341,7 @@ async fn wait_for_no_writes(env: &Environment) {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_pod_causes_few_writes() {
     use FingerprintMethod::{All, WithExclusiveResources};
     let [overreserving, direct, kai, none] = CONSUMERS;
@@ -366,7 +366,7 @@ async fn a_pod_causes_few_writes() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_a_pod_source_allocations_are_found_by_polling() {
     let without_source = |config: &mut Config| config.pods.source = PodSource::None;
     let env = start(Consumer::None, without_source, |_| {}).await;

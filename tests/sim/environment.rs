@@ -134,14 +134,14 @@ impl Environment {
 
 /// Starts an API server with the Node.
 pub(crate) fn api_server() -> ApiServer {
-    let server = ApiServer::start_on_socket(0).unwrap();
+    let server = ApiServer::start_in_process(0);
     server.add_node("worker").unwrap();
     server
 }
 
 /// Starts an agent with a kubelet that lists terminated pods with their resources, as those before 1.34 do.
 pub(crate) async fn with_terminated_pods_listed(options: Options) -> Environment {
-    let server = ApiServer::start_on_socket(0).unwrap();
+    let server = ApiServer::start_in_process(0);
     let node =
         json!({"metadata": {"name": "worker"}, "status": {"nodeInfo": {"kubeletVersion": "v1.33.13"}}});
     server.put(&NODES, node).unwrap();

@@ -55,7 +55,7 @@ async fn is_withheld(env: &Environment) {
     env.wait_for(|| (fingerprint(&env.server) == withheld).then_some(())).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_fingerprint_is_withheld_from_the_binding_to_the_allocation() {
     let env = start(|_| {}).await;
     covers(&env, "").await;
@@ -77,7 +77,7 @@ async fn the_fingerprint_is_withheld_from_the_binding_to_the_allocation() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn pods_without_exclusive_resources_do_not_withhold_the_fingerprint() {
     let env = start(|_| {}).await;
     let mut changes = env.server.changes();
@@ -90,7 +90,7 @@ async fn pods_without_exclusive_resources_do_not_withhold_the_fingerprint() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_fingerprint_is_withheld_while_the_kubelet_does_not_respond() {
     let env = start(|_| {}).await;
     env.node.kubelet.fail_next(Call::List, 1000, &KubeletFault::Hang);
@@ -101,7 +101,7 @@ async fn the_fingerprint_is_withheld_while_the_kubelet_does_not_respond() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_deleted_pod_no_longer_withholds_the_fingerprint_although_lists_fail() {
     let env = start(|_| {}).await;
     // Scans fail at once, so the agent is nearly always between two of them.
@@ -118,7 +118,7 @@ async fn a_deleted_pod_no_longer_withholds_the_fingerprint_although_lists_fail()
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn unpullable_terminated_and_rejected_pods_do_not_withhold_the_fingerprint() {
     let env = start(|_| {}).await;
     // Admitted, but its image can never be pulled.
@@ -138,7 +138,7 @@ async fn unpullable_terminated_and_rejected_pods_do_not_withhold_the_fingerprint
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_pod_deleted_before_its_admission_withholds_the_fingerprint_until_it_is_terminal() {
     let env = start(|_| {}).await;
     env.put_pod(&db("a"), "Pending");
@@ -158,7 +158,7 @@ async fn a_pod_deleted_before_its_admission_withholds_the_fingerprint_until_it_i
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_list_before_its_admission_does_not_account_for_a_deleted_pod() {
     let env = start(|_| {}).await;
     covers(&env, "").await;
@@ -186,7 +186,7 @@ async fn a_list_before_its_admission_does_not_account_for_a_deleted_pod() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_pod_with_a_finalizer_is_in_the_fingerprint_until_it_is_removed() {
     let env = start(|_| {}).await;
     run(&env, &db("a")).await;
@@ -205,7 +205,7 @@ async fn a_pod_with_a_finalizer_is_in_the_fingerprint_until_it_is_removed() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_pod_with_the_name_of_one_deleted_by_force_is_another_pod() {
     let env = start(|_| {}).await;
     run(&env, &db("web-0")).await;
@@ -229,7 +229,7 @@ async fn a_pod_with_the_name_of_one_deleted_by_force_is_another_pod() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_static_pod_is_in_the_fingerprint_once_its_mirror_pod_exists() {
     let env = start(|_| {}).await;
     env.node.kubelet.start_pod(db("static-worker")).await.unwrap();
@@ -244,7 +244,7 @@ async fn a_static_pod_is_in_the_fingerprint_once_its_mirror_pod_exists() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn withholding_the_fingerprint_times_out_per_pod() {
     let env = start(|settings| settings.gate.give_up_after = Duration::from_millis(700)).await;
     env.put_pod(&db("lost"), "Pending");
@@ -266,7 +266,7 @@ async fn withholding_the_fingerprint_times_out_per_pod() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_last_set_of_pods_is_used_while_the_watch_is_broken() {
     let env = start(|_| {}).await;
     run(&env, &db("a")).await;
@@ -285,7 +285,7 @@ async fn the_last_set_of_pods_is_used_while_the_watch_is_broken() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn excluded_pods_are_in_the_fingerprint() {
     let env = Environment::with(Node::with(quick()), api_server(), |settings| {
         let pattern = PodPattern { namespace: "default".parse().unwrap(), name: "a".parse().unwrap() };
@@ -307,7 +307,7 @@ async fn excluded_pods_are_in_the_fingerprint() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_restarted_agent_does_not_publish_a_fingerprint_too_early() {
     let env = start(|_| {}).await;
     run(&env, &db("a")).await;
@@ -329,7 +329,7 @@ async fn a_restarted_agent_does_not_publish_a_fingerprint_too_early() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_fingerprint_is_withheld_when_the_agent_stops() {
     let env = start(|_| {}).await;
     run(&env, &db("a")).await;
@@ -344,7 +344,7 @@ async fn the_fingerprint_is_withheld_when_the_agent_stops() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_fingerprint_of_a_killed_agent_is_withheld_if_the_node_cannot_be_read() {
     let first = start(|_| {}).await;
     run(&first, &db("a")).await;
@@ -368,7 +368,7 @@ async fn the_fingerprint_of_a_killed_agent_is_withheld_if_the_node_cannot_be_rea
     second.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_fingerprint_is_withheld_while_the_pods_are_unknown() {
     let server = api_server();
     server.set_denied("list", PODS.plural, true);
@@ -380,7 +380,7 @@ async fn the_fingerprint_is_withheld_while_the_pods_are_unknown() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_first_write_waits_for_the_pods() {
     let server = api_server();
     server.put(&PODS, db("a").object("worker", "Running")).unwrap();
@@ -399,7 +399,7 @@ async fn the_first_write_waits_for_the_pods() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn informer_view_and_method_select_the_pods() {
     let pods = |env: &Environment| {
         env.put_pod(&db("a"), "Running");
@@ -431,7 +431,7 @@ async fn informer_view_and_method_select_the_pods() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn sidecars_are_waited_for_and_init_containers_are_not() {
     let env = start(|_| {}).await;
     let mut pod = db("a");
@@ -448,7 +448,7 @@ async fn sidecars_are_waited_for_and_init_containers_are_not() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_status_file_lists_the_pods() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("status.json");
@@ -473,7 +473,7 @@ async fn the_status_file_lists_the_pods() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn placements_are_published_with_the_fingerprint_only() {
     const METADATA: &str = "topology.node.k8s.io/numaplacement-metadata";
     let mut spec = machine("two-by-eight");

@@ -93,7 +93,7 @@ async fn the_agent_is_started_and_ready_once_its_object_is_written() {
     env.expect("/startupz", (503, "nothing was published yet\n")).await;
     env.expect("/readyz", (503, "nothing was published yet\n")).await;
     env.expect("/livez", OK).await;
-    env.api.resume().await.unwrap();
+    env.api.resume();
     env.wait_until_ok("/startupz").await;
     env.wait_until_ok("/readyz").await;
 }
@@ -140,7 +140,7 @@ async fn without_the_api_server_the_agent_is_alive_but_not_ready() {
         if frozen {
             env.api.set_frozen(false);
         } else {
-            env.api.resume().await.unwrap();
+            env.api.resume();
         }
         env.wait_until_ok("/readyz").await;
     }

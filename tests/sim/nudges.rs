@@ -216,7 +216,7 @@ async fn after_a_compacted_history_pods_are_listed_again() {
         server.put(&PODS, pod(name, REJECTED)).unwrap();
     }
     server.compact_history();
-    server.resume().await.unwrap();
+    server.resume();
     wait_for("both pods are counted", || replica.sample("numacast_rejected_pods") == 2).await;
     wait_for("there is a nudge", || replica.nudges() > 0).await;
 }

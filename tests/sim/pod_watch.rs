@@ -158,7 +158,7 @@ async fn after_a_version_that_is_too_old_all_pods_are_listed_again() {
     while env.errors.is_empty() {
         env.read().await;
     }
-    env.server.resume().await.unwrap();
+    env.server.resume();
     env.read_until(|env| env.lists == 2).await;
     assert!(env.errors.last().unwrap().contains("too old resource version"), "{:?}", env.errors);
     assert_eq!(env.trace.concat().trim_start_matches('!'), "[bc]");
@@ -185,7 +185,7 @@ async fn no_event_is_lost_or_repeated_wherever_a_watch_breaks() {
             env.delete("a");
             env.delete("b");
             env.server.fail_next("watch", "pods", 1, fault.clone());
-            env.server.resume().await.unwrap();
+            env.server.resume();
             env.read_until(|env| env.pods.is_empty()).await;
             let events: Vec<&String> =
                 env.trace.iter().filter(|event| !["!", "+"].contains(&event.as_str())).collect();
@@ -390,7 +390,7 @@ async fn after_a_single_lost_connection_the_watch_continues_at_once() {
 #[tokio::test(start_paused = true)]
 async fn the_agents_of_a_cluster_reconnect_over_some_time() {
     const AGENTS: usize = 60;
-    let server = ApiServer::start_on_socket(0).unwrap();
+    let server = ApiServer::start_in_process(0);
     let lists = Arc::new(AtomicUsize::new(0));
     let agents: Vec<_> = (0..AGENTS)
         .map(|_| {
@@ -413,7 +413,7 @@ async fn the_agents_of_a_cluster_reconnect_over_some_time() {
     server.put(&NODES, json!({"metadata": {"name": "another"}})).unwrap();
     server.compact_history();
     let before = server.requests(&PODS).len();
-    server.resume().await.unwrap();
+    server.resume();
     tokio::time::sleep(Duration::from_secs(120)).await;
     assert_eq!(lists.load(Ordering::Relaxed), AGENTS);
     let requests = &server.requests(&PODS)[before..];
@@ -450,7 +450,7 @@ async fn after_random_faults_all_pods_are_known() {
                 down = true;
             }
             11 if down => {
-                env.server.resume().await.unwrap();
+                env.server.resume();
                 down = false;
             }
             12 => {
@@ -475,7 +475,7 @@ async fn after_random_faults_all_pods_are_known() {
         if step % 60 == 59 {
             env.server.clear_faults();
             if down {
-                env.server.resume().await.unwrap();
+                env.server.resume();
                 down = false;
             }
             // Its event is the last one.

@@ -161,7 +161,7 @@ impl Environment {
             Component::PodSource => {
                 self.server.stop();
                 sleep(down).await;
-                self.server.resume().await.unwrap();
+                self.server.resume();
             }
         }
     }

@@ -46,7 +46,7 @@ async fn with_running_pod() -> Environment {
     env
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_deletion_in_the_api_server_triggers_a_scan() {
     let env = with_running_pod().await;
     assert!(env.node.kubelet.stop_pod("default", "db"));
@@ -55,7 +55,7 @@ async fn a_deletion_in_the_api_server_triggers_a_scan() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn lists_are_repeated_until_a_terminated_pod_has_left_the_list() {
     let env = with_running_pod().await;
     let lists = env.node.kubelet.calls().list;
@@ -71,19 +71,19 @@ async fn lists_are_repeated_until_a_terminated_pod_has_left_the_list() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_release_during_a_broken_watch_is_found() {
     let env = with_running_pod().await;
     env.server.stop();
     assert!(env.node.kubelet.stop_pod("default", "db"));
     assert!(env.server.delete(&PODS, "default", "db"));
     env.server.compact_history();
-    env.server.resume().await.unwrap();
+    env.server.resume();
     env.converges().await;
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_a_pod_source_releases_are_found_by_polling() {
     let env = Environment::with(Node::with(without_checkpoint_changes()), api_server(), |settings| {
         without_full_scans(settings);
@@ -100,7 +100,7 @@ async fn without_a_pod_source_releases_are_found_by_polling() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_the_right_to_read_pods_releases_are_found_by_polling() {
     let server = api_server();
     deny_pods(&server);
@@ -112,7 +112,7 @@ async fn without_the_right_to_read_pods_releases_are_found_by_polling() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn touching_the_notify_file_triggers_a_scan() {
     let node = Node::with(without_checkpoint_changes());
     let hook = tempfile::tempdir().unwrap();
@@ -131,7 +131,7 @@ async fn touching_the_notify_file_triggers_a_scan() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_agent_that_starts_with_its_kubelet_waits_for_the_pods() {
     let env = with_running_pod().await;
     let available = env.available(0, "cpu");
@@ -151,7 +151,7 @@ async fn an_agent_that_starts_with_its_kubelet_waits_for_the_pods() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_name_reused_while_the_pods_are_unknown_is_another_pod() {
     let env = with_terminated_pods_listed(without_checkpoint_changes()).await;
     env.node.kubelet.start_pod(db()).await.unwrap();
@@ -182,7 +182,7 @@ async fn a_name_reused_while_the_pods_are_unknown_is_another_pod() {
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_first_write_waits_until_the_kubelet_lists_the_pods_of_the_api_server() {
     let (node, server) = (Node::with(without_checkpoint_changes()), api_server());
     server.put(&PODS, db().object("worker", "Running")).unwrap();
@@ -199,7 +199,7 @@ async fn the_first_write_waits_until_the_kubelet_lists_the_pods_of_the_api_serve
     env.stop().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn an_event_of_the_pods_api_triggers_a_scan() {
     let server = api_server();
     deny_pods(&server);

@@ -134,7 +134,7 @@ impl Soak {
                 _ => {
                     server.stop();
                     tokio::time::sleep(Duration::from_millis(100)).await;
-                    server.resume().await?;
+                    server.resume();
                     return Ok(());
                 }
             };

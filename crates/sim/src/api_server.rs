@@ -80,7 +80,7 @@ pub struct Rejected(String);
 pub struct ApiServer {
     shared: Arc<Shared>,
     endpoint: Endpoint,
-    serving: Mutex<Option<Serving>>,
+    serving: Serving,
 }
 
 #[derive(Debug)]
@@ -154,27 +154,9 @@ fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-impl ApiServer {
-    /// Starts a server on `address` (port 0 takes any free one) with the namespaces of a fresh cluster and
-    /// the CRD. Uids are drawn from `seed`.
-    ///
-    /// # Errors
-    /// When the address cannot be bound.
-    pub async fn start(address: SocketAddr, seed: u64) -> io::Result<Self> {
-        Self::start_at(Endpoint::tcp(address)?, seed)
-    }
-
-    /// Starts a server on a Unix socket, for clients in this process. What one end sends there is readable at
-    /// the other at once, so the clock may be paused; on a TCP connection it may take a moment, in which a
-    /// paused clock would advance.
-    ///
-    /// # Errors
-    /// When the socket cannot be created.
-    pub fn start_on_socket(seed: u64) -> io::Result<Self> {
-        Self::start_at(Endpoint::unix(), seed)
-    }
-
-    fn start_at(endpoint: Endpoint, seed: u64) -> io::Result<Self> {
+impl Shared {
+    /// Returns an empty cluster. Uids are drawn from `seed`.
+    fn new(seed: u64) -> Arc<Self> {
         let mut store = Store::new(seed);
         store::seed(&mut store, &now());
         let state = State {
@@ -190,9 +172,29 @@ impl ApiServer {
             watched: Vec::new(),
             requests: VecDeque::new(),
         };
-        let shared = Arc::new(Shared { state: Mutex::new(state), frozen: watch::Sender::new(false) });
-        let serving = endpoint.serve(&shared)?;
-        Ok(Self { shared, endpoint, serving: Mutex::new(Some(serving)) })
+        Arc::new(Self { state: Mutex::new(state), frozen: watch::Sender::new(false) })
+    }
+}
+
+impl ApiServer {
+    /// Starts a server on `address` (port 0 takes any free one) with the namespaces of a fresh cluster and
+    /// the CRD. Uids are drawn from `seed`.
+    ///
+    /// # Errors
+    /// When the address cannot be bound.
+    pub async fn start(address: SocketAddr, seed: u64) -> io::Result<Self> {
+        let shared = Shared::new(seed);
+        let (endpoint, serving) = Endpoint::tcp(address, &shared).await?;
+        Ok(Self { shared, endpoint, serving })
+    }
+
+    /// Starts a server for clients in this process, without sockets: the clock may be paused. Data in a socket
+    /// may take a moment to arrive, in which a paused clock would advance.
+    #[must_use]
+    pub fn start_in_process(seed: u64) -> Self {
+        let shared = Shared::new(seed);
+        let (endpoint, serving) = Endpoint::in_process(&shared);
+        Self { shared, endpoint, serving }
     }
 
     /// Starts a server on any free port of a loopback address that no other server has.
@@ -218,32 +220,19 @@ impl ApiServer {
         self.endpoint.client()
     }
 
-    /// Stops the server: connections are closed and new ones are refused. Its objects stay.
+    /// Stops the server: connections are closed, new ones at once. Its objects stay.
     pub fn stop(&self) {
-        if let Some(serving) = &*lock(&self.serving) {
-            serving.stop();
-        }
+        self.serving.control.set_stopped(true);
     }
 
-    /// Starts the server again at its address.
-    ///
-    /// # Errors
-    /// When it cannot listen.
-    pub async fn resume(&self) -> io::Result<()> {
-        // Its port is free once it has ended.
-        let stopped = lock(&self.serving).take();
-        if let Some(stopped) = stopped {
-            stopped.ended().await;
-        }
-        *lock(&self.serving) = Some(self.endpoint.serve(&self.shared)?);
-        Ok(())
+    /// Lets a stopped server serve again.
+    pub fn resume(&self) {
+        self.serving.control.set_stopped(false);
     }
 
     /// Closes the connections that are open now.
     pub fn cut_connections(&self) {
-        if let Some(serving) = &*lock(&self.serving) {
-            serving.cut_connections();
-        }
+        self.serving.control.cut_connections();
     }
 
     /// Freezes the server: it accepts connections and requests but does not respond, and watches send

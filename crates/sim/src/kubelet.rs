@@ -168,7 +168,7 @@ impl SimKubelet {
             traffic: None,
         };
         let shared =
-            Shared { root: root.to_owned(), options, state: Mutex::new(state), cut: Mutex::default() };
+            Shared { root: root.to_owned(), options, state: Mutex::new(state), server: Mutex::default() };
         let kubelet = Self {
             shared: Arc::new(shared),
             serving: Mutex::default(),

@@ -91,7 +91,7 @@ impl SimPodsApi {
     /// Stops the kubelet; its socket file stays.
     pub fn stop(&mut self) {
         if let Some(serving) = self.serving.take() {
-            serving.cut_connections();
+            serving.control.cut_connections();
         }
         lock(&self.shared).watchers.clear();
     }
@@ -154,7 +154,7 @@ impl SimPodsApi {
     /// Closes all connections, without any other effect.
     pub fn cut_connections(&self) {
         if let Some(serving) = &self.serving {
-            serving.cut_connections();
+            serving.control.cut_connections();
         }
     }
 

@@ -9,9 +9,9 @@ use axum::http::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::watch;
+use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tower::ServiceExt;
 
@@ -30,6 +30,19 @@ impl Listener for UnixListener {
     }
 }
 
+/// The server's halves of connections within this process.
+pub(crate) type Connections = Mutex<mpsc::UnboundedReceiver<DuplexStream>>;
+
+impl Listener for Connections {
+    type Stream = DuplexStream;
+    async fn next(&self) -> io::Result<DuplexStream> {
+        match self.lock().await.recv().await {
+            Some(stream) => Ok(stream),
+            None => std::future::pending().await,
+        }
+    }
+}
+
 impl Listener for TcpListener {
     type Stream = TcpStream;
     async fn next(&self) -> io::Result<TcpStream> {
@@ -44,7 +57,25 @@ impl Listener for TcpListener {
 #[derive(Debug)]
 pub(crate) struct Serving {
     task: JoinHandle<()>,
-    cut: Arc<watch::Sender<u64>>,
+    pub(crate) control: Control,
+}
+
+/// Stops a server and closes its connections. The value is true while the server is stopped; every
+/// notification closes the open connections.
+#[derive(Clone, Debug)]
+pub(crate) struct Control(Arc<watch::Sender<bool>>);
+
+impl Control {
+    /// Closes the connections that are open now.
+    pub(crate) fn cut_connections(&self) {
+        self.0.send_modify(|_| ());
+    }
+
+    /// Closes all connections, and new ones at once until it is called with false. The socket stays open: if
+    /// a child process that has just been forked held a closed one, its address could not be bound again.
+    pub(crate) fn set_stopped(&self, stopped: bool) {
+        self.0.send_replace(stopped);
+    }
 }
 
 impl Serving {
@@ -56,41 +87,19 @@ impl Serving {
         S::Future: Send + 'static,
         E: Into<Box<dyn std::error::Error + Send + Sync>> + 'static,
     {
-        let cut = Arc::new(watch::Sender::new(0));
-        let task = tokio::spawn(accept(listener, service, cut.clone()));
-        Self { task, cut }
-    }
-
-    /// Stops accepting and closes all connections, when its task runs next.
-    pub(crate) fn stop(&self) {
-        self.task.abort();
-    }
-
-    /// Stops it, and waits until its listener is closed.
-    pub(crate) async fn ended(mut self) {
-        self.stop();
-        // An error: it was aborted.
-        let _ = (&mut self.task).await;
-    }
-
-    /// Closes the connections that are open now; new ones are accepted.
-    pub(crate) fn cut_connections(&self) {
-        self.cut.send_modify(|generation| *generation += 1);
-    }
-
-    /// The sender that closes the connections, for use by the service itself.
-    pub(crate) fn cut(&self) -> Arc<watch::Sender<u64>> {
-        Arc::clone(&self.cut)
+        let control = Control(Arc::new(watch::Sender::new(false)));
+        let task = tokio::spawn(accept(listener, service, control.0.subscribe()));
+        Self { task, control }
     }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.stop();
+        self.task.abort();
     }
 }
 
-async fn accept<L, S, E>(listener: L, service: S, cut: Arc<watch::Sender<u64>>)
+async fn accept<L, S, E>(listener: L, service: S, mut stopped: watch::Receiver<bool>)
 where
     L: Listener,
     S: tower::Service<Request<Body>, Response = Response<Body>, Error = E> + Clone + Send + 'static,
@@ -98,12 +107,14 @@ where
     E: Into<Box<dyn std::error::Error + Send + Sync>> + 'static,
 {
     let mut connections = JoinSet::new();
-    let mut cuts = cut.subscribe();
     loop {
         tokio::select! {
             stream = listener.next() => {
                 // Out of descriptors, or a peer that left early: try the next connection.
                 let Ok(stream) = stream else { tokio::task::yield_now().await; continue };
+                if *stopped.borrow() {
+                    continue;
+                }
                 let service = service.clone().map_request(|request: Request<_>| request.map(Body::new));
                 let service = TowerToHyperService::new(service);
                 connections.spawn(async move {
@@ -113,7 +124,7 @@ where
                 });
             }
             Some(_) = connections.join_next() => {}
-            _ = cuts.changed() => connections.shutdown().await,
+            Ok(()) = stopped.changed() => connections.shutdown().await,
         }
     }
 }

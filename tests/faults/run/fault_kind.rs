@@ -258,7 +258,7 @@ impl FaultKind {
             Self::ServerDown => {
                 server.stop();
                 pause(rng, 2500).await;
-                server.resume().await.map_err(text)?;
+                server.resume();
             }
             Self::ServerSlow => {
                 let fault = Fault::Delay(up_to(rng, 450));

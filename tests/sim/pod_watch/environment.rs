@@ -30,7 +30,7 @@ pub(super) struct Environment {
 
 impl Environment {
     pub(super) async fn new(wanted: Wanted) -> Self {
-        let server = ApiServer::start_on_socket(0).unwrap();
+        let server = ApiServer::start_in_process(0);
         let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(10));
         let events = Box::pin(cluster.watch_pods(NODE, wanted));
         let (listed, pods) = (BTreeMap::new(), BTreeMap::new());

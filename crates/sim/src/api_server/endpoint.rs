@@ -5,83 +5,75 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::body::Body;
+use axum::http::Request;
 use axum::http::uri::InvalidUri;
-use axum::http::{Request, Uri};
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use kube::client::{Body as ClientBody, ConfigExt};
-use tokio::net::{TcpSocket, UnixListener, UnixStream};
-use tower::Layer;
+use hyper::client::conn::http1::handshake;
+use hyper_util::rt::TokioIo;
+use kube::client::Body as ClientBody;
+use tokio::io::{DuplexStream, duplex};
+use tokio::net::TcpListener;
+use tokio::sync::{Mutex, mpsc};
 
 use super::{Shared, http};
-use crate::serve::Serving;
+use crate::serve::{Listener, Serving};
 
-/// A TCP address, or the name of an abstract Unix socket.
+/// Bytes in flight on a connection within this process.
+const BUFFER: usize = 64 << 10;
+
+/// A TCP address, or this process.
 #[derive(Debug)]
 pub(super) enum Endpoint {
-    Tcp {
-        address: SocketAddr,
-        /// Bound to the address all the time, so that nobody else gets the port while the server is stopped.
-        _port: TcpSocket,
-    },
-    Unix(String),
+    Tcp(SocketAddr),
+    InProcess(mpsc::UnboundedSender<DuplexStream>),
 }
 
 impl Endpoint {
-    /// Takes an address; port 0 takes any free one.
-    pub(super) fn tcp(address: SocketAddr) -> io::Result<Self> {
-        let port = bind(address)?;
-        Ok(Self::Tcp { address: port.local_addr()?, _port: port })
+    /// Serves at a TCP address; port 0 takes any free one.
+    pub(super) async fn tcp(address: SocketAddr, shared: &Arc<Shared>) -> io::Result<(Self, Serving)> {
+        let listener = TcpListener::bind(address).await?;
+        let endpoint = Self::Tcp(listener.local_addr()?);
+        Ok((endpoint, serve(listener, shared)))
     }
 
-    /// Takes a random name of an abstract socket, which begins with a null byte and is no file: unix(7).
-    pub(super) fn unix() -> Self {
-        Self::Unix(format!("\0numacast-{:016x}", fastrand::u64(..)))
+    pub(super) fn in_process(shared: &Arc<Shared>) -> (Self, Serving) {
+        let (connect, connections) = mpsc::unbounded_channel();
+        (Self::InProcess(connect), serve(Mutex::new(connections), shared))
     }
 
     pub(super) fn url(&self) -> String {
         match self {
-            Self::Tcp { address, .. } => format!("http://{address}"),
-            Self::Unix(_) => "http://localhost".to_owned(),
-        }
-    }
-
-    pub(super) fn serve(&self, shared: &Arc<Shared>) -> io::Result<Serving> {
-        let shared = shared.clone();
-        let service = tower::service_fn(move |request: Request<Body>| http::handle(shared.clone(), request));
-        match self {
-            Self::Tcp { address, .. } => Ok(Serving::start(bind(*address)?.listen(1024)?, service)),
-            Self::Unix(name) => Ok(Serving::start(UnixListener::bind(name)?, service)),
+            Self::Tcp(address) => format!("http://{address}"),
+            Self::InProcess(_) => "http://localhost".to_owned(),
         }
     }
 
     pub(super) fn client(&self) -> Result<kube::Client, kube::Error> {
         // If a provider is installed already, it is the same one.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let url = self.url().parse().map_err(|error: InvalidUri| kube::Error::HttpError(error.into()))?;
-        let mut config = kube::Config::new(url);
-        // As in `Cluster::new`: report failures at once.
-        config.default_retry = false;
-        match self {
-            Self::Tcp { .. } => kube::Client::try_from(config),
-            Self::Unix(name) => Ok(client_of_socket(name.clone(), &config)),
-        }
+        let Self::InProcess(connect) = self else {
+            let url = self.url().parse().map_err(|error: InvalidUri| kube::Error::HttpError(error.into()))?;
+            let mut config = kube::Config::new(url);
+            // As in `Cluster::new`: report failures at once.
+            config.default_retry = false;
+            return kube::Client::try_from(config);
+        };
+        let connect = connect.clone();
+        let send = move |request| {
+            let (ours, theirs) = duplex(BUFFER);
+            // If the server was dropped, the connection is closed.
+            let _ = connect.send(theirs);
+            async move {
+                let (mut sender, connection) = handshake::<_, ClientBody>(TokioIo::new(ours)).await?;
+                tokio::spawn(connection);
+                sender.send_request(request).await
+            }
+        };
+        Ok(kube::Client::new(tower::service_fn(send), "default"))
     }
 }
 
-fn bind(address: SocketAddr) -> io::Result<TcpSocket> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    Ok(socket)
-}
-
-/// Creates a client that connects to a Unix socket, whatever the host of a request.
-fn client_of_socket(name: String, config: &kube::Config) -> kube::Client {
-    let connect = tower::service_fn(move |_: Uri| {
-        let name = name.clone();
-        Box::pin(async move { UnixStream::connect(name).await.map(TokioIo::new) })
-    });
-    let client = Client::builder(TokioExecutor::new()).build::<_, ClientBody>(connect);
-    kube::Client::new(config.base_uri_layer().layer(client), &config.default_namespace)
+fn serve(listener: impl Listener, shared: &Arc<Shared>) -> Serving {
+    let shared = shared.clone();
+    let service = tower::service_fn(move |request: Request<Body>| http::handle(shared.clone(), request));
+    Serving::start(listener, service)
 }

@@ -441,7 +441,7 @@ async fn objects_survive_a_stop_of_the_server() {
     nodes.get("w").await.unwrap();
     cluster.server.stop();
     assert!(nodes.get("w").await.is_err());
-    cluster.server.resume().await.unwrap();
+    cluster.server.resume();
     nodes.get("w").await.unwrap();
     cluster.server.cut_connections();
     nodes.get("w").await.unwrap();

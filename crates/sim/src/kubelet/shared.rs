@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use fastrand::Rng;
 use serde_json::Value;
-use tokio::sync::watch;
 
 use super::faults::{Faults, RecordedResponse};
 use super::limiter::Limiter;
 use super::model::Model;
 use super::traffic::Traffic;
 use super::{Calls, Options, SimError, files};
+use crate::serve::Control;
 use crate::sync::lock;
 
 /// What the kubelet and its server share.
@@ -22,8 +22,8 @@ pub(super) struct Shared {
     pub(super) root: PathBuf,
     pub(super) options: Options,
     pub(super) state: Mutex<State>,
-    /// Closes the connections of the running server.
-    pub(super) cut: Mutex<Option<Arc<watch::Sender<u64>>>>,
+    /// Controls the running server.
+    pub(super) server: Mutex<Option<Control>>,
 }
 
 /// The kubelet's state.
@@ -51,8 +51,8 @@ pub(super) struct State {
 impl Shared {
     /// Closes the connections that are open now.
     pub(super) fn cut_connections(&self) {
-        if let Some(cut) = &*lock(&self.cut) {
-            cut.send_modify(|generation| *generation += 1);
+        if let Some(server) = &*lock(&self.server) {
+            server.cut_connections();
         }
     }
 

@@ -36,7 +36,7 @@ impl SimKubelet {
         let service =
             tower::service_fn(move |request| service::respond(shared.clone(), routes.clone(), request));
         let serving = Serving::start(listener, service);
-        *lock(&self.shared.cut) = Some(serving.cut());
+        *lock(&self.shared.server) = Some(serving.control.clone());
         *lock(&self.serving) = Some(serving);
         Ok(())
     }
