@@ -79,23 +79,24 @@ impl Agent {
         let start = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait()? {
-                let log =
-                    std::fs::read_to_string(self.node.directory().join("agent.log")).unwrap_or_default();
-                let last: Vec<&str> = log.lines().rev().take(10).collect();
-                bail!(
-                    "the agent exited: {status}\n{}",
-                    last.into_iter().rev().collect::<Vec<_>>().join("\n")
-                );
+                bail!("the agent exited: {status}\n{}", self.last_log_lines());
             }
             let differences = self.differences();
             if differences.is_empty() {
                 return Ok(start.elapsed());
             }
             if start.elapsed() > TIMEOUT {
-                bail!("the object is not correct after {TIMEOUT:?}:\n{}", differences.join("\n"));
+                let log = self.last_log_lines();
+                bail!("the object is not correct after {TIMEOUT:?}:\n{}\n{log}", differences.join("\n"));
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
+    }
+
+    fn last_log_lines(&self) -> String {
+        let log = std::fs::read_to_string(self.node.directory().join("agent.log")).unwrap_or_default();
+        let last: Vec<&str> = log.lines().rev().take(10).collect();
+        last.into_iter().rev().collect::<Vec<_>>().join("\n")
     }
 
     fn differences(&self) -> Vec<String> {

@@ -119,8 +119,14 @@ impl Soak {
     }
 
     async fn inject_faults(&mut self, done: u64) -> Result<()> {
+        let restarts = done.is_multiple_of(RESTART_PERIOD);
+        // The agent cannot know that pods without an object are gone. If all that it knew are, it would wait
+        // for them for minutes.
+        if restarts && self.pods.is_empty() {
+            self.agent.wait_until_correct().await?;
+        }
         let (kubelet, server) = (&self.agent.node.kubelet, &self.agent.node.server);
-        if done.is_multiple_of(RESTART_PERIOD) {
+        if restarts {
             kubelet.restart().await?;
             self.injected[0] += 1;
         }
