@@ -241,7 +241,7 @@ impl<const N: usize, M: Clone> Family<N, M> {
         self
     }
 
-    /// Returns the series with these label values, creating it if there is none.
+    /// Returns the series with these label values, and creates it if it does not exist.
     pub fn with(&self, values: [&str; N]) -> M {
         lock(&self.0.series).with(&self.0, values).clone()
     }

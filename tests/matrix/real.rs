@@ -229,5 +229,5 @@ fn last_error(log: &Path) -> String {
     let lines = || text.lines().rev();
     let found = lines().find_map(|line| line.split("\"command failed\" err=").nth(1));
     let found = found.or_else(|| lines().find(|line| line.starts_with('E') || line.starts_with("panic")));
-    found.unwrap_or("there is none in its log").trim_matches('"').to_owned()
+    found.unwrap_or("its log does not say why").trim_matches('"').to_owned()
 }

@@ -206,7 +206,7 @@ impl ApiServer {
         Self::start(SocketAddr::from((address, 0)), seed).await
     }
 
-    /// `http://127.12.34.56:12345`, or `http://localhost` for a Unix socket.
+    /// `http://127.12.34.56:12345`, or `http://localhost` for a server in this process.
     #[must_use]
     pub fn url(&self) -> String {
         self.endpoint.url()

@@ -15,7 +15,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tower::ServiceExt;
 
-/// A bound socket of either kind.
+/// Accepts connections: a bound socket, or connections within this process.
 pub(crate) trait Listener: Send + 'static {
     /// Its connections.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;

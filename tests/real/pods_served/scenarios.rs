@@ -82,7 +82,7 @@ impl World {
     }
 
     pub(super) async fn many_pods(&mut self) -> Result<()> {
-        self.wait_until_equal("there is none").await?;
+        self.wait_until_equal("there are no pods").await?;
         let names: Vec<String> = (0..20).map(|index| format!("many-{index}")).collect();
         self.run_all(&names).await?;
         let whole = pod("whole")
@@ -143,7 +143,7 @@ impl World {
         let before = self.pods().get(&name).await?.metadata;
         write(pod("static").cpus(1).memory("128Mi"))?;
         until("it is another", async || {
-            let now = self.pods().get_opt(&name).await?.context("there is none")?.metadata;
+            let now = self.pods().get_opt(&name).await?.context("the API server does not have it")?.metadata;
             ensure!(now.uid != before.uid);
             Ok(())
         })

@@ -13,7 +13,7 @@ pub(crate) async fn scrape(address: &str) -> Result<String> {
     Ok(response.split_once("\r\n\r\n").context("no HTTP response")?.1.to_owned())
 }
 
-/// Returns the sum of a metric over the series whose labels contain all of `labels`; `None` if there is none.
+/// Returns the sum of a metric over the series whose labels contain all of `labels`; `None` if no series matches.
 pub(crate) fn sum(text: &str, metric: &str, labels: &[&str]) -> Result<Option<f64>> {
     let mut sum = None;
     for line in text.lines().filter(|line| !line.starts_with('#')) {
