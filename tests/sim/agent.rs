@@ -162,7 +162,7 @@ async fn a_start_reads_the_inventory_once() {
 
 #[tokio::test(start_paused = true)]
 async fn the_node_owns_the_object() {
-    let server = ApiServer::start_on_any_port(0).await.unwrap();
+    let server = ApiServer::start_in_process(0);
     let uid = server.add_node("worker").unwrap();
     let env = Environment::with(Node::with(quick()), server, |_| {});
     env.converges().await;

@@ -37,7 +37,7 @@ struct Environment {
 
 impl Environment {
     async fn start(change: impl FnOnce(&mut Settings)) -> Self {
-        let server = ApiServer::start_on_any_port(0).await.unwrap();
+        let server = ApiServer::start_in_process(0);
         server.add_node("worker").unwrap();
         Self::with_server(server, change)
     }
@@ -139,7 +139,7 @@ async fn stop_watch(env: &Environment) {
 
 #[tokio::test(start_paused = true)]
 async fn a_scan_fails_while_the_annotated_devices_are_unknown() {
-    let server = ApiServer::start_on_any_port(0).await.unwrap();
+    let server = ApiServer::start_in_process(0);
     server.add_node("worker").unwrap();
     let get = Rule { verb: Some("get"), resource: Some("devices"), times: None, fault: Fault::Status(500) };
     server.inject(get);
@@ -208,7 +208,7 @@ async fn an_unknown_pod_is_looked_up() {
 
 #[tokio::test(start_paused = true)]
 async fn a_terminated_pod_is_looked_up_only_while_it_is_being_deleted() {
-    let server = ApiServer::start_on_any_port(0).await.unwrap();
+    let server = ApiServer::start_in_process(0);
     server.add_node("worker").unwrap();
     for (name, phase) in [("done", "Succeeded"), ("rejected", "Failed"), ("deleting", "Failed")] {
         let mut terminated = object(name, Some(&gpu("GPU-1")));
@@ -309,7 +309,7 @@ async fn the_last_known_annotations_are_used_for_a_limited_time() {
 #[tokio::test(start_paused = true)]
 async fn before_the_first_sync_responses_are_passed_through_or_rejected() {
     for fail_closed in [false, true] {
-        let server = ApiServer::start_on_any_port(0).await.unwrap();
+        let server = ApiServer::start_in_process(0);
         server.add_node("worker").unwrap();
         server.set_denied("list", "pods", true);
         let env = Environment::with_server(server, |settings| {

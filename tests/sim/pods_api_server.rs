@@ -34,7 +34,7 @@ fn code_and_message(status: &Status) -> (Code, &str) {
 
 #[tokio::test(start_paused = true)]
 async fn pods_are_served_and_watched_until_the_server_stops() {
-    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
+    let api_server = ApiServer::start_in_process(0);
     let env = Environment::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let (mut pods, mut infos) = (env.pods().await, env.infos().await);
     let initializing = (Code::FailedPrecondition, "Kubelet is initializing");
@@ -130,7 +130,7 @@ impl Message for Raw {
 
 #[tokio::test(start_paused = true)]
 async fn invalid_requests_get_the_kubelets_codes() {
-    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
+    let api_server = ApiServer::start_in_process(0);
     let env = Environment::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let kubelet = SimPodsApi::start(env.kubelets_socket()).unwrap();
     kubelet.set(&pod("a", "1", "Running"));
@@ -165,7 +165,7 @@ async fn invalid_requests_get_the_kubelets_codes() {
 
 #[tokio::test(start_paused = true)]
 async fn lists_are_rate_limited_and_watches_are_not() {
-    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
+    let api_server = ApiServer::start_in_process(0);
     let env = Environment::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let kubelet = SimPodsApi::start(env.kubelets_socket()).unwrap();
     kubelet.set(&pod("a", "1", "Running"));
@@ -207,7 +207,7 @@ fn large(version: usize) -> core::Pod {
 
 #[tokio::test(start_paused = true)]
 async fn only_the_watch_of_a_client_that_does_not_read_is_ended() {
-    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
+    let api_server = ApiServer::start_in_process(0);
     let env = Environment::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let kubelet = SimPodsApi::start(env.kubelets_socket()).unwrap();
     kubelet.set(&large(0));
@@ -244,7 +244,7 @@ async fn only_the_watch_of_a_client_that_does_not_read_is_ended() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_may_pause_for_a_while() {
-    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
+    let api_server = ApiServer::start_in_process(0);
     let env = Environment::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let kubelet = SimPodsApi::start(env.kubelets_socket()).unwrap();
     kubelet.set(&large(0));
@@ -263,7 +263,7 @@ async fn a_client_may_pause_for_a_while() {
 
 #[tokio::test(start_paused = true)]
 async fn after_a_kubelet_restart_only_changes_are_sent() {
-    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
+    let api_server = ApiServer::start_in_process(0);
     let env = Environment::start(&[PodSourceKind::PodsApi], &api_server, None).await;
     let mut kubelet = SimPodsApi::start(env.kubelets_socket()).unwrap();
     for (name, uid) in [("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"), ("e", "5")] {
@@ -316,7 +316,7 @@ async fn after_a_kubelet_restart_only_changes_are_sent() {
 
 #[tokio::test(start_paused = true)]
 async fn the_api_server_is_the_source_while_the_kubelet_has_no_pods_api() {
-    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
+    let api_server = ApiServer::start_in_process(0);
     let order = [PodSourceKind::PodsApi, PodSourceKind::ApiServer];
     let env = Environment::start(&order, &api_server, None).await;
     // Old kubelets have no Pods API. A static pod appears as its mirror pod in the API server.
@@ -373,7 +373,7 @@ async fn the_api_server_is_the_source_while_the_kubelet_has_no_pods_api() {
 
 #[tokio::test(start_paused = true)]
 async fn with_the_pods_endpoint_as_the_only_source_only_podinfo_is_served() {
-    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
+    let api_server = ApiServer::start_in_process(0);
     let page = PodsEndpoint::start().await;
     page.set(vec![object("b", "2", "Running"), object("a", "1", "Running")]);
     let env = Environment::start(&[PodSourceKind::Kubelet], &api_server, Some(&page)).await;
@@ -403,7 +403,7 @@ async fn with_the_pods_endpoint_as_the_only_source_only_podinfo_is_served() {
 
 #[tokio::test(start_paused = true)]
 async fn the_pods_endpoint_is_a_fallback_for_podinfo_only() {
-    let api_server = ApiServer::start_on_any_port(0).await.unwrap();
+    let api_server = ApiServer::start_in_process(0);
     let page = PodsEndpoint::start().await;
     let order = [PodSourceKind::PodsApi, PodSourceKind::Kubelet];
     let env = Environment::start(&order, &api_server, Some(&page)).await;
