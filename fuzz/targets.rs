@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use numacast::agent::{self, Account, Recording};
-use numacast::cluster::{self, DecodeError, Devices, FrameSplitter, PodFrame, PodListDecoder};
+use numacast::cluster::{self, DecodeError, FrameSplitter, KoordinatorDevices, PodFrame, PodListDecoder};
 use numacast::config::{Config, Layers};
 use numacast::core_v1::{self, decode_pod, read_pod};
 use numacast::grpc;
@@ -21,7 +21,7 @@ use numacast::machine::{self, HostFiles, Machine, NumaNode, RecordedFiles, Recor
 use numacast::pod::{Annotation, Container, ContainerKind, Pod, RawPod, Termination, Wanted};
 use numacast::proxy::Allocations;
 use numacast::proxy::annotations::{self, AnnotationMapping, Annotations, Koordinator, NodeDevices};
-use numacast::proxy::merge::{Merged, Version};
+use numacast::proxy::merge::{Merged, PodResourcesVersion};
 use numacast::topology::{self, HIGHEST_ZONE, Inputs, Topology, ZoneRules};
 use numacast::util::json_path::JsonPath;
 use numacast::util::wire::put_bytes;
@@ -338,7 +338,7 @@ pub(crate) fn merge(data: &[u8]) {
     let mut lines = text.splitn(5, '\n');
     let mut line = || lines.next().unwrap_or_default();
     let (written, status) = ([line(), line(), line()], line());
-    let devices: Option<Devices> = serde_json::from_str(line()).ok();
+    let devices: Option<KoordinatorDevices> = serde_json::from_str(line()).ok();
     let pods: Vec<Pod> = NAMES
         .iter()
         .zip(written)
@@ -348,13 +348,13 @@ pub(crate) fn merge(data: &[u8]) {
     let rules = annotations::Rules::new(&wanted, true);
     let node = NodeDevices::new(devices.map(Arc::new), Arc::default());
     let allocations = rules.read(pods.iter(), &node);
-    check_merged_list(&allocations, &response, Version::V1);
-    check_merged_list(&allocations, &response, Version::V1alpha1);
+    check_merged_list(&allocations, &response, PodResourcesVersion::V1);
+    check_merged_list(&allocations, &response, PodResourcesVersion::V1alpha1);
     check_get(&allocations, &response);
     check_allocatable(&allocations, &response);
     let nothing = Allocations::default();
     let merged = [
-        nothing.merge_list(&response, Version::V1),
+        nothing.merge_list(&response, PodResourcesVersion::V1),
         nothing.merge_get(&response),
         nothing.merge_allocatable(&response),
     ];
@@ -413,7 +413,7 @@ fn all_placed(pods: &[v1::PodResources]) -> Vec<Placed> {
 }
 
 /// Returns what is allocated to a pod, as it appears in a response without allocated devices.
-fn allocated(allocations: &Allocations, name: &str, version: Version) -> v1::PodResources {
+fn allocated(allocations: &Allocations, name: &str, version: PodResourcesVersion) -> v1::PodResources {
     let container = |name: &str| v1::ContainerResources { name: name.into(), ..Default::default() };
     let bare = v1::PodResources {
         name: name.into(),
@@ -484,12 +484,12 @@ fn decoded(merged: &Merged) -> Vec<v1::PodResources> {
     response.pod_resources
 }
 
-fn check_merged_list(allocations: &Allocations, response: &Bytes, version: Version) {
+fn check_merged_list(allocations: &Allocations, response: &Bytes, version: PodResourcesVersion) {
     let merged = allocations.merge_list(response, version);
     let Ok(before) = v1::ListPodResourcesResponse::decode(response.clone()) else { return };
     let merged = merged.expect("prost accepts it");
-    assert_eq!(merged.bytes == *response, merged.pods == 0);
     let (mut expected, mut after) = (before.pod_resources, decoded(&merged));
+    assert_eq!(merged.bytes == *response, after == expected);
     let taken = all_placed(&expected);
     for name in NAMES {
         let allocated = allocated(allocations, name, version);
@@ -513,7 +513,7 @@ fn check_get(allocations: &Allocations, response: &Bytes) {
     };
     if expected.namespace == "ns" && NAMES.contains(&expected.name.as_str()) {
         let taken = all_placed(std::slice::from_ref(&expected));
-        put(&allocated(allocations, &expected.name, Version::V1), &mut expected, &taken);
+        put(&allocated(allocations, &expected.name, PodResourcesVersion::V1), &mut expected, &taken);
     }
     one_by_one(std::slice::from_mut(&mut expected));
     one_by_one(std::slice::from_mut(&mut after));
@@ -562,7 +562,7 @@ pub(crate) fn annotations(data: &[u8]) {
     let rules = annotations::Rules::new(&wanted, true);
     let text = line();
     let pods = ["a", "b"].map(|name| annotated(name, &[("other", text), (DEVICES, text), (STATUS, text)]));
-    let device: Option<Devices> = serde_json::from_str(text).ok();
+    let device: Option<KoordinatorDevices> = serde_json::from_str(text).ok();
     for devices in [None, device.map(Arc::new)] {
         let node = NodeDevices::new(devices, Arc::default());
         let allocations = rules.read(pods.iter(), &node);
@@ -570,7 +570,7 @@ pub(crate) fn annotations(data: &[u8]) {
         let is_short = |message: &str| (1..2000).contains(&message.len());
         assert!(allocations.errors().iter().all(|error| is_short(&error.message)));
         for name in ["a", "b"] {
-            let all = all_placed(&[allocated(&allocations, name, Version::V1)]);
+            let all = all_placed(&[allocated(&allocations, name, PodResourcesVersion::V1)]);
             assert!(all.len() <= 1024);
             for (resource, id, _) in &all {
                 assert!(resource.contains('/'), "{resource:?}");

@@ -206,11 +206,11 @@ impl Agent {
     /// if the node could not be read.
     async fn scan(&mut self, depth: Depth) -> (Requeue, Result<(), ScanError>) {
         let wait = self.lists.take(Instant::now());
-        self.executor.sleep_beside(wait).await;
+        self.executor.sleep_while_following_pods(wait).await;
         let (start, used) = (Instant::now(), cpu_time());
         let depth = self.executor.reconciler.depth(depth, start);
         let terminated = self.executor.start_scan();
-        let scan = self.executor.run_beside(self.reader.scan(depth, &terminated)).await;
+        let scan = self.executor.run_while_following_pods(self.reader.scan(depth, &terminated)).await;
         self.metrics.scan_seconds.observe(start.elapsed().as_secs_f64());
         debug!("read {depth:?} in {:?}", start.elapsed());
         self.executor.check_api_server().await;
@@ -234,7 +234,7 @@ impl Agent {
         let (trigger, depth) = tokio::select! {
             reasons = self.triggers.next() => return self.triggered(reasons).await,
             (trigger, delay) = self.executor.follow() => {
-                self.executor.sleep_beside(delay).await;
+                self.executor.sleep_while_following_pods(delay).await;
                 (trigger, Depth::Usage)
             }
             Ok(()) = self.new_rules.changed() => ("configuration", Depth::Usage),
@@ -248,7 +248,7 @@ impl Agent {
 
     async fn triggered(&mut self, reasons: Trigger) -> Depth {
         self.executor.reconciler.schedule.poll.record_change(Instant::now());
-        let reasons = self.executor.run_beside(self.triggers.burst(reasons)).await;
+        let reasons = self.executor.run_while_following_pods(self.triggers.burst(reasons)).await;
         for trigger in reasons.names() {
             self.metrics.triggers.with([trigger]).inc();
         }

@@ -36,7 +36,7 @@ struct Cli {
 enum Command {
     /// Publish this node's NodeResourceTopology and keep it up to date (runs on every node).
     Agent(agent::Args),
-    /// Delete objects of deleted Nodes, report silent agents, make the scheduler retry rejected pods (one or two per cluster).
+    /// Delete objects of deleted Nodes, report Nodes without a Ready agent, make the scheduler retry rejected pods (one or two per cluster).
     Controller(controller::Args),
     /// Serve the kubelet's podresources API on another socket, with devices that are allocated by annotation.
     ///

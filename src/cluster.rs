@@ -4,11 +4,10 @@
 //! newest by then.
 
 mod agents;
-mod device;
-mod devices;
 mod error;
 mod events;
 mod frames;
+mod koordinator_devices;
 mod lease;
 mod list_watch;
 mod metadata;
@@ -45,14 +44,14 @@ use crate::util::error_chain::chain;
 
 pub use crate::watch_event::WatchEvent;
 pub use agents::{SlimDaemonSet, SlimPodSpec, pod_labels, runs_agents};
-pub use device::{Device, Devices};
 pub use error::ClusterError;
 pub use events::{EVENTS_NAMESPACE, EventPoster, Regarding};
 pub use frames::FrameSplitter;
+pub use koordinator_devices::{Device, KoordinatorDevices};
 pub use list_watch::{ListWatchEvent, ListWatchStream};
 pub use nodes::{KubeletEndpoint, SlimNode};
 pub use nrt_meta::{KEEP, NrtMeta, Writers};
-pub use nrt_summary::{NrtSummary, is_native};
+pub use nrt_summary::{NrtSummary, is_built_in};
 pub use object_watch::{ObjectEvent, ObjectWatch};
 pub use pages::Pages;
 pub use pods::{PodFrame, PodListDecoder};

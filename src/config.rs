@@ -43,7 +43,7 @@ pub use telemetry::{Health, Log, Metrics};
 pub use crate::telemetry::endpoint::Endpoint;
 pub use crate::telemetry::tls::TlsFiles;
 
-/// The configuration of every command. The fields that are no keys are set by flags and the environment.
+/// The configuration of every command. The fields that are not keys are set by flags and the environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Config {

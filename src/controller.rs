@@ -1,6 +1,6 @@
 //! The controller keeps the cluster's NodeResourceTopology objects in order: it deletes those of removed
-//! Nodes, reports silent agents, sums up the objects, and updates ("nudges") one while pods are pending
-//! because of the scheduler plugin.
+//! Nodes, reports Nodes without a Ready agent, aggregates the objects, and updates ("nudges") one while pods
+//! are pending because of the scheduler plugin.
 //!
 //! One replica is active, elected by a Lease. Decisions are made in pure modules (`garbage_collection`,
 //! `coverage`, `node_problems`, `fleet`, `nudge`); `workers` query the API server and carry them out.
@@ -86,7 +86,7 @@ impl Controller {
             let Some(election) = &mut election else { return lead(&workers, &metrics).await };
             loop {
                 let since = election.acquire(&metrics).await;
-                info!("this controller leads");
+                info!("became the leader");
                 tokio::select! {
                     () = election.renew(since, &metrics) => {}
                     () = lead(&workers, &metrics) => {}

@@ -119,7 +119,7 @@ pub enum Violation {
     Stalled,
     /// There were too many connections, of this client or in total.
     Connections,
-    /// It has too many calls open or waiting.
+    /// It, or all clients together, have too many calls open, or a call waited too long to run.
     Calls,
     /// Hundreds of its calls fail per second.
     Failures,

@@ -37,7 +37,7 @@ use crate::telemetry::registry::Registry;
 pub use allocations::Allocations;
 use annotation_state::{AnnotationState, PodLookup, SourceFreshness};
 use annotations::Rules;
-use merge::{Merged, Version, WireError};
+use merge::{Merged, PodResourcesVersion, WireError};
 use metrics::Metrics;
 use service::{Service, ServiceLog};
 
@@ -46,8 +46,8 @@ const V1: &str = "v1.PodResourcesLister";
 /// The name of the v1alpha1 service.
 const V1ALPHA1: &str = "v1alpha1.PodResourcesLister";
 
-/// A kubelet that has not responded for this long is called to check that it does: readiness allows 30 s.
-const MAX_RESPONSE_AGE: Duration = Duration::from_secs(10);
+/// A kubelet that has not responded for this long is called, well before `metrics::MAX_RESPONSE_AGE`.
+const PROBE_KUBELET_AFTER: Duration = Duration::from_secs(10);
 
 /// The proxy's settings.
 #[derive(Clone, Debug)]
@@ -161,7 +161,7 @@ impl Proxy {
     /// these are known, and an invalid response unchanged. `None` if nothing is merged.
     #[must_use]
     pub fn list_merger(&self) -> Option<impl Fn(&Bytes) -> Option<Bytes> + Send + Sync + use<>> {
-        self.merger(|allocations, bytes| allocations.merge_list(bytes, Version::V1))
+        self.merger(|allocations, bytes| allocations.merge_list(bytes, PodResourcesVersion::V1))
     }
 
     /// As [`Proxy::list_merger`], for the node's devices in a `GetAllocatableResources` response.
@@ -221,10 +221,10 @@ impl Proxy {
         let is_synced = self.annotations.as_ref().is_none_or(|annotations| annotations.is_synced());
         self.metrics.health.checked(is_serving == Some(true), is_synced);
         if let Some(annotations) = &self.annotations {
-            self.metrics.passing_through(annotations.freshness() != SourceFreshness::Fresh);
+            self.metrics.annotations_unavailable(annotations.freshness() != SourceFreshness::Fresh);
         }
         let age = self.metrics.health.response.as_ref().and_then(Recent::age);
-        if is_serving.is_some() && age.is_none_or(|age| age > MAX_RESPONSE_AGE) {
+        if is_serving.is_some() && age.is_none_or(|age| age > PROBE_KUBELET_AFTER) {
             // The observer of the calls records the result.
             let _ = self.client.request(Request::List, Caller::Proxy).await;
         }

@@ -35,7 +35,7 @@ use record::{Figures, Idle, Node, Quantiles, rounded};
 use report::Report;
 use running::{Counts, Running};
 use support::chart::{self, Chart, RIGHTS};
-use support::node::Fate;
+use support::node::PodOutcome;
 use support::prober::{Prober, Requests, Response};
 use support::{Cluster, Needs, Parts, RealNode, pod};
 use variants::{VARIANTS, Variant};
@@ -353,7 +353,7 @@ impl<'a> Bench<'a> {
 
     /// Deletes a running pod, and returns the time from the request to the object without it.
     async fn release(&mut self, agent: &mut Running, name: &str, before: &Zones) -> Result<Duration> {
-        ensure!(self.node.fate_of(name).await? == Fate::Running, "pod {name} does not run");
+        ensure!(self.node.wait_for_outcome(name).await? == PodOutcome::Running, "pod {name} does not run");
         self.pause().await;
         self.events.forget();
         let asked = Instant::now();

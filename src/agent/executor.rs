@@ -15,8 +15,8 @@ use crate::agent::publish::Publisher;
 use crate::agent::reconcile::{Change, Context, FIRST_LIST, Plan, Reconciler, Requeue, Scope};
 use crate::agent::report::{EventRecorder, Reporter};
 use crate::agent::settings::Settings;
-use crate::cluster::{Cluster, ClusterError};
-use crate::pod::TerminalPods;
+use crate::cluster::Cluster;
+use crate::pod::TerminatedPodNames;
 use crate::pod_source::{PodCache, PodView};
 use crate::topology::ZoneRules;
 
@@ -44,7 +44,8 @@ pub(super) struct Executor {
     /// For checks of the API server while a restarted kubelet is waited for.
     node: String,
     cluster: Cluster,
-    /// Whether the last check failed, and its time; `None` unless a kubelet is waited for.
+    /// Whether the API server could not be reached at the last check, and the time of that; `None` unless a
+    /// kubelet is waited for.
     api_server: Option<(bool, Instant)>,
     pub(super) publisher: Publisher,
     pub(super) reporter: Reporter,
@@ -89,7 +90,7 @@ impl Executor {
         }
     }
 
-    pub(super) fn start_scan(&mut self) -> TerminalPods {
+    pub(super) fn start_scan(&mut self) -> TerminatedPodNames {
         self.view = self.pods.view();
         self.reconciler.start_scan(&self.view, &self.pods)
     }
@@ -111,10 +112,9 @@ impl Executor {
             self.api_server = None;
         } else if self.api_server.is_none_or(|(_, at)| at.elapsed() >= API_SERVER_CHECKS) {
             let (cluster, node) = (self.cluster.clone(), self.node.clone());
-            let response = self.run_beside(async move { cluster.node_uid(&node).await }).await;
-            let has_failed =
-                matches!(response, Err(ClusterError::Unreachable { .. } | ClusterError::Deadline { .. }));
-            self.api_server = Some((has_failed, Instant::now()));
+            let response = self.run_while_following_pods(async move { cluster.node_uid(&node).await }).await;
+            let is_unreachable = response.is_err_and(|error| error.is_unreachable());
+            self.api_server = Some((is_unreachable, Instant::now()));
         }
     }
 
@@ -138,8 +138,7 @@ impl Executor {
         }
     }
 
-    /// Follows the pods while `work` runs.
-    pub(super) async fn run_beside<T>(&mut self, work: impl Future<Output = T>) -> T {
+    pub(super) async fn run_while_following_pods<T>(&mut self, work: impl Future<Output = T>) -> T {
         tokio::select! {
             biased;
             done = work => done,
@@ -147,10 +146,10 @@ impl Executor {
         }
     }
 
-    pub(super) async fn sleep_beside(&mut self, time: Duration) {
+    pub(super) async fn sleep_while_following_pods(&mut self, time: Duration) {
         // Even a sleep of zero lasts until the timer's next millisecond.
         if !time.is_zero() {
-            self.run_beside(sleep(time)).await;
+            self.run_while_following_pods(sleep(time)).await;
         }
     }
 
@@ -182,14 +181,14 @@ impl Executor {
     fn step(&mut self, change: Change) {
         let plan = {
             let (live_object, rules) = (self.live_object.borrow(), self.rules.borrow());
-            let is_api_server_failing = self.api_server.is_some_and(|(failed, _)| failed)
-                || self.publisher.published.borrow().error.is_some();
+            let is_api_server_unreachable = self.api_server.is_some_and(|(unreachable, _)| unreachable)
+                || self.publisher.published.borrow().is_unreachable;
             let context = Context {
                 pods: &self.pods,
                 view: &self.view,
                 live_object: &live_object,
                 rules: &rules,
-                is_api_server_failing,
+                is_api_server_unreachable,
             };
             self.reconciler.step(change, &context, Instant::now())
         };
@@ -208,6 +207,7 @@ impl Executor {
             (None, _) => {}
         }
         self.metrics.unaccounted.set(guard.bound_pods.unaccounted.len() as u64);
+        self.metrics.admission_timeouts.inc_by(plan.given_up as u64);
         self.reporter.warn(&plan.warnings, plan.events);
         if plan.has_recovered {
             info!("the node can be read again");

@@ -77,7 +77,10 @@ impl Probes for Health {
     fn live(&self) -> Vec<String> {
         let stale = lock(&self.unreachable_file);
         let stale = stale.as_ref().map(|path| {
-            format!("{} was replaced on the host, and only a new container sees the new one", path.display())
+            format!(
+                "{} was replaced on the host: this container still sees the old file; restart the pod",
+                path.display()
+            )
         });
         self.iteration.reason().into_iter().chain(stale).collect()
     }
@@ -189,8 +192,8 @@ mod tests {
     async fn a_file_that_only_a_new_container_can_read_asks_for_a_restart() {
         let health = health();
         health.unreachable_file(Some("/host/config.yaml".into()));
-        let expected =
-            "/host/config.yaml was replaced on the host, and only a new container sees the new one";
+        let expected = "/host/config.yaml was replaced on the host: this container still sees the old file; \
+                        restart the pod";
         assert_eq!(health.live(), [expected]);
         health.unreachable_file(None);
         assert_eq!(health.live(), OK);

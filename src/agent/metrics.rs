@@ -19,16 +19,18 @@ const COMPONENT: &str = "agent";
 pub(crate) enum Outcome {
     Success,
     ObjectUnknown,
+    ConfigUnknown,
     PodAdmission,
     KubeletNotReady,
     Failed,
 }
 
 impl Outcome {
-    const LABELS: [&str; 5] = ["success", "object_unknown", "pod_admission", "kubelet_not_ready", "failed"];
+    const LABELS: [&str; 6] =
+        ["success", "object_unknown", "config_unknown", "pod_admission", "kubelet_not_ready", "failed"];
 }
 
-/// Why the object was written; the help text of `numacast_writes_total` explains it.
+/// Why the object was written; the help text of `numacast_publishes_total` explains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteReason {
     First,
@@ -81,8 +83,8 @@ pub(crate) struct Metrics {
     pub(super) unaccounted: Gauge,
     reserved: Family<1, Gauge>,
     pub(super) admission_timeouts: Counter,
-    writes: Family<1, Counter>,
-    pub(super) write_errors: Family<1, Counter>,
+    publishes: Family<1, Counter>,
+    pub(super) publish_errors: Family<1, Counter>,
     publish_seconds: Histogram,
     last_publish: Gauge,
     pub(super) foreign_writes: Family<1, Counter>,
@@ -99,10 +101,10 @@ impl Metrics {
                     "Scans of the node",
                     [label(
                         "outcome",
-                        "`success`; `object_unknown`: the current object in the API server, or the kubelet's \
-                         configuration, was not known yet; \
-                         `pod_admission`: a pod was being admitted; `kubelet_not_ready`: the kubelet's state was \
-                         not complete yet; `failed`: the kubelet or the hardware could not be read",
+                        "`success`; `object_unknown`: the current object in the API server was not known yet; \
+                         `config_unknown`: the kubelet's configuration was not known yet; `pod_admission`: a pod was \
+                         being admitted; `kubelet_not_ready`: the kubelet's state was not complete yet; `failed`: the \
+                         kubelet or the hardware could not be read",
                     )],
                 )
                 .at_zero(Outcome::LABELS.map(|outcome| [outcome])),
@@ -112,7 +114,8 @@ impl Metrics {
             ),
             last_scan: registry.gauge(
                 "numacast_last_scan_timestamp_seconds",
-                "Time of the last successful scan, as Unix time; 0 before",
+                "Time of the last scan with the outcome `success`, `object_unknown` or `config_unknown`, as Unix time; \
+                 0 before",
             ),
             triggers: registry.counters(
                 "numacast_scan_triggers_total",
@@ -175,9 +178,9 @@ impl Metrics {
                 "numacast_pod_admission_timeouts_total",
                 "Pods that the kubelet neither admitted nor rejected in time; they are no longer waited for",
             ),
-            writes: registry
+            publishes: registry
                 .counters(
-                    "numacast_writes_total",
+                    "numacast_publishes_total",
                     "Writes of the object that the API server accepted",
                     [label(
                         "reason",
@@ -187,7 +190,7 @@ impl Metrics {
                     )],
                 )
                 .at_zero(WriteReason::LABELS.map(|reason| [reason])),
-            write_errors: registry.counters(
+            publish_errors: registry.counters(
                 "numacast_publish_errors_total",
                 "Failed reads and writes of the object, and reads of the Node for a write. Not counted: a failure \
                  after which the write is repeated at once, such as a first conflict; removing what others left; \
@@ -210,9 +213,9 @@ impl Metrics {
                 .counters(
                     "numacast_foreign_writes_total",
                     "Writes by others after which the object was not as wanted",
-                    [label("writer", "`person`: `kubectl` or an unknown client; `manager`: another publisher or agent")],
+                    [label("writer", "`user`: `kubectl` or an unknown client; `publisher`: another publisher or agent")],
                 )
-                .at_zero([["person"], ["manager"]]),
+                .at_zero([["user"], ["publisher"]]),
             events: registry.counters(
                 "numacast_events_total",
                 "Kubernetes Events that were posted",
@@ -225,7 +228,7 @@ impl Metrics {
 
     pub(crate) fn scanned(&self, outcome: Outcome) {
         self.scans.with([Outcome::LABELS[outcome as usize]]).inc();
-        if matches!(outcome, Outcome::Success | Outcome::ObjectUnknown) {
+        if matches!(outcome, Outcome::Success | Outcome::ObjectUnknown | Outcome::ConfigUnknown) {
             self.last_scan.set(unix_seconds());
             self.health.scan.confirm();
         }
@@ -266,7 +269,7 @@ impl Metrics {
     }
 
     pub(crate) fn wrote(&self, reason: WriteReason, took: Duration) {
-        self.writes.with([WriteReason::LABELS[reason as usize]]).inc();
+        self.publishes.with([WriteReason::LABELS[reason as usize]]).inc();
         self.publish_seconds.observe(took.as_secs_f64());
         self.last_publish.set(unix_seconds());
         self.health.published(took);

@@ -75,3 +75,6 @@ impl Publisher {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

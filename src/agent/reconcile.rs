@@ -28,7 +28,7 @@ use crate::agent::report::Reason;
 use crate::agent::reused_names::ReusedNames;
 use crate::agent::settings::Settings;
 use crate::kubelet::{PodUsage, Usage};
-use crate::pod::{PodName, TerminalPods};
+use crate::pod::{PodName, TerminatedPodNames};
 use crate::pod_source::{PodCache, PodView};
 use crate::topology::Finding;
 
@@ -38,7 +38,7 @@ pub(super) use plan::{Change, Context, Plan};
 pub(super) use schedule::Requeue;
 
 use admission_guard::AdmissionGuard;
-use fingerprint_guard::FingerprintGuard;
+use fingerprint_guard::{FingerprintGuard, PodReport};
 use plan::{Check, Retry, Stop};
 use policy_carryover::PolicyCarryover;
 use remembered_resources::RememberedResources;
@@ -113,7 +113,7 @@ impl Reconciler {
         now: Instant,
         plan: &mut Plan,
     ) -> Result<Account, Stop> {
-        use Outcome::{KubeletNotReady, ObjectUnknown, PodAdmission};
+        use Outcome::{ConfigUnknown, KubeletNotReady, ObjectUnknown, PodAdmission};
         let Context { pods, view, .. } = *context;
 
         let terminated = self.find_reused_names(&scan, view, now);
@@ -124,7 +124,7 @@ impl Reconciler {
 
         plan.follow(self.admission.check(&scan, now), (), PodAdmission)?;
         plan.follow(self.adopt_live_object(context.live_object, &scan, now), (), ObjectUnknown)?;
-        plan.follow(self.startup.check_config(&scan, now), (), ObjectUnknown)?;
+        plan.follow(self.startup.check_config(&scan, now), (), ConfigUnknown)?;
         let policies = plan.follow(self.policies.check(&scan.config, now), None, KubeletNotReady)?;
         let remembered = self.remembered.update(&scan, now);
         let account = Account::new(scan, policies.as_deref(), &remembered, context.rules);
@@ -140,20 +140,20 @@ impl Reconciler {
     }
 
     /// Returns the terminated pods of the scan without those whose names new pods have taken.
-    fn find_reused_names(&mut self, scan: &Scan, view: &PodView, now: Instant) -> TerminalPods {
+    fn find_reused_names(&mut self, scan: &Scan, view: &PodView, now: Instant) -> TerminatedPodNames {
         let Scan { usage, terminated, .. } = scan;
         let found = self.reused_names.find(usage, terminated, &view.terminated, view.is_up_to_date, now);
         found.unwrap_or_else(|| Arc::clone(terminated))
     }
 
     fn check_restart(&mut self, scan: &Scan, context: &Context<'_>, now: Instant) -> Check<Arc<Usage>> {
-        let Context { pods, view, is_api_server_failing, .. } = *context;
+        let Context { pods, view, is_api_server_unreachable, .. } = *context;
         let is_live = |name: &PodName| pods.has_live(name);
         let is_gone = |name: &PodName| pods.is_gone(name);
         let is_missing_since = |name: &PodName, since| pods.lacks_since(name, since);
         let known_pods =
             KnownPods { is_live: &is_live, is_gone: &is_gone, is_missing_since: &is_missing_since };
-        self.restart.check(scan, is_api_server_failing, view.is_up_to_date.then_some(known_pods), now)
+        self.restart.check(scan, is_api_server_unreachable, view.is_up_to_date.then_some(known_pods), now)
     }
 
     /// Waits until the live object is known; then the guards adopt what they need of it.
@@ -231,9 +231,10 @@ impl Reconciler {
 
     fn check_fingerprint(&mut self, context: &Context<'_>, scope: Scope, now: Instant, plan: &mut Plan) {
         let Context { pods, rules, .. } = *context;
-        let mut events = Vec::new();
-        plan.publish = self.fingerprint.check(pods, &rules.exclude, scope, now, &mut events);
-        events.into_iter().for_each(|(reason, note)| plan.warn(reason, note));
+        let mut report = PodReport::default();
+        plan.publish = self.fingerprint.check(pods, &rules.exclude, scope, now, &mut report);
+        plan.given_up = report.given_up;
+        report.events.into_iter().for_each(|(reason, note)| plan.warn(reason, note));
     }
 
     /// Adds the warnings to the plan that were not there in the last step. Returns true if there are any.
@@ -245,7 +246,7 @@ impl Reconciler {
     }
 
     /// Prepares a scan. Returns the terminated pods, which kubelets before 1.34 still list.
-    pub(super) fn start_scan(&mut self, view: &PodView, pods: &PodCache) -> TerminalPods {
+    pub(super) fn start_scan(&mut self, view: &PodView, pods: &PodCache) -> TerminatedPodNames {
         self.reused_names.update(&view.terminated, |since| pods.listed_since(since));
         self.reused_names.exclude_from(&view.terminated)
     }

@@ -12,10 +12,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::agent::observe::{Inventory, NodeReader, Scan, ScanError, with_consequence};
+use crate::agent::observe::{Inventory, NodeReader, Scan, with_consequence};
 use crate::agent::settings::Settings;
 use crate::cluster::Cluster;
-use crate::kubelet::{Allocatable, Api, Checkpoints, KubeletConfig, KubeletInstance, Usage};
+use crate::kubelet::{Allocatable, Checkpoints, KubeletConfig, KubeletInstance, Usage};
 use crate::machine::{self, RecordedFiles, Recorder};
 use crate::topology::{NodeExclusions, ZoneRules};
 
@@ -42,9 +42,6 @@ pub struct Recording {
     pub exclude: NodeExclusions,
     /// The hardware's files: path to content.
     pub files: RecordedFiles,
-    /// The version of the podresources API that responded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub api: Option<Api>,
     /// The kubelet's configuration, as far as numacast uses it.
     pub config: Recorded<KubeletConfig>,
     /// Invalid keys of it.
@@ -119,7 +116,6 @@ impl Recording {
             fillers: settings.rules.fillers,
             exclude: settings.rules.exclude.clone(),
             files: recorder.finish(),
-            api: usage.is_ok().then_some(Api::V1),
             config,
             config_errors,
             allocatable: Recorded::of(allocatable.map(|(allocatable, _)| allocatable)),
@@ -152,9 +148,6 @@ impl Recording {
                 None
             }
         };
-        if self.api.is_some_and(|api| api != Api::V1) {
-            return Err(RecordingError(ScanError::DevicesOnly.to_string()));
-        }
         Ok(Scan {
             usage: Arc::new(usage),
             inventory: Arc::new(Inventory::new(machine, allocatable, config, config_errors)),
@@ -250,7 +243,6 @@ mod tests {
             node: "worker".into(),
             fillers: true,
             files: RecordedFiles::default(),
-            api: Some(Api::V1),
             config: Recorded::Error("none".into()),
             config_errors: vec![],
             allocatable: Recorded::Response(Allocatable::default()),

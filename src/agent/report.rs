@@ -53,9 +53,6 @@ impl Reporter {
             warn!("{warning}");
         }
         for (reason, note) in events {
-            if reason == Reason::PodAdmissionTimeout {
-                self.metrics.admission_timeouts.inc();
-            }
             self.events.post(reason, note);
         }
     }

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::kubelet::{PodUsage, Usage};
-use crate::pod::{PodName, TerminalPods};
+use crate::pod::{PodName, TerminatedPodNames};
 
 /// The terminated pods of the pod source, with their UIDs.
-pub(super) type TerminatedPods = BTreeMap<PodName, String>;
+pub(super) type TerminatedPodUids = BTreeMap<PodName, String>;
 
 #[derive(Debug, Default)]
 pub(super) struct ReusedNames {
@@ -21,18 +21,22 @@ pub(super) struct ReusedNames {
     reused: BTreeMap<PodName, (String, Instant)>,
     /// The last accepted List, and the terminated pods at that time.
     usage: Arc<Usage>,
-    terminated: Arc<TerminatedPods>,
+    terminated: Arc<TerminatedPodUids>,
 }
 
 impl ReusedNames {
     /// Forgets names that the pod source no longer reports as terminated, and those that a list requested
     /// after the finding (`is_listed_since`) still reports: that pod has not been replaced.
-    pub(super) fn update(&mut self, terminated: &TerminatedPods, is_listed_since: impl Fn(Instant) -> bool) {
+    pub(super) fn update(
+        &mut self,
+        terminated: &TerminatedPodUids,
+        is_listed_since: impl Fn(Instant) -> bool,
+    ) {
         self.reused.retain(|name, (uid, at)| terminated.get(name) == Some(uid) && !is_listed_since(*at));
     }
 
     /// Returns the terminated pods without the names that new pods have taken.
-    pub(super) fn exclude_from(&self, terminated: &TerminatedPods) -> TerminalPods {
+    pub(super) fn exclude_from(&self, terminated: &TerminatedPodUids) -> TerminatedPodNames {
         let names = terminated.keys().filter(|name| !self.reused.contains_key(*name));
         Arc::new(names.cloned().collect())
     }
@@ -47,11 +51,11 @@ impl ReusedNames {
     pub(super) fn find(
         &mut self,
         usage: &Usage,
-        assumed: &TerminalPods,
-        terminated: &TerminatedPods,
+        assumed: &TerminatedPodNames,
+        terminated: &TerminatedPodUids,
         is_up_to_date: bool,
         now: Instant,
-    ) -> Option<TerminalPods> {
+    ) -> Option<TerminatedPodNames> {
         if assumed.is_empty() {
             return None;
         }
@@ -72,7 +76,7 @@ impl ReusedNames {
         (self.reused.len() > known).then(|| self.exclude_from(terminated))
     }
 
-    pub(super) fn accept(&mut self, usage: &Arc<Usage>, terminated: &Arc<TerminatedPods>) {
+    pub(super) fn accept(&mut self, usage: &Arc<Usage>, terminated: &Arc<TerminatedPodUids>) {
         self.usage = Arc::clone(usage);
         self.terminated = Arc::clone(terminated);
     }
@@ -99,7 +103,7 @@ mod tests {
         Arc::new(Usage { pods: pods.iter().map(pod).collect() })
     }
 
-    fn terminated(pods: &[(&str, &str)]) -> Arc<TerminatedPods> {
+    fn terminated(pods: &[(&str, &str)]) -> Arc<TerminatedPodUids> {
         Arc::new(pods.iter().map(|(pod, uid)| (name(pod), (*uid).to_owned())).collect())
     }
 
@@ -107,7 +111,7 @@ mod tests {
     fn find(
         names: &mut ReusedNames,
         usage: &Usage,
-        terminated: &TerminatedPods,
+        terminated: &TerminatedPodUids,
         is_up_to_date: bool,
     ) -> Option<Vec<String>> {
         let assumed = names.exclude_from(terminated);
@@ -154,7 +158,7 @@ mod tests {
             find(&mut names, &list(&[("a", "0")]), &ended, false).unwrap();
             names
         };
-        let is_empty = |names: &ReusedNames, ended: &TerminatedPods| names.exclude_from(ended).is_empty();
+        let is_empty = |names: &ReusedNames, ended: &TerminatedPodUids| names.exclude_from(ended).is_empty();
         let (past, future) = (Instant::now(), Instant::now() + Duration::from_secs(60));
         let mut names = found();
         names.update(&ended, |at| past > at);

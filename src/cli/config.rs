@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use serde_json::Value;
 
-use super::flags::{AgentFlags, ConfigArgs, finish};
+use super::flags::{AgentFlags, ConfigArgs, LINES, finish};
 use crate::config::{self, Config, EVERY_NODE, Effective, Key, Layers, Origin, SCHEMA, Shown, explain};
 use crate::topology::NodeExclusions;
 
@@ -44,10 +44,10 @@ enum Verb {
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { verb } = args;
     match verb {
-        Verb::Defaults => super::print(&defaults(&finish(Layers::default())?))?,
+        Verb::Defaults => super::print(&defaults(&finish(Layers::default(), LINES)?))?,
         Verb::Schema => super::print(SCHEMA)?,
         Verb::Check { file } => {
-            let effective = finish(Layers::default().file(&file))?;
+            let effective = finish(Layers::default().file(&file), LINES)?;
             super::print(&format!("{} is valid\n", file.display()))?;
             warn(&all_warnings(&effective.config));
         }

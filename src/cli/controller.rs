@@ -10,7 +10,7 @@ use crate::telemetry::registry::Registry;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Look at the whole fleet once, print what is wrong, a line each, and exit 1 if anything is
+    /// Check all Nodes and objects once, print one line per problem, and exit with 1 if there is any
     #[arg(long, conflicts_with_all = ["purge", "dry_run"])]
     check: bool,
     /// Delete the agents' DaemonSet, wait until its pods are gone, delete every object that numacast wrote, and exit

@@ -56,6 +56,9 @@ pub(super) const PROC_DIR: Flag = Flag::key("proc-dir", "DIR", "host.proc");
 pub(super) const KUBELET_DIR: Flag = Flag::key("kubelet-dir", "DIR", "kubelet.dir");
 pub(super) const KUBELET_SOCKET: Flag = Flag::key("kubelet-socket", "SOCKET", "kubelet.socket");
 
+/// Separates errors that a command prints: each has its own line.
+pub(super) const LINES: &str = "\nnumacast: ";
+
 /// The flags of every command that keeps running.
 pub(super) const TELEMETRY: &[Flag] = &[
     Flag::key("log-level", "LEVEL", "log.level"),
@@ -170,7 +173,7 @@ impl<F: Flags> clap::Args for ConfigArgs<F> {
 impl Given {
     /// Merges defaults, file, environment and flags.
     pub(super) fn effective(&self) -> anyhow::Result<Effective> {
-        let mut effective = finish(self.layers(None)?)?;
+        let mut effective = finish(self.layers(None)?, LINES)?;
         self.set_fields(&mut effective.config);
         Ok(effective)
     }
@@ -215,10 +218,10 @@ pub(super) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Merges the layers; the error has one line for each problem.
-pub(super) fn finish(layers: Layers) -> anyhow::Result<Effective> {
+/// Merges the layers; the error has all problems, with this separator.
+pub(super) fn finish(layers: Layers, separator: &str) -> anyhow::Result<Effective> {
     layers.finish().map_err(|errors| {
         let sentences: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        anyhow!(sentences.join("\nnumacast: "))
+        anyhow!(sentences.join(separator))
     })
 }

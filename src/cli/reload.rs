@@ -14,8 +14,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tracing::{info, warn};
 
-use super::flags::Given;
-use crate::config::{Config, Effective, Layers, Origin, Shown};
+use super::flags::{Given, finish};
+use crate::config::{Config, Effective, Origin, Shown};
 use crate::telemetry::{LogSwitch, start_logs};
 use crate::topology::ZoneRules;
 
@@ -101,9 +101,9 @@ impl Reload {
         let layers = self.given.layers(text.as_deref().ok());
         let file = file.clone();
         self.last_read = Some(text);
-        match layers.map_err(|error| error.to_string()).and_then(finish) {
+        match layers.and_then(|layers| finish(layers, "; ")) {
             Ok(effective) => self.apply(&effective, &file, is_requested),
-            Err(sentences) => warn!("{sentences}; the configuration read before stays in effect"),
+            Err(error) => warn!("{error}; the configuration read before stays in effect"),
         }
     }
 
@@ -158,12 +158,6 @@ fn is_settled(file: &Path) -> bool {
     let Ok(modified) = file.metadata().and_then(|metadata| metadata.modified()) else { return true };
     // A time in the future was set by another clock.
     SystemTime::now().duration_since(modified).map_or(true, |age| age >= SETTLED)
-}
-
-/// Merges the layers; joins all errors into one line.
-fn finish(layers: Layers) -> Result<Effective, String> {
-    let join = |errors: Vec<_>| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
-    layers.finish().map_err(|errors: Vec<crate::config::ConfigError>| join(errors))
 }
 
 /// Returns the keys whose values differ, except those derived from other keys in both.

@@ -123,8 +123,8 @@ impl Cluster {
         self.read_opt(&what, request).await
     }
 
-    /// Deletes exactly this DaemonSet, and leaves its pods to garbage collection; returns false if it is
-    /// gone.
+    /// Deletes exactly this DaemonSet, and leaves its pods to Kubernetes' garbage collector; returns false if
+    /// it is gone.
     pub async fn delete_daemon_set(&self, namespace: &str, of: &SlimDaemonSet) -> Result<bool, ClusterError> {
         let name = of.metadata.name.as_deref().unwrap_or_default();
         let what = format!("delete daemonset {namespace}/{name}");

@@ -12,7 +12,7 @@ pub enum ClusterError {
     Unreachable { server: String, reason: String },
     #[error("the API server did not respond within {after:?} ({what})")]
     Deadline { what: String, after: Duration },
-    #[error("the response of {server} ({what}) is not understood: {reason}; is it an API server?")]
+    #[error("cannot parse the response of {server} ({what}): {reason}; is this an API server?")]
     NotUnderstood { server: String, what: String, reason: String },
     #[error(
         "the API server does not know noderesourcetopologies.topology.node.k8s.io/{0}: install the CRD \
@@ -25,7 +25,7 @@ pub enum ClusterError {
     Forbidden(String),
     #[error("the cluster has no node `{0}`: is NODE_NAME right, and has the kubelet registered?")]
     NoSuchNode(String),
-    #[error("the API server rejected {what}: {message} ({code})")]
+    #[error("the API server rejected the request ({what}): {message} ({code})")]
     Rejected {
         what: String,
         code: u16,
@@ -54,6 +54,11 @@ impl ClusterError {
             Self::Rejected { code: 500.., .. } => "server_error",
             Self::Rejected { .. } => "rejected",
         }
+    }
+
+    /// Returns true if the API server does not respond at all.
+    pub const fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Deadline { .. })
     }
 
     /// Returns true if permission is missing, whether RBAC or an admission plugin denies it.
@@ -125,13 +130,41 @@ impl Failure {
         };
         match status.code {
             401 => ClusterError::Unauthorized(status.message),
-            // Admission plugins respond with 403 as well; only RBAC's message contains "cannot".
-            403 if status.message.contains(" cannot ") => ClusterError::Forbidden(status.message),
+            // Admission plugins respond with 403 as well; only RBAC's message contains `User "x" cannot`.
+            403 if status.message.contains("\" cannot ") => ClusterError::Forbidden(status.message),
             code => {
                 let seconds = status.details.map_or(0, |details| details.retry_after_seconds);
                 let retry_after = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
                 ClusterError::Rejected { what: what.to_owned(), code, message: status.message, retry_after }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_rbacs_message_names_the_user_who_cannot() {
+        let explain = |message: &str| {
+            let status = Status::failure(message, "Forbidden").with_code(403);
+            Failure::Status(Box::new(status)).explain("apply noderesourcetopology w")
+        };
+        let rbac = r#"noderesourcetopologies.topology.node.k8s.io "w" is forbidden: User "system:serviceaccount:numacast:agent" cannot patch resource "noderesourcetopologies" in API group "topology.node.k8s.io" at the cluster scope"#;
+        assert_eq!(explain(rbac), ClusterError::Forbidden(rbac.to_owned()));
+        // OwnerReferencesPermissionEnforcement.
+        let plugin = r#"noderesourcetopologies.topology.node.k8s.io "w" is forbidden: cannot set an ownerRef on a resource you can't delete: , <nil>"#;
+        assert!(explain(plugin).is_denied(), "{plugin}");
+    }
+
+    #[test]
+    fn an_api_server_that_responds_is_reachable() {
+        let (server, what, reason) = ("https://api".to_owned(), "get node w".to_owned(), "no".to_owned());
+        let unreachable = ClusterError::Unreachable { server, reason };
+        let late = ClusterError::Deadline { what, after: Duration::from_secs(1) };
+        assert!(unreachable.is_unreachable() && late.is_unreachable());
+        let denied = ClusterError::Forbidden("no".to_owned());
+        assert!(!denied.is_unreachable() && !ClusterError::NoCrd("v1alpha2").is_unreachable());
     }
 }

@@ -28,8 +28,8 @@ use crate::util::log_throttle::LastLogged;
 pub(super) const WATCH_SECONDS: u32 = 240;
 /// A connection still silent this long after the watch should have ended is dead.
 const GRACE: Duration = Duration::from_secs(15);
-/// A real API server sends a bookmark about once a minute. A watch that had one and is silent for longer than
-/// this is dead.
+/// A real API server sends a bookmark about once a minute. Once it has sent one, a watch that is silent for
+/// longer than this is dead.
 const BOOKMARK_TIMEOUT: Duration = Duration::from_secs(80);
 /// Delay after the first failure, and after a watch that ended.
 const RETRY: Duration = Duration::from_secs(1);

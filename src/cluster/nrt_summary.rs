@@ -34,7 +34,7 @@ const PAGE_SIZES: [&str; 10] = ["64Ki", "1Mi", "2Mi", "4Mi", "16Mi", "32Mi", "51
 
 /// Returns true for Kubernetes' own resources. Their number is limited; that of other names is not, whatever
 /// objects contain.
-pub fn is_native(resource: &str) -> bool {
+pub fn is_built_in(resource: &str) -> bool {
     match resource.strip_prefix("hugepages-") {
         Some(size) => PAGE_SIZES.contains(&size),
         None => matches!(resource, "cpu" | "memory" | "ephemeral-storage"),

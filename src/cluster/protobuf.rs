@@ -38,7 +38,7 @@ pub enum DecodeError {
     Wire(#[from] WireError),
     #[error(transparent)]
     Message(#[from] prost::DecodeError),
-    #[error("its content was not requested: {0:?}")]
+    #[error("unexpected content type or encoding: {0:?}")]
     Content(String),
     #[error("it is a {0:?}, not a {1}")]
     Kind(String, &'static str),

@@ -58,7 +58,7 @@ impl Config {
         conflicts
     }
 
-    /// Returns the conflict of a proxy that merges annotations without a source of pods. `numacast proxy`
+    /// Returns the conflict of a proxy that merges annotations without a pod source. `numacast proxy`
     /// serves the proxy without `proxy.enabled`, so it must check this itself.
     pub fn proxy_without_pods(&self) -> Option<(&'static str, &'static str)> {
         let none = "the proxy has no source of annotations: choose another one, or set \

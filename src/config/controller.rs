@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::Period;
 use crate::controller::SchedulerPods;
 
-/// The controller. The fields that are no keys are set by flags and the environment.
+/// The controller. The fields that are not keys are set by flags and the environment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Controller {
@@ -18,11 +18,11 @@ pub struct Controller {
     /// Delete and nudge nothing; log what would be deleted.
     #[serde(skip)]
     pub dry_run: bool,
-    /// The DaemonSet of the agents, in the controller's namespace. If empty, silent agents are not detected.
+    /// The DaemonSet of the agents, in the controller's namespace. If empty, agents are not checked.
     ///
-    /// Its node selector, affinity and tolerations determine which Nodes should have an agent. An agent is
-    /// silent if its pod has been missing or not Ready for five minutes. Requires `get` of it, and `list` and
-    /// `watch` of `pods` in its namespace.
+    /// Its node selector, affinity and tolerations determine which Nodes should have an agent. A Node is
+    /// reported if the agent's pod has been missing or not Ready for five minutes. Requires `get` of it, and
+    /// `list` and `watch` of `pods` in its namespace.
     pub daemon_set: String,
     /// The Lease for leader election, in the controller's namespace. If empty, every replica leads, so run
     /// only one.
@@ -39,9 +39,9 @@ pub struct Controller {
     /// `numacast.io/nudge` changes.
     ///
     /// `auto`: 1, 2.6, 5.2 and 10.4 s after an object changed or a pod became pending, which suits periods of
-    /// 1, 2, 5 and 10 s, then once a minute. At most one per second, and none where objects change more often
-    /// than that. With a period, the last of these follows a resync. With `off`, pods without a
-    /// node are not watched.
+    /// 1, 2, 5 and 10 s, then once a minute. At most one nudge per second; none while objects change more
+    /// often than once a second. If a period is set, the last delay is slightly longer than it, so that a
+    /// nudge follows the resync. With `off`, pods without a node are not watched.
     pub nudge: Nudge,
     /// The pods of the scheduler with the plugin, as `NAMESPACE/KEY=VALUE`, such as
     /// `kube-system/component=kube-scheduler`. Objects created after they started, which the plugin ignores,
@@ -66,8 +66,8 @@ pub struct Garbage {
     /// controller ran.
     ///
     /// A Node must have been gone for a minute (or the interval, if shorter) before its object is deleted.
-    /// That minute (or shorter interval) is also the interval of the fleet metrics; an agent is reported as
-    /// silent after five times as long.
+    /// That minute (or shorter interval) is also the interval of the fleet metrics; a Node without a Ready
+    /// agent is reported after five times as long.
     pub interval: Period,
     /// Percentage of the objects that may be deleted per interval; if more have no Node, none is deleted. Ten
     /// are always allowed. 100: no limit

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::names::{is_device, is_dns_name};
+use crate::names::{is_device_resource, is_dns_name};
 use crate::quantity::{Quantity, hugepages_name};
 use crate::util::glob::PodPattern;
 
@@ -105,7 +105,7 @@ fn check_resource(name: &str) -> Result<(), String> {
             known => Err(format!("`{name}` is not how zones name these pages; write `{known}`")),
         };
     }
-    if name == "cpu" || name == "memory" || is_device(name) {
+    if name == "cpu" || name == "memory" || is_device_resource(name) {
         return Ok(());
     }
     Err(format!(

@@ -31,7 +31,7 @@ pub enum Consumer {
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Scan {
     /// How often the node is read if nothing happens, with a jitter of 10 %, and the kubelet's `/pods` if it
-    /// is a source of pods; the latter less often if that takes more than a thousandth of a core.
+    /// is a pod source; the latter less often if that takes more than a thousandth of a core.
     ///
     /// Changes of the kubelet's checkpoints, device plugins and pods are detected at once; polls find the
     /// rest. A shorter interval costs more calls to the kubelet.
@@ -52,9 +52,10 @@ pub struct Pods {
     /// `/pods`; requires `get` of `nodes/pods`), `none`, or `auto`: the first of these that works, but only
     /// `apiServer` if `fingerprint.view` is `scheduler` or `publish.reserve` is true.
     ///
-    /// `apiServer`: allocations and releases show within milliseconds, and on kubelets before 1.34, whose
-    /// List includes pods that have ended, these count as ended (requires `get` of the Node). Without the
-    /// permission a warning is logged, and with `fingerprint.view: scheduler` the fingerprint is withheld.
+    /// `apiServer`: allocations and releases show within milliseconds. Kubelets before 1.34 also list pods
+    /// that have ended; the agent then ignores them (requires `get` of the Node). Without the permission to
+    /// list and watch pods a warning is logged, and with `fingerprint.view: scheduler` the fingerprint is
+    /// withheld.
     ///
     /// `podsApi`: works while the API server is away, and needs no permission. It reports pods at their
     /// admission, too late for the scheduler's view and reservations.
@@ -106,8 +107,8 @@ pub struct Publish {
     /// Make the Node the owner of the object, so that it is deleted with the Node.
     ///
     /// The owner is set when the object is created, which requires `get` of the Node, and never changed: if
-    /// the Node is recreated, garbage collection deletes the object and the agent creates another. With
-    /// false, the object of a deleted Node stays until something deletes it.
+    /// the Node is recreated, Kubernetes' garbage collector deletes the object and the agent creates another.
+    /// With false, the object of a deleted Node stays until something deletes it.
     pub owner_reference: bool,
     /// What to do about another publisher that keeps rewriting the object: `report` it, or `overwrite` each
     /// change as well.
@@ -118,9 +119,11 @@ pub struct Publish {
     /// the node changes; after an hour without a change by it, the object is taken over. With `overwrite`,
     /// each is overwritten after 0.2 to 10 s, however often.
     pub conflicts: ConflictPolicy,
-    /// Post Kubernetes Events about the Node for conditions that need an operator: at most five at once, and
-    /// ten per hour on average.
-    /// Requires `create` of `events` (`events.k8s.io`) in the namespace `default`.
+    /// Post Kubernetes Events about conditions that need an operator: the agent about its Node, the
+    /// controller about Nodes and the CRD.
+    ///
+    /// docs/events.md has the rates. Requires `create` of `events` (`events.k8s.io`) in the namespace
+    /// `default`.
     pub events: bool,
     /// The version of the API in which the object is written: `v1alpha2` or `v1alpha1`.
     ///

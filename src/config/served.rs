@@ -31,12 +31,12 @@ pub struct Proxy {
     /// The number of the group whose members may connect, besides root: the socket's mode is 0660 with it,
     /// and 0755 without, as the kubelet's. Default: none
     ///
-    /// Who connects sees the pods, devices and CPUs of the node, and uses a part of the kubelet's rate limit.
-    /// The process must be in the group itself unless it has CAP_CHOWN; the chart adds it to the pod's
+    /// Whoever connects sees the pods, devices and CPUs of the node, and uses a part of the kubelet's rate
+    /// limit. The process must be in the group itself unless it has CAP_CHOWN; the chart adds it to the pod's
     /// `supplementalGroups`. Clients need the same number in theirs.
     pub group: Option<u32>,
     /// Reject requests (`Unavailable`) if devices may be missing in the response, instead of returning the
-    /// kubelet's.
+    /// kubelet's response unchanged.
     ///
     /// For nodes where a pod without its device is worse than none, as with Multus, whose pods the kubelet
     /// then retries. It applies to all clients: one unknown pod rejects every List, so metrics have gaps when
@@ -77,8 +77,8 @@ pub struct PodsApi {
     /// The number of the group whose members may connect, besides root: the socket's mode is 0660 with it,
     /// and 0755 without. Default: none
     ///
-    /// Who connects can read everything in the node's pods, such as environment variables. The rest is as for
-    /// `proxy.group`.
+    /// Whoever connects can read everything in the node's pods, such as environment variables. The rest is as
+    /// for `proxy.group`.
     pub group: Option<u32>,
     /// Where its pods are read: `podsApi` (the kubelet's own), `apiServer`, `kubelet` (its `/pods`, from
     /// which only PodInfo is served), or `auto`: the first of these that works.

@@ -184,7 +184,7 @@ impl Config {
                 grace,
                 max_percent: controller.garbage.max_percent,
             },
-            silent_after: grace * 5,
+            not_ready_after: grace * 5,
             fleet_interval: grace,
             nudge: match controller.nudge {
                 _ if controller.dry_run => None,
@@ -239,7 +239,7 @@ mod tests {
                 settings.garbage.interval,
                 settings.garbage.grace,
                 settings.fleet_interval,
-                settings.silent_after,
+                settings.not_ready_after,
             ];
             assert_eq!(times, expected.map(Duration::from_secs), "{interval}");
         }

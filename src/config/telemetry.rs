@@ -8,8 +8,8 @@ use crate::telemetry::{LogFormat, LogLevel};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Log {
-    /// The least severe level that is logged: `error`, `warn`, `info`, `debug` or `trace` (debug, and what
-    /// libraries log).
+    /// The least severe level that is logged: `error` (only errors of libraries: numacast logs its own
+    /// problems as `warn`), `warn`, `info`, `debug` or `trace` (debug, and what libraries log).
     ///
     /// A change in the file takes effect without a restart, unless a flag sets the level. `SIGUSR1` switches
     /// to debug and back.
@@ -40,10 +40,11 @@ pub struct Health {
     /// Where `/livez`, `/readyz` and `/startupz` are served (plain HTTP): an IP address with a port, `:9743`
     /// for all addresses, or `none`.
     ///
-    /// Each returns 200, or 503 with one sentence per reason. `livez`: the loop runs, and the kubelet's
-    /// configuration file was not replaced under its mount. `readyz`: the node was read and its object
-    /// written recently. `startupz`: the object was written once. A kubelet probes the pod's address and not
-    /// loopback, so set `:9743` in a pod. Health and metrics may share an address, unless metrics have TLS.
+    /// Each returns 200, or 503 with one sentence per reason. For the agent: `livez`: the loop runs, and the
+    /// kubelet's configuration file was not replaced under its mount. `readyz`: the node was read and its
+    /// object written recently. `startupz`: the object was written once. For the proxy, the Pods API and the
+    /// controller, see docs/metrics.md. A kubelet probes the pod's address and not loopback, so set `:9743`
+    /// in a pod. Health and metrics may share an address, unless metrics have TLS.
     #[schemars(with = "String", regex(pattern = "^(none|.*:[0-9]+)$"))]
     pub address: Endpoint,
 }

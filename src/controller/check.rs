@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::coverage::Coverage;
+use super::coverage::{Coverage, coverage_and_labels};
 use super::fleet::{Fleet, NEWER, NO_SCHEDULER};
 use super::node_problems::{CoveredNodes, Problem};
 use super::scheduler_pods::SchedulerPods;
 use super::settings::Settings;
-use crate::cluster::{Cluster, ClusterError, NrtSummary, SlimNode, SlimPod, pod_labels};
+use crate::cluster::{Cluster, ClusterError, NrtSummary, SlimNode, SlimPod};
 
 /// Maximum number of problems of each kind in the report.
 const MAX_PROBLEMS: usize = 100;
@@ -63,8 +63,8 @@ struct State {
     foreign: Vec<(String, String)>,
     /// Objects with an invalid quantity, and the error.
     invalid: Vec<(String, String)>,
-    /// The DaemonSet's namespace and name, if it does not exist.
-    missing_daemon_set: Option<String>,
+    /// Why the DaemonSet cannot be used.
+    daemon_set_problem: Option<String>,
     /// Namespace and labels of the scheduler's pods, if none is running.
     missing_scheduler: Option<String>,
     no_daemon_set: bool,
@@ -100,15 +100,18 @@ async fn read_agents(
         return Ok(None);
     };
     let namespace = &settings.namespace;
-    let Some(daemon_set) = cluster.daemon_set(namespace, name).await? else {
-        state.missing_daemon_set = Some(format!("{namespace}/{name}"));
-        return Ok(None);
-    };
-    if let Some(labels) = pod_labels(&daemon_set) {
-        let add = |pod: SlimPod| state.agents.push((pod.node, pod.name, pod.ready));
-        cluster.labelled_pods(namespace, &labels).for_each(add).await?;
+    let daemon_set = cluster.daemon_set(namespace, name).await?;
+    match coverage_and_labels(daemon_set.as_ref(), &format!("{namespace}/{name}")) {
+        Ok((coverage, labels)) => {
+            let add = |pod: SlimPod| state.agents.push((pod.node, pod.name, pod.ready));
+            cluster.labelled_pods(namespace, &labels).for_each(add).await?;
+            Ok(Some(coverage))
+        }
+        Err(problem) => {
+            state.daemon_set_problem = Some(problem);
+            Ok(None)
+        }
     }
-    Ok(Coverage::of(&daemon_set))
 }
 
 impl State {
@@ -128,9 +131,9 @@ impl State {
             nodes.map(|(name, node)| (name.as_str(), node.ready)),
             self.agents.iter().map(|(node, pod, ready)| (node.as_str(), pod.as_str(), *ready)),
         );
-        let mut of_nodes = covered.silent;
+        let mut node_problems = covered.without_ready_agent;
         let without_object = covered.healthy.into_iter().filter(|name| !self.fleet.names.contains(name));
-        of_nodes.extend(without_object.map(|name| (name, Problem::NoObject)));
+        node_problems.extend(without_object.map(|name| (name, Problem::NoObject)));
         let orphans = self.of_nodes.iter().filter(|name| !self.nodes.contains_key(*name));
         let (nodes, objects) = (self.nodes.len(), self.fleet.names.len());
         let (covered_nodes, agents) = (covered.count, covered.with_agent);
@@ -144,12 +147,12 @@ impl State {
             },
             problems: Vec::new(),
         };
-        if let Some(name) = &self.missing_daemon_set {
-            report.add(vec![format!("there is no DaemonSet {name}")]);
+        if let Some(problem) = self.daemon_set_problem {
+            report.add(vec![problem]);
         } else if !self.no_daemon_set && covered_nodes == 0 && nodes > 0 {
             report.add(vec!["the DaemonSet covers no Node".to_owned()]);
         }
-        report.add(of_nodes.iter().map(|(name, problem)| format!("Node {name}: {problem}")).collect());
+        report.add(node_problems.iter().map(|(name, problem)| format!("Node {name}: {problem}")).collect());
         report.add(orphans.map(|name| format!("object {name}: there is no Node of this name")).collect());
         let foreign = |(name, other): &(String, String)| format!("object {name}: {other} wrote its zones");
         report.add(self.foreign.iter().map(foreign).collect());
@@ -162,6 +165,9 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::fake::{self, Parts};
     use super::*;
     use crate::cluster::NrtMeta;
 
@@ -218,9 +224,43 @@ mod tests {
     #[test]
     fn a_daemon_set_that_covers_no_node_is_one_problem() {
         assert_eq!(state(&[("a", false, true)], &[]).report().problems, ["the DaemonSet covers no Node"]);
-        let missing_daemon_set = Some("ns/agents".to_owned());
-        let report = State { missing_daemon_set, ..state(&[("a", false, true)], &[]) }.report();
-        assert_eq!(report.problems, ["there is no DaemonSet ns/agents"]);
+    }
+
+    #[tokio::test]
+    async fn a_daemon_set_that_cannot_be_used_is_one_problem() {
+        let labels = json!({"matchLabels": {"app": "agent"}});
+        let of = |metadata: Value, selector: Value| {
+            let template = json!({"spec": {"containers": []}});
+            (200, json!({"metadata": metadata, "spec": {"selector": selector, "template": template}}))
+        };
+        for (daemon_set, problem) in [
+            (
+                (404, json!({"status": "Failure", "code": 404, "reason": "NotFound"})),
+                "there is no DaemonSet ns/agents",
+            ),
+            (
+                of(json!({"deletionTimestamp": "2026-11-21T20:00:00Z"}), labels),
+                "DaemonSet ns/agents is being deleted",
+            ),
+            (
+                of(json!({}), json!({})),
+                "the selector of DaemonSet ns/agents cannot be used, since it is empty or invalid",
+            ),
+        ] {
+            let cluster = fake::cluster(move |call| {
+                let ready = json!({"conditions": [{"type": "Ready", "status": "True"}]});
+                let node = json!({"metadata": {"name": "a", "uid": "a"}, "status": ready});
+                let response = match call {
+                    call if call.contains("/daemonsets/") => daemon_set.clone(),
+                    call if call.contains("/nodes") => (200, json!({"metadata": {}, "items": [node]})),
+                    _ => (200, json!({"metadata": {}, "items": []})),
+                };
+                async move { response }
+            });
+            let mut settings = Parts::new(cluster.clone()).settings;
+            (settings.namespace, settings.daemon_set) = ("ns".to_owned(), Some("agents".to_owned()));
+            assert_eq!(check(&settings, &cluster).await.unwrap().problems, [problem]);
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
     NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration,
 };
 
-use crate::cluster::{SlimDaemonSet, SlimNode};
+use crate::cluster::{SlimDaemonSet, SlimNode, pod_labels};
 
 /// Tolerations added to every daemon pod (`AddOrUpdateDaemonPodTolerations`).
 const ADDED_TOLERATIONS: [(&str, &str); 6] = [
@@ -61,6 +61,20 @@ impl Coverage {
                 .is_none_or(|affinity| affinity.node_selector_terms.iter().any(|term| matches(term, node)))
             && node.taints.iter().filter(is_strict).all(is_tolerated)
     }
+}
+
+/// Returns the coverage of the DaemonSet `name` and the labels of its pods, or why agents cannot be checked.
+pub(super) fn coverage_and_labels(
+    daemon_set: Option<&SlimDaemonSet>,
+    name: &str,
+) -> Result<(Coverage, String), String> {
+    let daemon_set = daemon_set.ok_or_else(|| format!("there is no DaemonSet {name}"))?;
+    if daemon_set.is_deleted() {
+        return Err(format!("DaemonSet {name} is being deleted"));
+    }
+    Coverage::of(daemon_set).zip(pod_labels(daemon_set)).ok_or_else(|| {
+        format!("the selector of DaemonSet {name} cannot be used, since it is empty or invalid")
+    })
 }
 
 fn tolerates_any((key, effect): (&str, &str)) -> Toleration {

@@ -18,7 +18,7 @@ const RATE: f64 = 1.0 / 60.0;
 /// The reason of an Event, by the variant's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reason {
-    AgentSilent,
+    AgentNotReady,
     ObjectMissing,
     GarbageHeldBack,
 }
@@ -30,7 +30,8 @@ pub(super) struct EventRecorder {
     metrics: Arc<Metrics>,
     is_enabled: bool,
     nodes: Mutex<TokenBucket>,
-    /// Limits Events about garbage collection, separately, so that many silent agents do not suppress them.
+    /// Limits Events about garbage collection, separately, so that many Events about Nodes do not suppress
+    /// them.
     garbage: Mutex<TokenBucket>,
 }
 
@@ -42,13 +43,14 @@ impl EventRecorder {
         Self { poster, metrics, is_enabled, nodes, garbage }
     }
 
-    /// Posts an Event. Returns false if it must be retried later because of the rate limit.
+    /// Posts an Event. Returns false if it must be retried later, because of the rate limit or because the
+    /// request failed. A failed request counts for the rate limit.
     pub(super) async fn post(&self, reason: Reason, regarding: Regarding<'_>, note: &str) -> bool {
         if !self.is_enabled {
             return true;
         }
         let bucket = match reason {
-            Reason::AgentSilent | Reason::ObjectMissing => &self.nodes,
+            Reason::AgentNotReady | Reason::ObjectMissing => &self.nodes,
             Reason::GarbageHeldBack => &self.garbage,
         };
         if !bucket.lock().await.take_now(Instant::now()) {
@@ -58,31 +60,38 @@ impl EventRecorder {
         match self.poster.post(regarding, &name, true, note).await {
             Ok(()) => {
                 self.metrics.events.with([&name]).inc();
+                true
             }
             Err(error) => {
                 self.metrics.request_failed(&error);
                 debug!("cannot post the Event {name}: {error}");
+                false
             }
         }
-        true
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::fmt::Write;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
 
+    use serde_json::json;
+    use tokio::time::advance;
+
+    use super::super::fake;
     use super::*;
     use crate::generated;
 
     impl Reason {
         /// All reasons.
-        const ALL: [Self; 3] = [Self::AgentSilent, Self::ObjectMissing, Self::GarbageHeldBack];
+        const ALL: [Self; 3] = [Self::AgentNotReady, Self::ObjectMissing, Self::GarbageHeldBack];
 
         /// Returns what the Event is about, when it is posted, and what to do.
         const fn documentation(self) -> (&'static str, &'static str, &'static str) {
             match self {
-                Self::AgentSilent => (
+                Self::AgentNotReady => (
                     "the Node",
                     "A Ready Node that the DaemonSet covers has had no Ready agent for five minutes; its object gets outdated, \
                      and the scheduler still uses it",
@@ -113,5 +122,28 @@ mod tests {
             writeln!(table, "| `{reason:?}` | Warning | {about} | {when} | {remedy} |").unwrap();
         }
         generated::section("docs/events.md", "events of the controller", &table);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rejected_event_is_retried_within_the_rate_limit() {
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&requests);
+        let cluster = fake::cluster(move |_| {
+            let response = match counted.fetch_add(1, Ordering::Relaxed) {
+                0..4 => {
+                    (403, json!({"status": "Failure", "code": 403, "reason": "Forbidden", "message": "no"}))
+                }
+                _ => (201, json!({"metadata": {"name": "e"}})),
+            };
+            async move { response }
+        });
+        let events = EventRecorder::new(cluster, "test".to_owned(), true, fake::metrics());
+        for _ in 0..10 {
+            assert!(!events.post(Reason::GarbageHeldBack, Regarding::Objects, "").await);
+        }
+        assert_eq!(requests.load(Ordering::Relaxed), 4, "the burst");
+        advance(Duration::from_secs(60)).await;
+        assert!(events.post(Reason::GarbageHeldBack, Regarding::Objects, "").await);
+        assert_eq!(requests.load(Ordering::Relaxed), 5);
     }
 }

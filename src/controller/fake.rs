@@ -47,9 +47,9 @@ pub(super) fn metrics() -> Arc<Metrics> {
 
 /// The parts of a controller without a DaemonSet.
 pub(super) struct Parts {
-    settings: Settings,
+    pub(super) settings: Settings,
     cluster: Cluster,
-    metrics: Arc<Metrics>,
+    pub(super) metrics: Arc<Metrics>,
     events: EventRecorder,
 }
 
@@ -66,7 +66,7 @@ impl Parts {
                 grace: Duration::from_secs(60),
                 max_percent: 20,
             },
-            silent_after: Duration::from_secs(300),
+            not_ready_after: Duration::from_secs(300),
             fleet_interval: Duration::from_secs(60),
             nudge: Some(NudgePlan::default()),
             scheduler: None,

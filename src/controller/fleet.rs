@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use crate::cluster::{NrtSummary, is_native};
+use crate::cluster::{NrtSummary, is_built_in};
 use crate::nrt::Amounts;
 
 /// Maximum number of resources. Their names come from devices; a cluster has some dozens.
@@ -29,7 +29,7 @@ pub(super) const NO_SCHEDULER: &str = "no pod of the scheduler runs:";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fleet {
     /// Number of objects by policy and scope.
-    pub(super) nodes: BTreeMap<(&'static str, &'static str), u64>,
+    pub(super) objects_by_policy: BTreeMap<(&'static str, &'static str), u64>,
     pub(super) resources: BTreeMap<String, Amounts>,
     /// Number of objects whose zones another field manager wrote.
     pub(super) foreign: u64,
@@ -55,11 +55,12 @@ impl Fleet {
     pub(super) fn add(&mut self, summary: NrtSummary) {
         let NrtSummary { meta, policy, scope, resources, invalid, describes_node } = summary;
         let kind = (label(policy.as_deref(), &POLICIES), label(scope.as_deref(), &SCOPES));
-        *self.nodes.entry(kind).or_default() += 1;
+        *self.objects_by_policy.entry(kind).or_default() += 1;
         self.foreign += u64::from(meta.writers.other.is_some());
-        let (native, other): (Vec<_>, Vec<_>) = resources.into_iter().partition(|(name, _)| is_native(name));
+        let (native, other): (Vec<_>, Vec<_>) =
+            resources.into_iter().partition(|(name, _)| is_built_in(name));
         for (name, totals) in native.into_iter().chain(other.into_iter().take(MAX_RESOURCES_PER_OBJECT)) {
-            let has_room = self.resources.len() < MAX_RESOURCES || is_native(&name);
+            let has_room = self.resources.len() < MAX_RESOURCES || is_built_in(&name);
             if has_room || self.resources.contains_key(&name) {
                 let all = self.resources.entry(name).or_default();
                 *all = all.plus(totals);
@@ -105,8 +106,8 @@ mod tests {
         fleet.add(summary("b", Some("restricted"), "pod", 4));
         fleet.add(summary("c", None, "node", 0));
         fleet.add(summary("d", Some("made-up"), "container", 2));
-        let nodes = [(("other", "container"), 1), (("restricted", "pod"), 2), (("unknown", "other"), 1)];
-        assert_eq!(fleet.nodes, nodes.into());
+        let objects = [(("other", "container"), 1), (("restricted", "pod"), 2), (("unknown", "other"), 1)];
+        assert_eq!(fleet.objects_by_policy, objects.into());
         let cpu = Amounts { capacity: 14, allocatable: 14, available: 7 };
         assert_eq!(fleet.resources["cpu"], cpu);
         assert_eq!((fleet.foreign, fleet.names.len()), (1, 4));

@@ -159,16 +159,17 @@ impl GarbageCollector {
     /// be listed: at the start, at each interval, after a pass that was held back or failed, and if so many
     /// Nodes are gone that their number must be compared with that of all objects. `nodes` is the number of
     /// cached Nodes.
-    pub(super) fn objects_to_read(&self, nodes: usize, now: Instant) -> Option<Vec<Box<str>>> {
+    pub(super) fn objects_to_read(&mut self, nodes: usize, now: Instant) -> Option<Vec<Box<str>>> {
         let (listed, objects) = self.last_list?;
         if self.is_incomplete || nodes == 0 || now >= listed + self.rules.interval {
             return None;
         }
+        let deleted = self.recent_deletions(now);
         let gone = self.deleted_nodes.iter().filter(|(name, _)| !self.orphans.contains_key(*name));
         let all: Vec<_> = self.orphans.iter().chain(gone).collect();
         // Each is assumed to have an object.
         let objects = objects.min(nodes + all.len());
-        if all.len() + self.recent_deletions(now) > self.allowed(objects, self.recent_deletions(now)) {
+        if all.len() + deleted > self.allowed(objects, deleted) {
             return None;
         }
         let due = all.into_iter().filter(|(_, since)| now.duration_since(**since) >= self.rules.grace);
@@ -176,9 +177,12 @@ impl GarbageCollector {
         (due.len() <= MAX_READ).then_some(due)
     }
 
-    /// Returns the number of objects that were deleted within the last interval.
-    fn recent_deletions(&self, now: Instant) -> usize {
-        self.deletions.iter().filter(|at| now.duration_since(**at) < self.rules.interval).count()
+    /// Returns the number of objects that were deleted within the last interval, and drops older deletions.
+    fn recent_deletions(&mut self, now: Instant) -> usize {
+        while self.deletions.front().is_some_and(|at| now.duration_since(*at) >= self.rules.interval) {
+            self.deletions.pop_front();
+        }
+        self.deletions.len()
     }
 
     /// Returns how many objects may have no Node or have been deleted within the last interval.
@@ -248,10 +252,8 @@ impl GarbageCollector {
                 listed.min(nodes + self.orphans.len())
             }
         };
-        while self.deletions.front().is_some_and(|at| now.duration_since(*at) >= self.rules.interval) {
-            self.deletions.pop_front();
-        }
-        let doubt = self.doubt(objects, nodes, counted);
+        let deleted = self.recent_deletions(now);
+        let doubt = self.doubt(objects, nodes, counted, deleted);
         self.is_incomplete = doubt.is_some();
         if let Some(doubt) = doubt {
             return Decision::HoldBack(doubt);
@@ -282,7 +284,7 @@ impl GarbageCollector {
         self.orphans.get(name).or_else(|| self.deleted_nodes.get(name)).copied().unwrap_or(now)
     }
 
-    fn doubt(&self, objects: usize, nodes: usize, counted: u64) -> Option<Doubt> {
+    fn doubt(&self, objects: usize, nodes: usize, counted: u64, deleted: usize) -> Option<Doubt> {
         let orphans = self.orphans.len();
         if orphans == 0 {
             return None;
@@ -295,7 +297,7 @@ impl GarbageCollector {
         if difference > (nodes / 20).max(ALWAYS_ALLOWED) {
             return Some(Doubt::CountsDiffer { cached: nodes, counted });
         }
-        let (deleted, max_percent) = (self.deletions.len(), self.rules.max_percent);
+        let max_percent = self.rules.max_percent;
         let is_too_much = orphans + deleted > self.allowed(objects, deleted);
         is_too_much.then_some(Doubt::TooMany { orphans, deleted, objects, max_percent })
     }

@@ -52,14 +52,14 @@ impl Health {
         *lock(&self.passes) = leads.then_some(leading);
     }
 
-    /// Records a garbage collection pass, whatever its result.
+    /// Records a completed garbage collection pass over all objects.
     pub(crate) fn garbage_pass(&self) {
         if let Some(passes) = &mut *lock(&self.passes) {
             passes.garbage = (Instant::now(), self.garbage_interval);
         }
     }
 
-    /// Records that all objects were summed up; the next pass is due after `next`.
+    /// Records that all objects were aggregated; the next pass is due after `next`.
     pub(crate) fn fleet_pass(&self, next: Duration) {
         if let Some(passes) = &mut *lock(&self.passes) {
             passes.fleet = (Instant::now(), next);
@@ -77,7 +77,7 @@ impl Probes for Health {
         let lease = self.lease.reason().filter(|_| self.has_lease);
         let passes = *lock(&self.passes);
         let late = |failure, (at, next): (Instant, Duration)| late(failure, at.elapsed(), next * 2 + SLACK);
-        let fleet = passes.and_then(|passes| late("the objects were not summed up", passes.fleet));
+        let fleet = passes.and_then(|passes| late("the fleet metrics were not updated", passes.fleet));
         let garbage = passes.and_then(|passes| late("no garbage collection pass has ended", passes.garbage));
         [lease, fleet, garbage].into_iter().flatten().collect()
     }
@@ -128,7 +128,7 @@ mod tests {
         advance(seconds(120)).await;
         let reasons = health.ready();
         assert_eq!(reasons.len(), 1, "{reasons:?}");
-        assert!(reasons[0].starts_with("the objects were not summed up for 241 s"), "{reasons:?}");
+        assert!(reasons[0].starts_with("the fleet metrics were not updated for 241 s"), "{reasons:?}");
         health.fleet_pass(seconds(300));
         advance(seconds(720)).await;
         assert_eq!(health.ready(), OK, "a pass that takes long comes less often");

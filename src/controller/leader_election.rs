@@ -114,7 +114,9 @@ impl LeaderElection {
                     }
                 }
                 Ok(Err(error)) => self.failed(&error, metrics),
-                Err(_) => debug!("an attempt to acquire the Lease timed out"),
+                Err(_) => {
+                    debug!("cannot read or renew the Lease {}/{}: it timed out", self.namespace, self.name);
+                }
             }
             sleep(jittered(RETRY_PERIOD)).await;
         }
@@ -132,13 +134,13 @@ impl LeaderElection {
                     self.succeeded(metrics);
                 }
                 Ok(Ok(false)) => {
-                    break info!("this controller no longer leads: the Lease was taken over or deleted");
+                    break info!("no longer the leader: the Lease was taken over or deleted");
                 }
                 Ok(Err(error)) => self.failed(&error, metrics),
                 Err(_) => debug!("a renewal of the Lease timed out"),
             }
             if renewed.elapsed() >= RENEW_DEADLINE {
-                break info!("this controller no longer leads: the Lease could not be renewed");
+                break info!("no longer the leader: the Lease could not be renewed");
             }
         }
         self.written = None;
@@ -171,7 +173,7 @@ impl LeaderElection {
 
     fn failed(&mut self, error: &ClusterError, metrics: &Metrics) {
         metrics.request_failed(error);
-        self.log.warn(&error.to_string());
+        self.log.warn(&format!("cannot read or renew the Lease {}/{}: {error}", self.namespace, self.name));
     }
 
     /// Tries to acquire or renew the Lease. Returns whether we hold it.

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use super::fleet::Fleet;
 use super::health::Health;
-use crate::cluster::{ClusterError, is_native};
+use crate::cluster::{ClusterError, is_built_in};
 use crate::telemetry::registry::{Counter, Family, Gauge, OptionalGauge, Registry, label, unix_seconds};
 
 /// The controller's metrics. Updates also go to its health.
@@ -17,14 +17,14 @@ pub(crate) struct Metrics {
     pub(super) held_back: Gauge,
     pub(super) nudges: Counter,
     last_pass: Family<1, Gauge>,
-    nodes: Family<2, Gauge>,
+    objects_by_policy: Family<2, Gauge>,
     resources: Family<2, Gauge>,
     // Only the leader has these, and only while the value is known.
     pub(super) garbage: OptionalGauge,
     pub(super) rejected_pods: OptionalGauge,
     pub(super) daemon_set: OptionalGauge,
     covered: OptionalGauge,
-    silent: OptionalGauge,
+    not_ready: OptionalGauge,
     missing: OptionalGauge,
     foreign: OptionalGauge,
     newer: OptionalGauge,
@@ -44,8 +44,8 @@ impl Metrics {
                 [
                     label(
                         "operation",
-                        "`delete`: deletions of an object; `nudge`: nudges of an object; `request`: all others, and those \
-                         deletions and nudges whose error is not about the object",
+                        "`delete`: deletions of an object; `nudge`: nudges whose error may be about the object; `request`: \
+                         all others, and deletions whose error is not about the object",
                     ),
                     label(
                         "kind",
@@ -62,7 +62,8 @@ impl Metrics {
             deleted: registry.counter("numacast_garbage_deleted_total", "Deleted objects whose Nodes no longer exist"),
             held_back: registry.gauge(
                 "numacast_garbage_held_back",
-                "1 while nothing is deleted because the list of Nodes is unknown or implausible",
+                "1 while no object is deleted because the list of Nodes is unknown or implausible, or because more objects \
+                 have no Node than `controller.garbage.maxPercent` allows",
             ),
             nudges: registry.counter(
                 "numacast_nudges_total",
@@ -72,10 +73,10 @@ impl Metrics {
                 .gauges(
                     "numacast_controller_last_pass_timestamp_seconds",
                     "Time of the last pass over all objects, as Unix time; 0 before",
-                    [label("pass", "`garbage`: objects without a Node; `fleet`: sums over all objects")],
+                    [label("pass", "`garbage`: objects without a Node; `fleet`: totals over all objects")],
                 )
                 .at_zero([["garbage"], ["fleet"]]),
-            nodes: registry.gauges(
+            objects_by_policy: registry.gauges(
                 "numacast_fleet_objects",
                 "Objects by Topology Manager policy and scope",
                 [
@@ -93,8 +94,8 @@ impl Metrics {
                     // A resource name: a DNS name, a slash and 63 characters. A cluster has a few dozen.
                     label(
                         "resource",
-                        "such as `cpu`; beyond 128 names, devices are summed up as `other`; of each object, at most 64 \
-                         devices are counted",
+                        "such as `cpu`; beyond 128 names, devices are counted as `other`; of each object, at most 64 \
+                         names other than CPU, memory and huge pages are counted",
                     )
                         .at_most(128, 317),
                     label("type", "`capacity`, `allocatable` or `available`"),
@@ -111,15 +112,15 @@ impl Metrics {
             ),
             daemon_set: registry.optional_gauge(
                 "numacast_fleet_daemonset",
-                "1 if the agents' DaemonSet exists; 0 if not: silent agents are then not detected; missing without \
-                 `controller.daemonSet`",
+                "1 if the agents' DaemonSet exists; 0 if not, if it is being deleted, or if its selector cannot be used: \
+                 agents are then not checked; missing without `controller.daemonSet`",
             ),
             covered: registry.optional_gauge(
                 "numacast_fleet_covered_nodes",
                 "Nodes that should have an agent by the DaemonSet's node selector, affinity and tolerations",
             ),
-            silent: registry.optional_gauge(
-                "numacast_fleet_silent_nodes",
+            not_ready: registry.optional_gauge(
+                "numacast_fleet_nodes_without_ready_agent",
                 "Covered, Ready Nodes without a Ready agent for at least five minutes",
             ),
             missing: registry.optional_gauge(
@@ -143,10 +144,11 @@ impl Metrics {
         self.leader.set(u64::from(leads));
         self.health.leads(leads);
         self.held_back.set(0);
-        self.nodes.clear();
+        self.objects_by_policy.clear();
         self.resources.clear();
-        let Self { garbage, rejected_pods, daemon_set, covered, silent, missing, foreign, newer, .. } = self;
-        for gauge in [garbage, rejected_pods, daemon_set, covered, silent, missing, foreign, newer] {
+        let Self { garbage, rejected_pods, daemon_set, covered, not_ready, missing, foreign, newer, .. } =
+            self;
+        for gauge in [garbage, rejected_pods, daemon_set, covered, not_ready, missing, foreign, newer] {
             gauge.clear();
         }
     }
@@ -162,18 +164,19 @@ impl Metrics {
         self.health.garbage_pass();
     }
 
-    /// Sets the numbers of covered and of silent Nodes; `None` if they are unknown.
-    pub(crate) fn agents(&self, covered_and_silent: Option<(u64, usize)>) {
-        self.covered.set(covered_and_silent.map(|(covered, _)| covered));
-        self.silent.set(covered_and_silent.map(|(_, silent)| silent as u64));
+    /// Sets the numbers of covered Nodes and of those without a Ready agent; `None` if they are unknown.
+    pub(crate) fn agents(&self, counts: Option<(u64, usize)>) {
+        self.covered.set(counts.map(|(covered, _)| covered));
+        self.not_ready.set(counts.map(|(_, not_ready)| not_ready as u64));
     }
 
-    /// Sets the sums over all objects, and the number of missing ones if that is known.
+    /// Sets the totals over all objects, and the number of missing ones if that is known.
     pub(super) fn fleet(&self, fleet: &Fleet, missing: Option<usize>) {
-        self.nodes.replace(fleet.nodes.iter().map(|((policy, scope), nodes)| ([*policy, *scope], *nodes)));
+        let objects = fleet.objects_by_policy.iter();
+        self.objects_by_policy.replace(objects.map(|((policy, scope), count)| ([*policy, *scope], *count)));
         // Native resources first: excess devices are counted as `other`.
-        let native = fleet.resources.iter().filter(|(name, _)| is_native(name));
-        let others = fleet.resources.iter().filter(|(name, _)| !is_native(name));
+        let native = fleet.resources.iter().filter(|(name, _)| is_built_in(name));
+        let others = fleet.resources.iter().filter(|(name, _)| !is_built_in(name));
         self.resources.replace(native.chain(others).flat_map(|(name, totals)| {
             [
                 ([name.as_str(), "capacity"], totals.capacity),
@@ -186,7 +189,7 @@ impl Metrics {
         self.missing.set(missing.map(|missing| missing as u64));
     }
 
-    /// Records that all objects were summed up. The next pass starts within `next`.
+    /// Records that all objects were aggregated. The next pass starts after about `next`.
     pub(crate) fn fleet_pass(&self, next: Duration) {
         self.last_pass.with(["fleet"]).set(unix_seconds());
         self.health.fleet_pass(next);
@@ -213,7 +216,7 @@ mod tests {
         metrics.held_back.set(1);
         let totals = Amounts { capacity: 3, allocatable: 2, available: 1 };
         let mut fleet = Fleet::new(None);
-        fleet.nodes = [(("restricted", "pod"), 5)].into();
+        fleet.objects_by_policy = [(("restricted", "pod"), 5)].into();
         fleet.resources = [("cpu".to_owned(), totals)].into();
         fleet.foreign = 1;
         metrics.fleet(&fleet, Some(2));
@@ -223,7 +226,7 @@ mod tests {
             ("numacast_fleet_objects", r#"{policy="restricted",scope="pod"} 5"#),
             ("numacast_fleet_resources", r#"{resource="cpu",type="allocatable"} 2"#),
             ("numacast_fleet_covered_nodes", " 7"),
-            ("numacast_fleet_silent_nodes", " 1"),
+            ("numacast_fleet_nodes_without_ready_agent", " 1"),
             ("numacast_fleet_missing_objects", " 2"),
             ("numacast_fleet_foreign_objects", " 1"),
             ("numacast_rejected_pods", " 4"),

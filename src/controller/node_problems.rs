@@ -34,7 +34,7 @@ pub(super) struct CoveredNodes {
     /// How many of them, Ready or not, have a Ready agent.
     pub(super) with_agent: u64,
     /// Ready Nodes without a Ready agent.
-    pub(super) silent: BTreeMap<Box<str>, Problem>,
+    pub(super) without_ready_agent: BTreeMap<Box<str>, Problem>,
     /// Ready Nodes with a Ready agent.
     pub(super) healthy: BTreeSet<Box<str>>,
 }
@@ -63,7 +63,7 @@ impl CoveredNodes {
                 covered.healthy.insert(name.into());
             } else if ready {
                 let problem = pod.map_or(Problem::NoAgent, |(pod, _)| Problem::AgentNotReady(pod.into()));
-                covered.silent.insert(name.into(), problem);
+                covered.without_ready_agent.insert(name.into(), problem);
             }
         }
         covered

@@ -25,20 +25,23 @@ const NODE_DOWN: Duration = Duration::from_secs(15);
 #[allow(missing_docs, reason = "each variant's message describes it")]
 #[derive(Debug, thiserror::Error)]
 pub enum PurgeError {
-    #[error("{0}; nothing is lost, run it again")]
+    #[error("{0}; run the command again")]
     Cluster(ClusterError),
     #[error(
-        "the DaemonSet {namespace}/{name} runs no agents of numacast, so nothing was deleted: name theirs by --daemon-set, \
-         or, if there is none, --set controller.daemonSet="
+        "the DaemonSet {namespace}/{name} runs no agents of numacast, so nothing was deleted: pass the agents' DaemonSet \
+         with --daemon-set; if there is none, pass --set controller.daemonSet="
     )]
     NotOurs { namespace: String, name: String },
     #[error(
         "{removed} objects were removed, but after {AGENTS_TIMEOUT:?} agents still run on {nodes}: they make their objects again; \
-         delete their pods and run it again"
+         delete their pods and run the command again"
     )]
     Agents { removed: usize, nodes: String },
-    #[error("{removed} objects were removed in {TIMEOUT:?}, and some are left{}; run it again", reason(.left))]
-    Time { removed: usize, left: Remaining },
+    #[error(
+        "{removed} objects {done} removed in {TIMEOUT:?}, and some are left{}; run the command again",
+        reason(.left)
+    )]
+    Time { removed: usize, done: &'static str, left: Remaining },
 }
 
 /// Not `#[from]`, which would print the message twice.
@@ -60,6 +63,8 @@ fn reason(Remaining { finalizing, error, .. }: &Remaining) -> String {
 #[derive(Debug, Default)]
 pub struct Remaining {
     found: bool,
+    /// Objects that would be removed without `--dry-run`.
+    would_remove: Vec<String>,
     /// Objects that were deleted but have finalizers.
     finalizing: BTreeSet<String>,
     error: Option<ClusterError>,
@@ -202,11 +207,18 @@ async fn remove_objects(settings: &Settings, cluster: &Cluster, end: Instant) ->
         match &left.error {
             // Single objects may be rejected for their own reasons; if all are, a retry is pointless.
             Some(error) if removed == before && is_permanent(error) => return Err(error.clone().into()),
-            None if settings.dry_run || !left.found => return Ok(removed),
+            None if settings.dry_run => {
+                for name in &left.would_remove {
+                    info!("dry run: the object {name} would be removed");
+                }
+                return Ok(left.would_remove.len());
+            }
+            None if !left.found => return Ok(removed),
             _ => {}
         }
         if Instant::now() >= end {
-            return Err(PurgeError::Time { removed, left });
+            let done = if settings.dry_run { "would be" } else { "were" };
+            return Err(PurgeError::Time { removed: removed + left.would_remove.len(), done, left });
         }
         let retry_after = left.error.as_ref().and_then(ClusterError::retry_after);
         left.error.iter().for_each(|error| debug!("{error}; retrying"));
@@ -230,8 +242,7 @@ async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, remov
         for meta in metas.into_iter().filter(|meta| meta.writers.ours) {
             left.found = true;
             if settings.dry_run {
-                info!("dry run: the object {} would be removed", meta.name);
-                *removed += 1;
+                left.would_remove.push(meta.name);
                 continue;
             }
             if meta.is_deleted {
@@ -259,7 +270,51 @@ async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, remov
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use serde_json::{Value, json};
+
+    use super::super::fake::{self, Parts};
     use super::*;
+
+    /// Does a dry run with three objects of ours on two pages. The second page can be read after this many
+    /// failures.
+    async fn dry_run(failures: usize) -> String {
+        let second_page = AtomicUsize::new(0);
+        let cluster = fake::cluster(move |call| {
+            let page = |names: &[&str], next: &str| -> (u16, Value) {
+                let managed = json!([{"manager": "numacast", "fieldsV1": {"f:zones": {}}}]);
+                let object =
+                    |name: &&str| json!({"metadata": {"name": name, "uid": name, "managedFields": managed}});
+                let items: Vec<Value> = names.iter().map(object).collect();
+                (200, json!({"metadata": {"continue": next}, "items": items}))
+            };
+            let response = match call.contains("continue=") {
+                false => page(&["a", "b"], "next"),
+                true if second_page.fetch_add(1, Ordering::Relaxed) < failures => (
+                    500,
+                    json!({"status": "Failure", "code": 500, "reason": "InternalError", "message": "no"}),
+                ),
+                true => page(&["c"], ""),
+            };
+            async move { response }
+        });
+        let settings = Settings { dry_run: true, ..Parts::new(cluster.clone()).settings };
+        match purge(&settings, &cluster).await {
+            Ok(purged) => purged.to_string(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dry_run_that_is_repeated_counts_each_object_once() {
+        assert_eq!(dry_run(2).await, "3 objects would be removed");
+        let error = dry_run(usize::MAX).await;
+        assert!(
+            error.starts_with("2 objects would be removed in 240s, and some are left: the API"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn the_result_says_what_was_removed() {

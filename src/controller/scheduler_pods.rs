@@ -1,7 +1,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::names::{is_dns_name, is_qualified};
+use crate::names::{is_dns_name, is_name_part};
 use crate::util::serialize_as_text;
 
 /// The pods with these labels in this namespace: `kube-system/component=kube-scheduler`.
@@ -31,10 +31,10 @@ impl FromStr for SchedulerPods {
 fn is_pair(text: &str) -> bool {
     let Some((key, value)) = text.split_once('=') else { return false };
     let is_key = match key.split_once('/') {
-        Some((domain, name)) => is_dns_name(domain) && is_qualified(name),
-        None => is_qualified(key),
+        Some((domain, name)) => is_dns_name(domain) && is_name_part(name),
+        None => is_name_part(key),
     };
-    is_key && (value.is_empty() || is_qualified(value))
+    is_key && (value.is_empty() || is_name_part(value))
 }
 
 impl fmt::Display for SchedulerPods {

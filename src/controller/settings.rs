@@ -12,7 +12,7 @@ pub struct Settings {
     pub identity: String,
     /// The namespace of the DaemonSet and the Lease.
     pub namespace: String,
-    /// The agents' DaemonSet; without it, silent agents are not detected.
+    /// The agents' DaemonSet; without it, agents are not checked.
     pub daemon_set: Option<String>,
     /// The Lease for leader election; without it, every replica leads.
     pub lease: Option<String>,
@@ -20,8 +20,8 @@ pub struct Settings {
     pub dry_run: bool,
     /// When objects may be deleted.
     pub garbage: Rules,
-    /// How long an agent may be silent before it is reported.
-    pub silent_after: Duration,
+    /// How long a Node may be without a Ready agent or without an object before it is reported.
+    pub not_ready_after: Duration,
     /// Interval of the totals over all objects.
     pub fleet_interval: Duration,
     /// When to nudge while pods are pending because of the scheduler plugin; never if `None`.

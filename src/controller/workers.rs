@@ -5,11 +5,11 @@
 //! all Nodes with all objects.
 
 mod agents;
+mod agents_not_ready;
 mod fleet;
 mod garbage_collection;
 mod nodes;
 mod nudges;
-mod silent_agents;
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -43,7 +43,8 @@ struct CachedAgent {
 enum DaemonSet {
     #[default]
     Unknown,
-    /// The DaemonSet does not exist, or no name is configured.
+    /// Agents are not checked: the DaemonSet does not exist, is being deleted, cannot be used or was never
+    /// read, or no name is configured.
     Missing,
     /// The Nodes it covers, and the labels of its pods.
     Present { coverage: Coverage, labels: String },
@@ -55,7 +56,7 @@ struct State {
     agents: ObjectCache<CachedAgent>,
     garbage: GarbageCollector,
     /// Nodes without a Ready agent.
-    silent: NodeProblems,
+    without_ready_agent: NodeProblems,
     /// Nodes with a Ready agent but no object.
     missing: NodeProblems,
 }
@@ -67,8 +68,8 @@ impl State {
             nodes: ObjectCache::default(),
             agents: ObjectCache::default(),
             garbage,
-            silent: NodeProblems::new(settings.silent_after),
-            missing: NodeProblems::new(settings.silent_after),
+            without_ready_agent: NodeProblems::new(settings.not_ready_after),
+            missing: NodeProblems::new(settings.not_ready_after),
         }
     }
 }
@@ -114,8 +115,8 @@ impl<'a> Workers<'a> {
             self.watch_agents(),
             self.watch_nodes(),
             self.collect_garbage(),
-            self.report_silent_agents(),
-            self.sum_up_fleet(),
+            self.report_agents_not_ready(),
+            self.aggregate_fleet(),
             self.nudge(),
         );
     }

@@ -120,7 +120,9 @@ impl Handler<'_> {
 
     /// Rejects a call because too many are open, immediately: waiting takes memory as well.
     fn reject_call(&self, respond: &mut SendResponse<Slice>) -> Code {
-        self.report(Violation::Calls, || "has thousands of calls open: further ones are rejected".into());
+        self.report(Violation::Calls, || {
+            "had a call rejected: this client or all clients together have too many calls open".into()
+        });
         send_status(respond, StatusCode::OK, &Status::resource_exhausted("too many calls are open"))
     }
 

@@ -109,7 +109,7 @@ struct Client {
     connections: usize,
     failures: TokenBucket,
     cost: TokenBucket,
-    /// Its guaranteed share, in seconds of it: the size of a share depends on the number of clients.
+    /// Guaranteed share: a token is one second of an equal part of `GUARANTEED_COST_PER_SECOND`.
     guaranteed: TokenBucket,
 }
 

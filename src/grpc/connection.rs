@@ -82,7 +82,8 @@ impl InputLimits for Reader {
     fn charge(&self, cost: usize) -> Duration {
         let delay = self.shared.clients.charge(&self.connection, cost);
         if delay.own >= FLOOD_DELAY {
-            let text = || "sends more frames than are read of one client: they are read later".into();
+            let text =
+                || "sends more frames per second than one client may: reading from it is delayed".into();
             self.shared.report(Violation::Flood, &self.connection.peer, text);
         }
         delay.own.max(delay.shared)

@@ -157,7 +157,8 @@ fn admit(stream: UnixStream, shared: &Arc<Shared>, connections: &mut JoinSet<()>
     match shared.clients.admit(Peer::of(&stream)) {
         Ok((admitted, closed)) => {
             if let Some(closed) = closed {
-                let text = || "lost a connection to a new one: there are too many".into();
+                let text =
+                    || "had a connection closed to make room for a new one: too many connections".into();
                 shared.report(Violation::Connections, &closed.peer, text);
             }
             connections.spawn(connection::serve(stream, admitted, Arc::clone(shared)));

@@ -82,7 +82,7 @@ impl SocketFile {
                 let number = self.foreign_checks;
                 self.foreign_checks = number.wrapping_add(1);
                 if number.is_multiple_of(PROBE_INTERVAL) && is_socket(&found) && !is_alive(path) {
-                    self.restore("a socket on which no process listens took the place of");
+                    self.restore("replaced an unused socket that another process had put there");
                 } else if number == 0 {
                     let kind = if is_socket(&found) { "socket" } else { "file" };
                     let path = path.display();
@@ -93,7 +93,7 @@ impl SocketFile {
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 self.is_ours = false;
-                self.restore("another process removed");
+                self.restore("restored the socket, which another process had removed");
             }
             // The file may still exist, so do nothing.
             Err(_) => {}
@@ -101,13 +101,13 @@ impl SocketFile {
         self.is_ours
     }
 
-    fn restore(&mut self, why: &str) {
+    fn restore(&mut self, done: &str) {
         match Self::bind(self.socket.clone()) {
             Ok(restored) => {
-                info!("{why} {}; it is restored", self.socket.path.display());
+                info!("{}: {done}", self.socket.path.display());
                 *self = restored;
             }
-            Err(error) if self.failure.is_new(()) => warn!("{why} the socket: {error}"),
+            Err(error) if self.failure.is_new(()) => warn!("cannot restore the socket: {error}"),
             Err(_) => {}
         }
     }

@@ -23,7 +23,8 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let error = || {
             format!(
-                "`{text}` is no address such as 10.0.0.7, 10.0.0.7:10250, [fd00::7]:10250 or worker.example"
+                "`{text}` is not a valid address; use for example 10.0.0.7, 10.0.0.7:10250, [fd00::7]:10250 or \
+                 worker.example"
             )
         };
         let of = |host: &str, port: Option<u16>| Self { host: host.to_owned(), port };

@@ -21,8 +21,8 @@ use super::instance::KubeletInstance;
 use super::request::{Request, RequestError};
 use crate::util::sync::lock;
 
-/// Opens a connection to the socket at a path, and another one whenever that socket is replaced. It gets
-/// only the outcomes of calls, so that several may be in flight.
+/// Opens a connection to the socket at a path, and another one whenever that socket is replaced. Callers make
+/// the calls and pass the outcomes to [`Connector::finish`], so that several may be in flight.
 #[derive(Debug)]
 pub struct Connector {
     socket: PathBuf,
@@ -235,7 +235,7 @@ fn connect_error(path: &Path, error: &io::Error) -> ClientError {
     let reason = match error.kind() {
         io::ErrorKind::NotFound => return ClientError::NoSocket(path.to_owned()),
         io::ErrorKind::ConnectionRefused if is_socket() => return ClientError::Refused(path.to_owned()),
-        io::ErrorKind::ConnectionRefused => "it is no socket".to_owned(),
+        io::ErrorKind::ConnectionRefused => "it is not a socket".to_owned(),
         _ => error.to_string(),
     };
     ClientError::Connect { path: path.to_owned(), reason }

@@ -60,7 +60,7 @@ impl HttpsClient {
     pub fn new(cluster: &kube::Config, target: &HttpsTarget) -> Result<Self, String> {
         let url = format!("https://{}", Address { host: target.host.clone(), port: Some(target.port) });
         let unusable = |reason: String| format!("cannot send a request to the kubelet at {url}: {reason}");
-        let address: Uri = url.parse().map_err(|_| unusable("this is no address".into()))?;
+        let address: Uri = url.parse().map_err(|_| unusable("the address is invalid".into()))?;
         let mut config = kube::Config::new(address);
         config.auth_info = cluster.auth_info.clone();
         config.tls_server_name.clone_from(&target.server_name);

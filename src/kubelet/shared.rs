@@ -2,9 +2,9 @@
 //!
 //! A response always comes from a call that started after it was requested. A request made while a call is in
 //! flight waits for the next call, which all such requests share: at most one `List` runs and one waits. All
-//! other calls run beside it one at a time, so at most two calls are in flight. Calls for the proxy's clients
-//! have a rate limit of their own. The agent uses the same connection: its requests start as soon as their
-//! lane is free, and their responses are shared with everyone waiting.
+//! other calls run concurrently with it, one at a time, so at most two calls are in flight. The rate of calls
+//! is limited: the agent's count, but only the proxy's wait. The agent's requests start as soon as their lane
+//! is free, and their responses are shared with everyone waiting.
 
 mod driver;
 mod queue;
@@ -105,7 +105,7 @@ impl SharedClient {
         self.shared.queued.notify_one();
         let mut queued = Queued { shared: &self.shared, request, number, result };
         // The sender is dropped only when the runtime shuts down.
-        let lost = |_| Err(ClientError::Lost { call, detail: "numacast is ending".to_owned() }.into());
+        let lost = |_| Err(ClientError::Lost { call, detail: "numacast is shutting down".to_owned() }.into());
         (&mut queued.result).await.unwrap_or_else(lost)
     }
 }

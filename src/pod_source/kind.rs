@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A source of pods.
+/// A pod source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodSourceKind {
     /// The API server.

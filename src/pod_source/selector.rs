@@ -1,4 +1,4 @@
-//! The sources of pods, and which of them is used: the first that works.
+//! The pod sources, and which of them is used: the first that works.
 
 mod trial;
 
@@ -55,10 +55,11 @@ pub struct SourceSelector {
     cluster: Option<Cluster>,
     index: usize,
     events: Events,
-    /// Whether it has listed all pods. If so, it stays.
+    /// Whether the current source has listed all pods. If so, it stays.
     is_selected: bool,
-    /// Its deadline for that, and since when it has been failing, if it is selected.
+    /// Until when it must have listed them, unless it is selected.
     deadline: Instant,
+    /// Since when it has been failing, if it is selected.
     failing_since: Option<Instant>,
     /// Why the other sources of this round do not work.
     errors: Vec<String>,
@@ -118,7 +119,7 @@ impl SourceSelector {
             if self.is_selected || self.is_only_one() {
                 tokio::select! {
                     item = self.events.next() => {
-                        let item = item.unwrap_or_else(|| Err("the source of pods has ended".to_owned()));
+                        let item = item.unwrap_or_else(|| Err("the pod source has ended".to_owned()));
                         self.check_health(&item);
                         return item;
                     }
@@ -139,7 +140,7 @@ impl SourceSelector {
                     format!("{} did not list the pods within {TRIAL_TIMEOUT:?}", self.source())
                 }
             };
-            debug!("{error}; trying the next source of pods");
+            debug!("{error}; trying the next pod source");
             self.errors.push(error);
             if self.index + 1 < self.sources.order.len() {
                 self.try_source(self.index + 1);
@@ -149,7 +150,7 @@ impl SourceSelector {
             self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
             self.try_source(0);
             self.deadline = self.not_before + TRIAL_TIMEOUT;
-            return Err(format!("no source of pods works: {}", std::mem::take(&mut self.errors).join("; ")));
+            return Err(format!("no pod source works: {}", std::mem::take(&mut self.errors).join("; ")));
         }
     }
 
@@ -182,7 +183,7 @@ impl SourceSelector {
     }
 
     fn select(&mut self) {
-        info!("the source of pods is {}", self.source());
+        info!("the pod source is {}", self.source());
         self.is_selected = true;
         self.failures = 0;
         self.failing_since = None;
@@ -198,7 +199,7 @@ impl SourceSelector {
                 let since = *self.failing_since.get_or_insert_with(Instant::now);
                 if since.elapsed() > FAILURE_TIMEOUT && !self.is_only_one() {
                     let source = self.source();
-                    warn!("{source} has reported no pods for {FAILURE_TIMEOUT:?}: trying all sources again");
+                    warn!("{source} has been failing for {FAILURE_TIMEOUT:?}; trying all pod sources again");
                     self.is_selected = false;
                     self.try_source(0);
                 }

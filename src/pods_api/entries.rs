@@ -38,8 +38,7 @@ pub(super) enum Content {
 /// A pod that is omitted, and its size in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the pod {name} is left out: all pods together may have {limit} bytes, and its {bytes} bytes do not fit. Read it from the \
-     API server, or make it smaller"
+    "pod {name} is omitted: its {bytes} bytes do not fit into the {limit} bytes for all pods; read it from the API server"
 )]
 pub(super) struct TooLarge {
     name: Box<str>,

@@ -39,8 +39,8 @@ pub(super) struct Store {
     pub(super) pods: SharedCache,
     pub(super) infos: SharedCache,
     info_source: InfoSource,
-    /// Whether the current source of full pods has completed a list. Until then its single events do not make
-    /// up all pods.
+    /// Whether the current source of full pods has completed a list. Until then its events do not cover all
+    /// pods.
     pub(super) is_source_synced: bool,
     /// The lists being received: of full pods, and of `/pods`.
     pods_list: Option<IncomingList>,
@@ -48,7 +48,7 @@ pub(super) struct Store {
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("pod {namespace}/{name} is left out: {reason}")]
+#[error("pod {namespace}/{name} is not served: {reason}")]
 pub(super) struct InvalidPod {
     namespace: String,
     name: String,

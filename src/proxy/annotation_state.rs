@@ -39,7 +39,7 @@ pub(super) enum SourceFreshness {
     Fresh,
     /// The pods were never listed, or the node's devices never read.
     Unsynced,
-    /// No pod source has been synced for too long.
+    /// All pod sources have been failing for too long.
     Stale,
 }
 

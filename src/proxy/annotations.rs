@@ -10,7 +10,7 @@
 //!
 //! 1. add a file beside `mapping.rs` (with several types of device, `koordinator.rs` is the closer example).
 //!    Its function parses the annotation, stops after `MAX_IDS` entries, and passes the devices of each
-//!    resource, a `DeviceGroup` for each device, to `PodReader::allocate`, which chooses the containers by
+//!    resource, a `RequestedDevice` for each, to `PodReader::allocate`, which chooses the containers by
 //!    their requests, or to `PodReader::allocate_to`, which takes a container's name. Call it in
 //!    `Rules::read_pod`;
 //! 2. add a switch to [`Annotations`] (a configuration key) and to [`Annotations::are_merged`], without which
@@ -43,9 +43,10 @@ pub(super) use rules::part_number;
 pub(super) const MAX_ID_BYTES: usize = 256;
 /// Maximum number of ids per pod.
 const MAX_IDS: usize = 1024;
-/// Maximum number of a pod's devices of one resource beyond its containers' requests: the scheduler may
-/// allocate more than one device for a request (`ApplyForAll` of Koordinator's `device-allocate-hint`), or
-/// know no request at all.
+/// Maximum number of a pod's devices of one resource that are merged beyond its containers' requests, or if
+/// none requests any: the scheduler may allocate more than one device for a request (`ApplyForAll` of
+/// Koordinator's `device-allocate-hint`), or know no request at all. A container that the annotation names
+/// gets this many, or as many as it requests if that is more.
 const MAX_UNREQUESTED: usize = 16;
 /// Approximate number of bytes that all annotations together may add to a response. Many clients of the
 /// kubelet accept no more than 4 MiB, and a List of the kubelet alone may have most of that.

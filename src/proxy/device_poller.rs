@@ -13,7 +13,7 @@ use tracing::info;
 use super::Settings;
 use super::annotations::{NodeDevices, PciDevices};
 use super::metrics::Metrics;
-use crate::cluster::{Cluster, ClusterError, Devices};
+use crate::cluster::{Cluster, ClusterError, KoordinatorDevices};
 use crate::machine::HostRoots;
 use crate::util::backoff::{back_off, jittered};
 use crate::util::log_throttle::LogOnce;
@@ -99,13 +99,13 @@ pub(super) fn start(
     (node, Some(poll.spawn(read)))
 }
 
-type ReadResult = Result<Option<Devices>, ClusterError>;
+type ReadResult = Result<Option<KoordinatorDevices>, ClusterError>;
 
 struct Poll {
     pci: Arc<PciDevices>,
     node: watch::Sender<NodeDevices>,
     /// The devices last reported.
-    devices: Option<Arc<Devices>>,
+    devices: Option<Arc<KoordinatorDevices>>,
     metrics: Metrics,
     log: LogOnce,
 }
@@ -166,7 +166,7 @@ impl Poll {
         }
     }
 
-    fn update(&mut self, devices: Option<Devices>) {
+    fn update(&mut self, devices: Option<KoordinatorDevices>) {
         let devices = devices.map(Arc::new);
         self.log.recovered("Koordinator's Device of this node can be read again");
         if devices == self.devices {

@@ -14,9 +14,9 @@ pub use crate::util::wire::WireError;
 use editor::ResponseEditor;
 use message::{field, mark_devices, pod_name, put_devices, submessages};
 
-/// The API version of a response.
+/// The version of the podresources API of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Version {
+pub enum PodResourcesVersion {
     /// CPUs, memory and devices.
     V1,
     /// Devices only, without topology.
@@ -28,8 +28,6 @@ pub enum Version {
 pub struct Merged {
     /// The response: the very same bytes if nothing was merged.
     pub bytes: Bytes,
-    /// Number of pods that were changed.
-    pub pods: usize,
     /// Number of devices that were added.
     pub devices: usize,
     /// Allocations that were not added.
@@ -82,7 +80,7 @@ impl ListedPods {
 
 impl Merged {
     fn unchanged(bytes: &Bytes, listed: ListedPods) -> Self {
-        Self { bytes: bytes.clone(), pods: 0, devices: 0, omitted: Omitted::default(), listed }
+        Self { bytes: bytes.clone(), devices: 0, omitted: Omitted::default(), listed }
     }
 }
 
@@ -91,7 +89,7 @@ impl Allocations {
     ///
     /// # Errors
     /// If the kubelet's response is not such a message.
-    pub fn merge_list(&self, bytes: &Bytes, version: Version) -> Result<Merged, WireError> {
+    pub fn merge_list(&self, bytes: &Bytes, version: PodResourcesVersion) -> Result<Merged, WireError> {
         let (mut names, mut messages, mut allocated) = (Vec::new(), Vec::new(), Vec::new());
         for message in submessages(bytes, 0..bytes.len(), field::PODS) {
             let message = message?;
@@ -132,7 +130,7 @@ impl Allocations {
         let pod = self.pod(&bytes[namespace.clone()], &bytes[name.clone()]);
         let listed = ListedPods { bytes: bytes.clone(), names: vec![(namespace, name)] };
         let Some(pod) = pod else { return Ok(Merged::unchanged(bytes, listed)) };
-        let mut editor = ResponseEditor::new(self, bytes, Version::V1);
+        let mut editor = ResponseEditor::new(self, bytes, PodResourcesVersion::V1);
         editor.mark_listed(&parts)?;
         editor.edit(&self.pods[pod], &parts)?;
         editor.finish(listed)
@@ -158,7 +156,7 @@ impl Allocations {
             return Ok(Merged { omitted, ..Merged::unchanged(bytes, listed) });
         }
         let mut all = bytes.to_vec();
-        put_devices(&mut all, table, &missing, field::ALLOCATABLE_DEVICES, Version::V1);
-        Ok(Merged { bytes: all.into(), pods: 0, devices: missing.len(), omitted, listed })
+        put_devices(&mut all, table, &missing, field::ALLOCATABLE_DEVICES, PodResourcesVersion::V1);
+        Ok(Merged { bytes: all.into(), devices: missing.len(), omitted, listed })
     }
 }

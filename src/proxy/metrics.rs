@@ -17,8 +17,9 @@ pub(super) const COMPONENT: &str = "proxy";
 
 const METHOD: Label = label("method", "`List`, `Get`, `GetAllocatableResources` or `other`");
 
-/// Maximum age of the kubelet's last response. It is called at least this often; see `crate::proxy`.
-const RESPONSE: Duration = Duration::from_secs(30);
+/// A proxy is not ready if the kubelet's last response is older. The kubelet is called more often; see
+/// `crate::proxy`.
+const MAX_RESPONSE_AGE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
@@ -31,7 +32,7 @@ pub(crate) struct Metrics {
     devices: Family<1, Gauge>,
     annotation_errors: Family<1, Gauge>,
     unknown_pods: Gauge,
-    passing_through: Gauge,
+    annotations_unavailable: Gauge,
     device_errors: Family<1, Counter>,
 }
 
@@ -42,7 +43,7 @@ impl Metrics {
                 "the proxy's socket",
                 "the proxy has no list of pods yet",
                 "the proxy has not checked its socket",
-                Some(Recent::new("the kubelet has not responded to the proxy", RESPONSE)),
+                Some(Recent::new("the kubelet has not responded to the proxy", MAX_RESPONSE_AGE)),
                 !needs_pods,
             ),
             requests: registry.counters(
@@ -99,10 +100,10 @@ impl Metrics {
                 "numacast_proxy_unknown_pods",
                 "Pods in the last List response that the pod source does not know; devices from their annotations are missing",
             ),
-            passing_through: registry.gauge(
-                "numacast_proxy_passing_through",
-                "1 while the pods or the node's devices are not known, or no pod source has worked for ten minutes, so \
-                 that responses lack the devices from annotations, or are rejected with `proxy.failClosed`",
+            annotations_unavailable: registry.gauge(
+                "numacast_proxy_annotations_unavailable",
+                "1 while the pods or the node's devices are not known, or no pod source has worked for ten minutes: \
+                 responses lack the devices from annotations or, with `proxy.failClosed`, requests are rejected",
             ),
             device_errors: registry.counters(
                 "numacast_proxy_device_errors_total",
@@ -125,8 +126,8 @@ impl Metrics {
         self.annotation_errors.replace(kinds.map(|kind| ([kind], 1)));
     }
 
-    pub(crate) fn passing_through(&self, is_passing: bool) {
-        self.passing_through.set(u64::from(is_passing));
+    pub(crate) fn annotations_unavailable(&self, are_unavailable: bool) {
+        self.annotations_unavailable.set(u64::from(are_unavailable));
     }
 
     pub(crate) fn device_error(&self, kind: &str) {
@@ -239,7 +240,7 @@ mod tests {
         assert_eq!(health.ready(), ["the proxy has no list of pods yet"]);
         health.checked(true, true);
         assert_eq!([health.ready(), health.started()], [OK; 2]);
-        advance(RESPONSE + Duration::from_secs(1)).await;
+        advance(MAX_RESPONSE_AGE + Duration::from_secs(1)).await;
         assert!(
             health.ready()[0].contains("has not responded to the proxy for 31 s"),
             "{:?}",

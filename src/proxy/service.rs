@@ -1,6 +1,8 @@
 //! The proxied podresources API: the kubelet's responses with the devices from annotations.
 
-use std::sync::{Arc, OnceLock};
+use std::collections::HashSet;
+use std::mem::{Discriminant, discriminant};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -14,13 +16,14 @@ use tracing::{info, warn};
 
 use super::allocations::Allocations;
 use super::annotation_state::{AnnotationState, SourceFreshness};
-use super::merge::{Merged, Omitted, Version, WireError};
+use super::merge::{Merged, Omitted, PodResourcesVersion, WireError};
 use super::metrics::Metrics;
 use super::{V1, V1ALPHA1};
 use crate::grpc::{self, Call, Peer, Reply};
 use crate::kubelet::proto::v1::GetPodResourcesRequest;
 use crate::kubelet::{Caller, Request, SharedClient};
 use crate::util::log_throttle::LastLogged;
+use crate::util::sync::lock;
 
 pub(super) struct Service {
     pub(super) kubelet: SharedClient,
@@ -108,8 +111,8 @@ impl Service {
             _ => {
                 let merge = |allocations: &Allocations| match request {
                     Request::Get { .. } => allocations.merge_get(bytes),
-                    Request::ListV1alpha1 => allocations.merge_list(bytes, Version::V1alpha1),
-                    _ => allocations.merge_list(bytes, Version::V1),
+                    Request::ListV1alpha1 => allocations.merge_list(bytes, PodResourcesVersion::V1alpha1),
+                    _ => allocations.merge_list(bytes, PodResourcesVersion::V1),
                 };
                 annotations.merge(deadline, merge).await
             }
@@ -121,13 +124,13 @@ impl Service {
     async fn can_merge(&self, annotations: &AnnotationState, deadline: Instant) -> Result<bool, Status> {
         annotations.wait_until_synced(deadline).await;
         let freshness = annotations.freshness();
-        self.metrics.passing_through(freshness != SourceFreshness::Fresh);
+        self.metrics.annotations_unavailable(freshness != SourceFreshness::Fresh);
         self.log.freshness(freshness, self.fail_closed);
         match freshness {
             SourceFreshness::Fresh => Ok(true),
             _ if !self.fail_closed => Ok(false),
             SourceFreshness::Unsynced => Err(rejection("the node's pods and devices are not known yet")),
-            SourceFreshness::Stale => Err(rejection("no pod source has been synced for too long")),
+            SourceFreshness::Stale => Err(rejection("all pod sources have been failing for too long")),
         }
     }
 
@@ -138,9 +141,12 @@ impl Service {
         merged: Result<(Merged, usize), WireError>,
     ) -> Result<Bytes, Status> {
         let (merged, unknown) = match merged {
-            Ok(merged) => merged,
+            Ok(merged) => {
+                self.log.decoded(request);
+                merged
+            }
             Err(error) => {
-                self.log.malformed(request.method(), &error);
+                self.log.malformed(request, &error, self.fail_closed);
                 if self.fail_closed {
                     return Err(rejection("the kubelet's response cannot be decoded"));
                 }
@@ -174,12 +180,13 @@ fn rejection(why: &str) -> Status {
     Status::unavailable(format!("numacast: {why}, and the response may lack devices (proxy.failClosed)"))
 }
 
-/// What was logged and still applies: each message is logged until what it is about changes.
+/// What was logged: each message is logged once, and again only after the state changed.
 #[derive(Debug, Default)]
 pub(super) struct ServiceLog {
     large: LastLogged,
     freshness: LastLogged<SourceFreshness>,
-    malformed: LastLogged,
+    /// The kinds of requests whose last response could not be decoded.
+    malformed: Mutex<HashSet<Discriminant<Request>>>,
 }
 
 impl ServiceLog {
@@ -210,14 +217,27 @@ impl ServiceLog {
         match freshness {
             SourceFreshness::Fresh => info!("devices from annotations are merged into responses"),
             SourceFreshness::Unsynced => warn!("pods and devices are not known yet: {consequence}"),
-            SourceFreshness::Stale => warn!("no pod source has been synced for too long: {consequence}"),
+            SourceFreshness::Stale => warn!("all pod sources have been failing for too long: {consequence}"),
         }
     }
 
-    pub(super) fn malformed(&self, method: &str, error: &WireError) {
-        if self.malformed.is_new(()) {
-            warn!("cannot decode the kubelet's response to {method}, which is passed on as it is: {error}");
+    pub(super) fn malformed(&self, request: &Request, error: &WireError, fail_closed: bool) {
+        if !self.is_newly_malformed(request) {
+            return;
         }
+        let consequence = match fail_closed {
+            true => "requests are rejected (proxy.failClosed)",
+            false => "it is returned unchanged, without the devices from annotations",
+        };
+        warn!("cannot decode the kubelet's response to {}: {error}: {consequence}", request.method());
+    }
+
+    fn is_newly_malformed(&self, request: &Request) -> bool {
+        lock(&self.malformed).insert(discriminant(request))
+    }
+
+    pub(super) fn decoded(&self, request: &Request) {
+        lock(&self.malformed).remove(&discriminant(request));
     }
 }
 
@@ -269,5 +289,16 @@ mod tests {
         let sizes = [LARGE, LARGE + 1, LARGE + 1, NOT_LARGE, LARGE + 1, NOT_LARGE - 1, LARGE + 1];
         let logged = sizes.map(|bytes| log.is_newly_large(bytes));
         assert_eq!(logged, [false, true, false, false, false, false, true]);
+    }
+
+    #[test]
+    fn a_malformed_response_is_logged_once_until_one_of_its_kind_is_decoded() {
+        let log = ServiceLog::default();
+        let is_logged = |request: Request| log.is_newly_malformed(&request);
+        assert!(is_logged(Request::List) && !is_logged(Request::List));
+        log.decoded(&Request::Allocatable);
+        assert!(!is_logged(Request::List), "the response to another request was decoded");
+        log.decoded(&Request::List);
+        assert!(is_logged(Request::List));
     }
 }

@@ -20,8 +20,8 @@ use super::allocations::Allocations;
 use super::annotations::{
     Annotations, MAX_ADDED_BYTES, MAX_ID_BYTES, NodeDevices, PciDevices, Rules, part_number,
 };
-use super::merge::{Omitted, Version};
-use crate::cluster::{Device, Devices};
+use super::merge::{Omitted, PodResourcesVersion};
+use crate::cluster::{Device, KoordinatorDevices};
 use crate::kubelet::proto::{v1, v1alpha1};
 use crate::machine::{Id, RecordedFiles};
 use crate::pod::{Annotation, Container, ContainerKind, Phase, Pod, Termination};
@@ -125,14 +125,14 @@ fn device(kind: &str, id: &str, minor: i64, node: Option<Id>) -> Device {
 
 /// A node whose devices are reported.
 fn reported(vendor: &str, devices: &[Device]) -> NodeDevices {
-    let devices = Devices { vendor: vendor.into(), devices: devices.into() };
+    let devices = KoordinatorDevices { vendor: vendor.into(), devices: devices.into() };
     NodeDevices::new(Some(Arc::new(devices)), Arc::default())
 }
 
 /// What the List shows for these pods on that node, merged according to `rules`.
 fn merged(rules: &Rules, pods: &[Pod], node: &NodeDevices) -> Vec<String> {
     let list = bytes(&kubelet_list(pods));
-    shown(&rules.read(pods.iter(), node).merge_list(&list, Version::V1).unwrap().bytes)
+    shown(&rules.read(pods.iter(), node).merge_list(&list, PodResourcesVersion::V1).unwrap().bytes)
 }
 
 /// The same for one pod with these containers.
@@ -145,9 +145,14 @@ fn of(text: &str, node: &NodeDevices) -> String {
     of_pod(text, &[container("main", &[])], node).remove(0)
 }
 
-/// The kinds of errors, and how many ids each left out.
-fn errors(allocations: &Allocations) -> Vec<(&'static str, usize)> {
-    allocations.errors().iter().map(|error| (error.kind.name(), error.ids)).collect()
+/// The kinds of errors.
+fn errors(allocations: &Allocations) -> Vec<&'static str> {
+    allocations.errors().iter().map(|error| error.kind.name()).collect()
+}
+
+/// The messages of errors.
+fn messages(allocations: &Allocations) -> Vec<&str> {
+    allocations.errors().iter().map(|error| error.message.as_str()).collect()
 }
 
 /// The allocations for one pod with one container.

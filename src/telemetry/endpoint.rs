@@ -39,8 +39,8 @@ impl FromStr for Endpoint {
         };
         parsed.ok_or_else(|| {
             format!(
-                "`{text}` is neither an IP address with a port, such as 127.0.0.1:9742, nor a port of every \
-                 address, such as :9742, nor none"
+                "`{text}` is neither an IP address with a port, such as 127.0.0.1:9742, nor a port on all \
+                 addresses, such as :9742, nor none"
             )
         })
     }

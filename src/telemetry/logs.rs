@@ -14,9 +14,9 @@ use tracing_subscriber::{Layer, Registry};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogLevel {
-    /// Failures that need an operator.
+    /// Only errors of libraries: numacast logs its own problems as `warn`.
     Error,
-    /// Conditions that may need one.
+    /// Problems that may need an operator.
     Warn,
     /// Changes.
     #[default]

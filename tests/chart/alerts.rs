@@ -138,14 +138,14 @@ pub(crate) const CASES: &[Case] = &[
         alert: "NumacastForeignWrites",
         at: 60,
         not_at: None,
-        fires: &[(r#"numacast_foreign_writes_total{A, writer="manager"}"#, "0x20 1x20 2x30")],
+        fires: &[(r#"numacast_foreign_writes_total{A, writer="publisher"}"#, "0x20 1x20 2x30")],
         // A single takeover, and edits by people.
         quiet: &[
-            (r#"numacast_foreign_writes_total{A, writer="manager"}"#, "0x30 1x40"),
-            (r#"numacast_foreign_writes_total{A, writer="person"}"#, "0+1x70"),
+            (r#"numacast_foreign_writes_total{A, writer="publisher"}"#, "0x30 1x40"),
+            (r#"numacast_foreign_writes_total{A, writer="user"}"#, "0+1x70"),
         ],
         of: Of::Agent,
-        more: &[("writer", "manager")],
+        more: &[("writer", "publisher")],
     },
     Case {
         alert: "NumacastSlowWrites",
@@ -251,6 +251,20 @@ pub(crate) const CASES: &[Case] = &[
         of: Of::Agent,
         more: &[],
     },
+    // The only source.
+    Case {
+        alert: "NumacastPodsApiNoSource",
+        at: 11,
+        not_at: Some(9),
+        fires: &[(r#"numacast_pod_source_up{A, component="pods_api", source="kubelet"}"#, "0x20")],
+        // Another source is up.
+        quiet: &[
+            (r#"numacast_pod_source_up{A, component="pods_api", source="kubelet"}"#, "0x20"),
+            (r#"numacast_pod_source_up{A, component="pods_api", source="api_server"}"#, "1x20"),
+        ],
+        of: Of::Agent,
+        more: &[],
+    },
     Case {
         alert: "NumacastPodsApiSlowClients",
         at: 21,
@@ -261,12 +275,12 @@ pub(crate) const CASES: &[Case] = &[
         more: &[],
     },
     Case {
-        alert: "NumacastProxyPassingThrough",
+        alert: "NumacastProxyAnnotationsUnavailable",
         at: 11,
         not_at: Some(9),
-        fires: &[("numacast_proxy_passing_through{A}", "1x20")],
+        fires: &[("numacast_proxy_annotations_unavailable{A}", "1x20")],
         // The API server is down for a while.
-        quiet: &[("numacast_proxy_passing_through{A}", "1x8 0 1x8 0x10")],
+        quiet: &[("numacast_proxy_annotations_unavailable{A}", "1x8 0 1x8 0x10")],
         of: Of::Agent,
         more: &[],
     },
@@ -385,7 +399,7 @@ pub(crate) const CASES: &[Case] = &[
         alert: "NumacastControllerErrors",
         at: 16,
         not_at: Some(12),
-        fires: &[(r#"numacast_controller_errors_total{C, operation="request", kind="forbidden"}"#, "0+1x40")],
+        fires: &[(r#"numacast_controller_errors_total{C, operation="nudge", kind="forbidden"}"#, "0+1x40")],
         quiet: &[
             (
                 r#"numacast_controller_errors_total{C, operation="request", kind="unreachable"}"#,
@@ -457,18 +471,18 @@ pub(crate) const CASES: &[Case] = &[
         of: Of::Controller,
         more: &[],
     },
-    // All agents are gone, and with them the metric of silent nodes.
+    // All agents are gone, and with them the metric of nodes without one.
     Case {
-        alert: "NumacastSilentAgents",
+        alert: "NumacastAgentsNotReady",
         at: 40,
         not_at: Some(9),
         fires: &[
-            ("numacast_fleet_silent_nodes{C}", "2x15 _x30"),
+            ("numacast_fleet_nodes_without_ready_agent{C}", "2x15 _x30"),
             ("numacast_fleet_daemonset{C}", "1x15 0x30"),
             LEADS,
         ],
         quiet: &[
-            ("numacast_fleet_silent_nodes{C}", "2x15 _x30"),
+            ("numacast_fleet_nodes_without_ready_agent{C}", "2x15 _x30"),
             ("numacast_fleet_daemonset{C}", "1x45"),
             LEADS,
         ],
@@ -476,34 +490,34 @@ pub(crate) const CASES: &[Case] = &[
         more: &[],
     },
     Case {
-        alert: "NumacastSilentAgents",
+        alert: "NumacastAgentsNotReady",
         at: 11,
         not_at: Some(9),
-        fires: &[("numacast_fleet_silent_nodes{C}", "2x20"), LEADS],
+        fires: &[("numacast_fleet_nodes_without_ready_agent{C}", "2x20"), LEADS],
         // Also an outdated value of a former leader.
         quiet: &[
-            ("numacast_fleet_silent_nodes{C}", "2x5 0x20"),
+            ("numacast_fleet_nodes_without_ready_agent{C}", "2x5 0x20"),
             LEADS,
-            ("numacast_fleet_silent_nodes{D}", "2x20"),
+            ("numacast_fleet_nodes_without_ready_agent{D}", "2x20"),
             OTHER_FOLLOWS,
         ],
         of: Of::Controller,
         more: &[],
     },
     Case {
-        alert: "NumacastManySilentAgents",
+        alert: "NumacastManyAgentsNotReady",
         at: 11,
         not_at: Some(9),
         fires: &[
-            ("numacast_fleet_silent_nodes{C}", "5x20"),
+            ("numacast_fleet_nodes_without_ready_agent{C}", "5x20"),
             ("numacast_fleet_covered_nodes{C}", "40x20"),
             LEADS,
         ],
         quiet: &[
-            ("numacast_fleet_silent_nodes{C}", "4x20"),
+            ("numacast_fleet_nodes_without_ready_agent{C}", "4x20"),
             ("numacast_fleet_covered_nodes{C}", "40x20"),
             LEADS,
-            ("numacast_fleet_silent_nodes{D}", "5x20"),
+            ("numacast_fleet_nodes_without_ready_agent{D}", "5x20"),
             ("numacast_fleet_covered_nodes{D}", "40x20"),
             OTHER_FOLLOWS,
         ],
@@ -512,16 +526,16 @@ pub(crate) const CASES: &[Case] = &[
     },
     // A small cluster, where one node is more than a tenth.
     Case {
-        alert: "NumacastManySilentAgents",
+        alert: "NumacastManyAgentsNotReady",
         at: 11,
         not_at: None,
         fires: &[
-            ("numacast_fleet_silent_nodes{C}", "2x20"),
+            ("numacast_fleet_nodes_without_ready_agent{C}", "2x20"),
             ("numacast_fleet_covered_nodes{C}", "3x20"),
             LEADS,
         ],
         quiet: &[
-            ("numacast_fleet_silent_nodes{C}", "1x20"),
+            ("numacast_fleet_nodes_without_ready_agent{C}", "1x20"),
             ("numacast_fleet_covered_nodes{C}", "3x20"),
             LEADS,
         ],
@@ -574,7 +588,7 @@ pub(crate) const CASES: &[Case] = &[
         more: &[],
     },
     Case {
-        alert: "NumacastFleetNotSummedUp",
+        alert: "NumacastFleetMetricsStale",
         at: 25,
         not_at: Some(20),
         fires: &[(r#"numacast_controller_last_pass_timestamp_seconds{C, pass="fleet"}"#, "0x40"), LEADS],

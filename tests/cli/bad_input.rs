@@ -38,7 +38,7 @@ fn a_file_that_is_no_socket() {
     let socket = host.socket();
     std::fs::write(&socket, "").unwrap();
     let outcome = host.numacast(&["snapshot"]);
-    let expected = format!("numacast: cannot connect to {}: it is no socket", socket.display());
+    let expected = format!("numacast: cannot connect to {}: it is not a socket", socket.display());
     assert_eq!(outcome.error(), expected);
 }
 
@@ -154,7 +154,7 @@ fn addresses_and_certificates_that_cannot_work() {
         (
             vec!["--health-address", "localhost:9743"],
             "`health.address` in flag --health-address: `localhost:9743` is neither an IP address with a port, such as \
-             127.0.0.1:9742, nor a port of every address, such as :9742, nor none",
+             127.0.0.1:9742, nor a port on all addresses, such as :9742, nor none",
         ),
         (vec!["--set", "metrics.tls.certFile=/c"], "`metrics.tls` in flag --set: missing field `keyFile`"),
         (
@@ -252,7 +252,8 @@ fn a_policy_without_its_scope_and_a_fingerprint_without_its_place() {
     let message = error(&["--topology-manager-policy", "strict", "--topology-manager-scope", "pod"]);
     assert!(message.contains("unknown value `strict`, expected one of none, best-effort"), "{message}");
     let message = error(&["--set", "kubelet.address=https://10.0.0.7"]);
-    assert!(message.contains("`https://10.0.0.7` is no address such as 10.0.0.7"), "{message}");
+    let expected = "`https://10.0.0.7` is not a valid address; use for example 10.0.0.7, ";
+    assert!(message.contains(expected), "{message}");
     let message = error(&["--set", "kubelet.configFile=/x"]);
     assert!(message.contains("did you mean `kubelet.config.file`?"), "{message}");
     let message = error(&[
@@ -298,8 +299,8 @@ fn nobody_serves_the_pods_api() {
     let host = FakeHost::two_nodes();
     let [ours, theirs] = ["run/numacast/pods-api/pods-api.sock", "var/lib/kubelet/pods-api/pods-api.sock"]
         .map(|path| host.path(path));
-    let advice = "kubelets have one from 1.36 on (there with the feature gate PodsAPI), numacast makes one with \
-                  `podsApi.enabled`; is the path right?";
+    let advice = "kubelet 1.36 and later create it (in 1.36 with the feature gate PodsAPI); numacast creates it if \
+                  `podsApi.enabled` is set; is the path right?";
     assert_eq!(
         host.numacast(&["pods", "list"]).error(),
         format!(

@@ -71,7 +71,7 @@ impl Binds {
         let unbound = pod(name).cpus(1).memory("64Mi").scheduled_by("nobody")?;
         api.create(&PostParams::default(), &unbound).await?;
         sources.prober.clear();
-        while sources.object.waiting().is_some() {}
+        while sources.object.waiting()?.is_some() {}
 
         let bind = json!({
             "apiVersion": "v1", "kind": "Binding", "metadata": { "name": name },

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DynamicObject, ListParams, WatchEvent, WatchParams};
@@ -24,7 +24,7 @@ pub(crate) struct Event<K> {
 
 /// A watch that runs in its own task.
 pub(crate) struct Events<K> {
-    seen: UnboundedReceiver<Event<K>>,
+    seen: UnboundedReceiver<Result<Event<K>>>,
     watching: JoinHandle<()>,
 }
 
@@ -58,12 +58,12 @@ where
     /// Waits for the next event.
     pub(crate) async fn next(&mut self) -> Result<Event<K>> {
         let next = tokio::time::timeout(Duration::from_secs(90), self.seen.recv()).await;
-        next.context("nothing happens")?.context("the watch has ended")
+        next.context("no event within 90 s")?.context("the watch has ended")?
     }
 
     /// Returns an event that has already arrived, if any.
-    pub(crate) fn waiting(&mut self) -> Option<Event<K>> {
-        self.seen.try_recv().ok()
+    pub(crate) fn waiting(&mut self) -> Result<Option<Event<K>>> {
+        self.seen.try_recv().ok().transpose()
     }
 }
 
@@ -73,27 +73,42 @@ impl<K> Drop for Events<K> {
     }
 }
 
+/// Watches until the receiver is dropped or there is an error, which is the last event.
+async fn follow<K>(api: Api<K>, fields: String, version: String, sender: UnboundedSender<Result<Event<K>>>)
+where
+    K: kube::Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    if let Err(error) = watch(api, fields, version, &sender).await {
+        let _ = sender.send(Err(error.context("the watch failed")));
+    }
+}
+
 /// Watches until the receiver is dropped, resuming after each watch ends.
-async fn follow<K>(api: Api<K>, fields: String, mut version: String, sender: UnboundedSender<Event<K>>)
+async fn watch<K>(
+    api: Api<K>,
+    fields: String,
+    mut version: String,
+    sender: &UnboundedSender<Result<Event<K>>>,
+) -> Result<()>
 where
     K: kube::Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
     let only = WatchParams::default().fields(&fields);
     while !sender.is_closed() {
-        if let Ok(stream) = api.watch(&only, &version).await {
-            let mut stream = std::pin::pin!(stream);
-            while let Some(Ok(event)) = stream.next().await {
-                let (object, gone) = match event {
-                    WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
-                    WatchEvent::Deleted(object) => (object, true),
-                    WatchEvent::Bookmark(_) | WatchEvent::Error(_) => continue,
-                };
-                version = object.resource_version().unwrap_or(version);
-                let _ = sender.send(Event { at: Instant::now(), object, gone });
-            }
+        let mut stream = std::pin::pin!(api.watch(&only, &version).await?);
+        while let Some(event) = stream.next().await {
+            let (object, gone) = match event? {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
+                WatchEvent::Deleted(object) => (object, true),
+                WatchEvent::Bookmark(_) => continue,
+                WatchEvent::Error(status) => bail!("{status:?}"),
+            };
+            version = object.resource_version().unwrap_or(version);
+            let _ = sender.send(Ok(Event { at: Instant::now(), object, gone }));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+    Ok(())
 }
 
 /// Returns a pod's phase, or an empty string.

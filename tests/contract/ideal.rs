@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use crate::load::{CPUS, Draw, Drawn, WANTED};
+use crate::load::{CPUS, Draw, PodParameters, WANTED};
 
 /// Number of zones.
 const ZONES: usize = 2;
@@ -23,7 +23,7 @@ struct Runs {
 
 struct Ideal {
     draw: Draw,
-    pending: Vec<Drawn>,
+    pending: Vec<PodParameters>,
     running: BinaryHeap<Reverse<Runs>>,
     free: [u32; ZONES],
     /// CPUs of all pods that have not ended.

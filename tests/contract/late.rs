@@ -1,4 +1,4 @@
-//! The fate of a pod that fits no zone, on a node whose object was created after the scheduler started
+//! What happens to a pod that fits no zone, on a node whose object was created after the scheduler started
 //! (scheduler-plugins issue 967).
 
 use std::fmt;
@@ -19,16 +19,16 @@ use crate::support::{Cluster, Parts, RealNode, pod};
 /// More CPUs than one of the two zones has, but fewer than both.
 const CPUS: u32 = 10;
 
-/// The fate of a pod.
+/// What happens to a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum PodOutcome {
     /// The plugin filtered the node.
     Filtered,
     /// The pod was bound to the node, and the kubelet rejected it.
     Rejected,
 }
 
-impl fmt::Display for Fate {
+impl fmt::Display for PodOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Filtered => "stays pending",
@@ -44,13 +44,13 @@ pub(crate) async fn table(parts: &Parts, binary: &Path) -> Result<(String, bool)
     for cache in [Cache::OverReserve, Cache::DiscardReserved, Cache::Passthrough] {
         let [late, restarted] = of(parts, binary, cache).await?;
         table += &format!("| `{cache:?}` | {late} | {restarted} |\n");
-        let expected = if cache.is_direct() { Fate::Filtered } else { Fate::Rejected };
-        as_documented &= [late, restarted] == [expected, Fate::Filtered];
+        let expected = if cache.is_direct() { PodOutcome::Filtered } else { PodOutcome::Rejected };
+        as_documented &= [late, restarted] == [expected, PodOutcome::Filtered];
     }
     Ok((table, as_documented))
 }
 
-async fn of(parts: &Parts, binary: &Path, cache: Cache) -> Result<[Fate; 2]> {
+async fn of(parts: &Parts, binary: &Path, cache: Cache) -> Result<[PodOutcome; 2]> {
     let cluster = Cluster::start(parts).await?;
     let node = node(&cluster).await?;
     node.run(pod("agent")).await?;
@@ -61,27 +61,27 @@ async fn of(parts: &Parts, binary: &Path, cache: Cache) -> Result<[Fate; 2]> {
     let settings: &[&str] = if cache.is_direct() { &["consumer=schedulerPluginsDirect"] } else { &[] };
     let exporter = Exporter::Numacast(Vec::new());
     let _running = exporter.start(&binary.to_owned(), &cluster, &node, settings).await?;
-    let late = fate(&node, "late").await?;
+    let late = outcome(&node, "late").await?;
     drop(first);
     let second = Scheduler::start(&program, &cluster, &setup).await?;
     second.first_flush(&setup).await?;
-    Ok([late, fate(&node, "restarted").await?])
+    Ok([late, outcome(&node, "restarted").await?])
 }
 
-/// Creates a pod of this name and waits until its fate is known.
-async fn fate(node: &RealNode, name: &str) -> Result<Fate> {
+/// Creates a pod of this name and waits for its outcome.
+async fn outcome(node: &RealNode, name: &str) -> Result<PodOutcome> {
     let api: Api<Pod> = Api::default_namespaced(node.client());
     let wide = pod(name).cpus(CPUS).memory("64Mi").scheduled_by(scheduler::NAME)?;
     api.create(&PostParams::default(), &wide).await?;
-    until(&format!("it is known what becomes of {name}"), async || {
+    until(&format!("{name} is filtered or rejected"), async || {
         let status = api.get(name).await?.status.unwrap_or_default();
         let messages =
             status.conditions.iter().flatten().filter_map(|condition| condition.message.as_deref());
         let filtered = messages.into_iter().any(|message| message.contains("cannot align"));
         let rejected = status.reason.as_deref() == Some("TopologyAffinityError");
         match (filtered, rejected, status.phase.as_deref()) {
-            (true, ..) => Ok(Fate::Filtered),
-            (_, true, _) => Ok(Fate::Rejected),
+            (true, ..) => Ok(PodOutcome::Filtered),
+            (_, true, _) => Ok(PodOutcome::Rejected),
             (.., Some("Running")) => bail!("it runs, on two zones"),
             (.., phase) => bail!("it is {phase:?}, without a reason"),
         }

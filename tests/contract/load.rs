@@ -31,7 +31,7 @@ const FOREIGN: Duration = Duration::from_secs(5);
 
 /// The lifecycle of one pod.
 #[derive(Debug)]
-pub(crate) struct Short {
+pub(crate) struct LoadPod {
     pub(crate) cpus: u32,
     lifetime: Duration,
     /// The container exits by itself; otherwise the pod is deleted.
@@ -53,7 +53,7 @@ pub(crate) struct Draw {
 }
 
 /// The parameters of a pod to create.
-pub(crate) struct Drawn {
+pub(crate) struct PodParameters {
     pub(crate) cpus: u32,
     pub(crate) lifetime: Duration,
     completes: bool,
@@ -65,14 +65,14 @@ impl Draw {
         Self { random, next_cpus }
     }
 
-    pub(crate) fn next(&mut self) -> Drawn {
+    pub(crate) fn next(&mut self) -> PodParameters {
         let cpus = std::mem::replace(&mut self.next_cpus, self.random.u32(SIZES));
-        let lifetime = SHORTEST + self.some(LIFETIME - SHORTEST);
-        Drawn { cpus, lifetime, completes: self.random.bool() }
+        let lifetime = SHORTEST + self.exponential(LIFETIME - SHORTEST);
+        PodParameters { cpus, lifetime, completes: self.random.bool() }
     }
 
     /// Returns an exponentially distributed time with this mean.
-    fn some(&mut self, mean: Duration) -> Duration {
+    fn exponential(&mut self, mean: Duration) -> Duration {
         mean.mul_f64(-self.random.f64().max(1e-9).ln())
     }
 }
@@ -82,7 +82,7 @@ pub(crate) struct Load<'a> {
     node: &'a RealNode,
     events: Events<Pod>,
     draw: Draw,
-    pub(crate) pods: BTreeMap<String, Short>,
+    pub(crate) pods: BTreeMap<String, LoadPod>,
     foreign: Option<Foreign>,
 }
 
@@ -106,7 +106,7 @@ impl<'a> Load<'a> {
     /// Runs the loop until `until`.
     pub(crate) async fn run(&mut self, until: Instant, mut check: impl FnMut() -> Result<()>) -> Result<()> {
         while Instant::now() < until {
-            while let Some(event) = self.events.waiting() {
+            while let Some(event) = self.events.waiting()? {
                 self.apply(event).await?;
             }
             self.end_due_pods().await?;
@@ -134,10 +134,10 @@ impl<'a> Load<'a> {
     }
 
     async fn create(&mut self) -> Result<()> {
-        let Drawn { cpus, lifetime, completes } = self.draw.next();
+        let PodParameters { cpus, lifetime, completes } = self.draw.next();
         let name = format!("short-{}", self.pods.len());
         let object = pod(&name).cpus(cpus).memory("64Mi").scheduled_by(scheduler::NAME)?;
-        let short = Short {
+        let load_pod = LoadPod {
             cpus,
             lifetime,
             completes,
@@ -147,7 +147,7 @@ impl<'a> Load<'a> {
             ended: None,
             rejected: None,
         };
-        self.pods.insert(name, short);
+        self.pods.insert(name, load_pod);
         self.api().create(&PostParams::default(), &object).await?;
         Ok(())
     }
@@ -158,8 +158,8 @@ impl<'a> Load<'a> {
         if foreign.next <= now {
             let name = format!("foreign-{}", foreign.number);
             foreign.number += 1;
-            foreign.next = now + self.draw.some(FOREIGN);
-            foreign.there.push((name.clone(), now + self.draw.some(FOREIGN)));
+            foreign.next = now + self.draw.exponential(FOREIGN);
+            foreign.there.push((name.clone(), now + self.draw.exponential(FOREIGN)));
             self.node.submit(&pod(&name)).await?;
         }
         for (name, _) in foreign.there.extract_if(.., |(_, until)| *until <= now) {
@@ -170,7 +170,7 @@ impl<'a> Load<'a> {
     }
 
     async fn end_due_pods(&mut self) -> Result<()> {
-        let due = |pod: &Short| {
+        let due = |pod: &LoadPod| {
             pod.ending.is_none()
                 && pod.ended.is_none()
                 && pod.running.is_some_and(|since| since.elapsed() >= pod.lifetime)

@@ -147,7 +147,7 @@ async fn main() -> Result<ExitCode> {
             for number in 0..row.seeds {
                 let run = options.run(*row, exporter, seed.wrapping_add(number));
                 let figures =
-                    run.go(&parts).await.with_context(|| format!("{}, seed {}", row.name(), run.seed))?;
+                    run.run(&parts).await.with_context(|| format!("{}, seed {}", row.name(), run.seed))?;
                 write!(out, "{}", figures.text(&run))?;
                 total.add(figures, run.time);
             }

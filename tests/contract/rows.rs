@@ -10,7 +10,8 @@ const LEAST_OF_IDEAL: f64 = 0.9;
 /// reservation of the previous one is written. Without reservations it is 5 to 7 %.
 const MAX_REJECTED: f64 = 4.0;
 
-/// Like [`MAX_REJECTED`], with the overreserving cache: those that it places after a tick between a bind and the write for it.
+/// Like [`MAX_REJECTED`], with the overreserving cache: a pod is rejected if the plugin reads the object after
+/// another pod's bind and before the agent's write for that bind.
 const MAX_REJECTED_BY_TICKS: f64 = 2.0;
 
 /// A row of the table: a scheduler, and what else is on the node.

@@ -10,7 +10,7 @@ use kube::api::DynamicObject;
 
 use crate::events::Events;
 use crate::exporter::Exporter;
-use crate::load::{CPUS, Load, Short};
+use crate::load::{CPUS, Load, LoadPod};
 use crate::rows::Row;
 use crate::scheduler::{Log, Scheduler, Setup};
 use crate::support::{Cluster, Parts, pod};
@@ -71,7 +71,7 @@ impl Requests {
 }
 
 impl Run {
-    pub(crate) async fn go(&self, parts: &Parts) -> Result<Figures> {
+    pub(crate) async fn run(&self, parts: &Parts) -> Result<Figures> {
         let cluster = Cluster::start(parts).await?;
         let node = node(&cluster).await?;
         // Stands for the exporter's own pod: the plugin does not resync a node without pods.
@@ -104,7 +104,7 @@ impl Run {
         };
         load.run(to, all_run).await?;
         let after = Requests::of(&cluster).await?;
-        let nudges = nudges(&mut objects);
+        let nudges = nudges(&mut objects)?;
         let requests = Requests {
             writes: (after.writes - before.writes).saturating_sub(nudges),
             gets: after.gets - before.gets,
@@ -115,15 +115,15 @@ impl Run {
 }
 
 /// Returns how many of the observed changes are nudges.
-fn nudges(objects: &mut Events<DynamicObject>) -> u64 {
+fn nudges(objects: &mut Events<DynamicObject>) -> Result<u64> {
     let mut last = None;
     let mut nudges = 0;
-    while let Some(event) = objects.waiting() {
+    while let Some(event) = objects.waiting()? {
         let nudge = event.object.annotations().get(NUDGE).cloned();
         nudges += u64::from(nudge.is_some() && nudge != last);
         last = nudge;
     }
-    nudges
+    Ok(nudges)
 }
 
 impl Figures {
@@ -139,12 +139,12 @@ impl Figures {
         starts.sort_unstable();
         let edges: Vec<Instant> = [from].into_iter().chain(starts.iter().copied()).chain([to]).collect();
         let pause = edges.windows(2).map(|pair| pair[1].saturating_duration_since(pair[0])).max();
-        let busy = |pod: &Short| {
+        let busy = |pod: &LoadPod| {
             let time =
                 pod.running.map(|since| pod.ending.unwrap_or(to).min(to).saturating_duration_since(since));
             time.unwrap_or_default().as_secs_f64() * f64::from(pod.cpus)
         };
-        let wait = |pod: &Short| Some(pod.running?.saturating_duration_since(pod.created));
+        let wait = |pod: &LoadPod| Some(pod.running?.saturating_duration_since(pod.created));
         let rejected = load.pods.iter().filter_map(|(name, pod)| Some((name.clone(), pod.rejected.clone()?)));
         Self {
             started: starts.len(),

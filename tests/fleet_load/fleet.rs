@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::configz::Configz;
 use crate::counting_proxy::CountingProxy;
-use crate::pods::{self, Member, Stage};
+use crate::pods::{self, LoadPod, NodePods};
 use crate::samples::Samples;
 use crate::support::chart::{self, AGENT, Chart, POLICIES, RELEASE, RIGHTS};
 use crate::support::wait::until;
@@ -34,7 +34,7 @@ use crate::support::{Cluster, Parts, tokens};
 /// Number of concurrent requests during setup.
 const AT_ONCE: usize = 24;
 /// Time within which all agents must become ready.
-const PATIENCE: Duration = Duration::from_secs(120);
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// The release's other objects that the controller looks at, besides RBAC and policies.
 const REST: [&str; 4] = ["ConfigMap", "DaemonSet", "Deployment", "Lease"];
 /// Name of the controller's service account, Lease and ConfigMap.
@@ -85,7 +85,7 @@ pub(crate) struct FleetNode {
     config: Config,
     agent: Mutex<Option<RunningAgent>>,
     /// Running pods that may be replaced.
-    members: Mutex<Vec<(usize, Member)>>,
+    pods: Mutex<Vec<(usize, LoadPod)>>,
 }
 
 /// The whole fleet, which stops when dropped.
@@ -109,7 +109,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 impl Fleet {
     /// Installs the chart, creates Nodes and pods, and starts the kubelets, but no agents.
-    pub(crate) async fn furnish(
+    pub(crate) async fn set_up(
         parts: &Parts,
         cluster: &Cluster,
         nodes: usize,
@@ -161,10 +161,9 @@ impl Fleet {
             ];
             let mut config = config(&text, &places, set)?;
             (config.node_name, config.kubeconfig) = (name.clone(), Some(kubeconfig));
-            let node =
-                FleetNode { name, kubelet, config, agent: Mutex::default(), members: Mutex::default() };
+            let node = FleetNode { name, kubelet, config, agent: Mutex::default(), pods: Mutex::default() };
             // The agent's own pod is one of them.
-            node.furnish(&admin, pods - 1).await?;
+            node.set_up(&admin, pods - 1).await?;
             anyhow::Ok(node)
         };
         let made = futures::stream::iter(kubelets).map(make).buffer_unordered(AT_ONCE);
@@ -209,7 +208,7 @@ impl Fleet {
         for node in nodes {
             node.start_agent(method).await?;
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + READY_TIMEOUT;
         loop {
             let waiting = nodes.iter().filter(|node| !node.agent_is_ready()).count();
             if waiting == 0 || Instant::now() > deadline {
@@ -241,7 +240,7 @@ impl Fleet {
 
     /// Returns the number of writes that agents counted for this reason.
     pub(crate) fn writes_for(&self, reason: &str) -> f64 {
-        let of = |samples: &Samples| samples.with("numacast_writes_total", "reason", reason);
+        let of = |samples: &Samples| samples.with("numacast_publishes_total", "reason", reason);
         let running =
             |node: &FleetNode| lock(&node.agent).as_ref().map_or(0.0, |agent| of(&read(&agent.metrics)));
         lock(&self.gone).iter().map(of).sum::<f64>() + self.nodes.iter().map(running).sum::<f64>()
@@ -257,17 +256,17 @@ impl Fleet {
     pub(crate) async fn replace_one(&self, node: usize, which: u64) -> Result<()> {
         let node = &self.nodes[node];
         let (number, old) = {
-            let members = &mut *lock(&node.members);
-            ensure!(!members.is_empty(), "every pod of {} is being replaced", node.name);
-            let index = (which % members.len() as u64) as usize;
-            members.swap_remove(index)
+            let pods = &mut *lock(&node.pods);
+            ensure!(!pods.is_empty(), "every pod of {} is being replaced", node.name);
+            let index = (which % pods.len() as u64) as usize;
+            pods.swap_remove(index)
         };
-        let stage = Stage::new(&self.admin, &node.name, &node.kubelet);
+        let node_pods = NodePods::new(&self.admin, &node.name, &node.kubelet);
         let generation = self.generations.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let new = Member::new(&node.name, number, generation);
-        stage.end(&old).await?;
-        stage.start(&new).await?;
-        lock(&node.members).push((number, new));
+        let new = LoadPod::new(&node.name, number, generation);
+        node_pods.end(&old).await?;
+        node_pods.start(&new).await?;
+        lock(&node.pods).push((number, new));
         Ok(())
     }
 
@@ -309,12 +308,12 @@ impl Fleet {
 }
 
 impl FleetNode {
-    async fn furnish(&self, admin: &Client, pods: usize) -> Result<()> {
-        let stage = Stage::new(admin, &self.name, &self.kubelet);
+    async fn set_up(&self, admin: &Client, pods: usize) -> Result<()> {
+        let node_pods = NodePods::new(admin, &self.name, &self.kubelet);
         for number in 0..pods {
-            let member = Member::new(&self.name, number, 0);
-            stage.furnish(&member).await?;
-            lock(&self.members).push((number, member));
+            let pod = LoadPod::new(&self.name, number, 0);
+            node_pods.set_up(&pod).await?;
+            lock(&self.pods).push((number, pod));
         }
         Ok(())
     }
@@ -344,7 +343,7 @@ async fn connection(config: &Config) -> Result<Connection> {
 }
 
 fn read(metrics: &Registry) -> Samples {
-    Samples::read(&metrics.encode(), &["numacast_writes_total"])
+    Samples::read(&metrics.encode(), &["numacast_publishes_total"])
 }
 
 /// Installs the chart with default values.
@@ -373,7 +372,7 @@ fn config(text: &str, places: &[(&str, String)], set: &[String]) -> Result<Confi
         layers = layers.typed(key, value, origin());
     }
     for setting in set {
-        let (key, value) = setting.split_once('=').context("--set wants KEY=VALUE")?;
+        let (key, value) = setting.split_once('=').context("--set needs KEY=VALUE")?;
         layers = layers.typed(key, value, origin());
     }
     let explain = |errors: Vec<numacast::config::ConfigError>| {

@@ -31,7 +31,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use figures::{Extrapolation, FLEET, Kind, Phase, leases};
 use phases::Run;
 use support::cluster::ApiServerOptions;
-use support::{Cluster, Needs, Parts, parts};
+use support::{Cluster, Needs, Parts, document, parts};
 
 /// Some hundreds of agents and the controller against a real API server.
 #[derive(Debug, Parser)]
@@ -48,7 +48,7 @@ struct Options {
     api_server: Vec<String>,
     /// Only these phases.
     #[arg(long, value_delimiter = ',', value_enum)]
-    phases: Vec<Stage>,
+    phases: Vec<PhaseName>,
     /// How long nothing changes, in seconds.
     #[arg(long, default_value_t = 120)]
     calm: u64,
@@ -71,7 +71,7 @@ struct Options {
 
 /// What can be left out. All agents start before, at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Stage {
+enum PhaseName {
     /// Nothing happens.
     Calm,
     /// Pods come and go.
@@ -89,8 +89,8 @@ enum Stage {
 }
 
 impl Options {
-    fn has(&self, stage: Stage) -> bool {
-        self.phases.is_empty() || self.phases.contains(&stage)
+    fn has(&self, phase: PhaseName) -> bool {
+        self.phases.is_empty() || self.phases.contains(&phase)
     }
 
     /// Returns true if the run is complete, so that its results may be written to the documentation.
@@ -112,8 +112,11 @@ const DESCRIPTORS: usize = 24;
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> Result<ExitCode> {
     let options = Options::parse();
-    ensure!(options.nodes > 0 && options.pods >= 10, "a fleet has nodes, and each at least 10 pods");
-    ensure!(!options.write || options.is_whole(), "only a whole run can be written down");
+    ensure!(options.nodes > 0 && options.pods >= 10, "--nodes must be at least 1 and --pods at least 10");
+    ensure!(
+        !options.write || options.is_whole(),
+        "--write needs all phases, no --set, and 60 in --lifetimes"
+    );
     let mut out = std::io::stdout();
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     writeln!(out, "NUMACAST_SEED={seed}")?;
@@ -129,7 +132,7 @@ async fn main() -> Result<ExitCode> {
         broken.append(&mut sentences);
     }
     if options.write {
-        write_down(&text)?;
+        document::replace("docs/performance.md", [BEGIN, END], &format!("\n{text}"))?;
     }
     broken.iter().try_for_each(|sentence| writeln!(out, "FAILED: {sentence}"))?;
     Ok(if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -145,7 +148,7 @@ async fn run(options: &Options, parts: &Parts, minor: &str, seed: u64) -> Result
     let server = ApiServerOptions { program, audit: true, arguments, ..ApiServerOptions::default() };
     let cluster = Cluster::start_with(parts, &server).await?;
     let version = cluster.client().apiserver_version().await?.git_version;
-    let mut run = Run::furnish(options, parts, cluster, &version, Rng::with_seed(seed)).await?;
+    let mut run = Run::set_up(options, parts, cluster, &version, Rng::with_seed(seed)).await?;
     run.all(options).await?;
     let phases = run.end().await?;
     let (extrapolated, mut broken) = extrapolate(&phases);
@@ -207,14 +210,4 @@ fn raise_limits(nodes: usize) -> Result<()> {
     setrlimit(Resource::Nofile, raised).with_context(|| {
         format!("{nodes} agents need {wanted} descriptors, and {current} are allowed: `ulimit -n {wanted}`")
     })
-}
-
-fn write_down(text: &str) -> Result<()> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/performance.md");
-    let document = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
-    let (before, rest) =
-        document.split_once(BEGIN).context("docs/performance.md has no place for the tables")?;
-    let (_, after) = rest.split_once(END).context("docs/performance.md has no end of the tables")?;
-    std::fs::write(path, format!("{before}{BEGIN}\n{text}{END}{after}"))
-        .with_context(|| format!("cannot write {path}"))
 }

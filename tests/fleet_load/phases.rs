@@ -15,7 +15,7 @@ use crate::fleet::{self, Fleet};
 use crate::meter::{self, Meter};
 use crate::samples::Samples;
 use crate::support::{Cluster, Parts};
-use crate::{Options, Stage};
+use crate::{Options, PhaseName};
 
 /// How long to wait for the agents' requests after an event.
 const AFTERMATH: Duration = Duration::from_secs(5);
@@ -24,11 +24,11 @@ const SETTLE: Duration = Duration::from_secs(20);
 /// How long the API server is down.
 const DOWN: Duration = Duration::from_secs(10);
 /// How long to count requests after its restart; shorter than the shortest watch.
-const BACK: Duration = Duration::from_secs(45);
+const COUNTED_AFTER_RESTART: Duration = Duration::from_secs(45);
 /// How long an API server needs to finish its initial reads.
-const WARM: Duration = Duration::from_secs(15);
+const WARM_UP: Duration = Duration::from_secs(15);
 /// How long the kubelets are down; half of this is counted afterwards too.
-const AWAY: Duration = Duration::from_secs(60);
+const KUBELETS_DOWN: Duration = Duration::from_secs(60);
 /// Time between stopping an agent and starting the next one on its node.
 const REPLACED: Duration = Duration::from_secs(1);
 /// Number of pods that wait for the scheduler plugin.
@@ -61,7 +61,7 @@ pub(crate) fn lifetime(minutes: u64) -> String {
 
 impl Run {
     /// Creates the fleet, without agents.
-    pub(crate) async fn furnish(
+    pub(crate) async fn set_up(
         options: &Options,
         parts: &Parts,
         mut cluster: Cluster,
@@ -69,7 +69,7 @@ impl Run {
         rng: Rng,
     ) -> Result<Self> {
         let began = Instant::now();
-        let fleet = Fleet::furnish(parts, &cluster, options.nodes, options.pods, &options.set).await?;
+        let fleet = Fleet::set_up(parts, &cluster, options.nodes, options.pods, &options.set).await?;
         fleet::policies_are_in_force(&cluster, &fleet).await?;
         print(&format!(
             "API server {version}: {} nodes and {} pods made in {:.0} s",
@@ -79,7 +79,7 @@ impl Run {
         ))?;
         cluster.kill_api_server()?;
         cluster.restart_api_server().await?;
-        sleep(WARM).await;
+        sleep(WARM_UP).await;
         let idle = meter::samples(&cluster).await?;
         let log = AuditLog::new(cluster.audit_log());
         Ok(Self { fleet, cluster, log, rng, idle, phases: Vec::new(), version: version.to_owned() })
@@ -97,29 +97,29 @@ impl Run {
         let (calm, seconds) = (Duration::from_secs(options.calm), Duration::from_secs(options.seconds));
         self.start().await?;
         sleep(SETTLE).await;
-        if options.has(Stage::Calm) {
+        if options.has(PhaseName::Calm) {
             self.calm(calm).await?;
         }
-        if options.has(Stage::Churn) {
+        if options.has(PhaseName::Churn) {
             for minutes in &options.lifetimes {
                 self.churn(Kind::Churn, *minutes, seconds).await?;
             }
         }
-        if options.has(Stage::Rollout) {
+        if options.has(PhaseName::Rollout) {
             self.rollout(10).await?;
             self.rollout(1).await?;
         }
-        if options.has(Stage::Restart) {
+        if options.has(PhaseName::Restart) {
             self.restart().await?;
         }
-        if options.has(Stage::Kubelets) {
+        if options.has(PhaseName::Kubelets) {
             self.without_kubelets().await?;
         }
-        if options.has(Stage::Pending) {
+        if options.has(PhaseName::Pending) {
             self.pending(seconds).await?;
             self.after_pending(seconds).await?;
         }
-        if options.has(Stage::Exclusive) {
+        if options.has(PhaseName::Exclusive) {
             self.fleet.stop_agents(&self.fleet.nodes).await?;
             let late = self.fleet.start_agents(&self.fleet.nodes, EXCLUSIVE).await?;
             sleep(SETTLE).await;
@@ -228,16 +228,16 @@ impl Run {
         sleep(DOWN).await;
         meter.restarts(&self.idle);
         self.cluster.restart_api_server().await?;
-        sleep(BACK).await;
+        sleep(COUNTED_AFTER_RESTART).await;
         self.note(meter, Kind::Restart, "the API server is killed and starts again".to_owned(), 0).await
     }
 
     async fn without_kubelets(&mut self) -> Result<()> {
         let meter = self.begin().await?;
         self.fleet.kubelets_run(false)?;
-        sleep(AWAY).await;
+        sleep(KUBELETS_DOWN).await;
         self.fleet.kubelets_run(true)?;
-        sleep(AWAY / 2).await;
+        sleep(KUBELETS_DOWN / 2).await;
         self.note(meter, Kind::NoKubelet, "a minute without kubelets".to_owned(), 0).await
     }
 
@@ -256,7 +256,7 @@ impl Run {
         let meter = self.begin().await?;
         let changes = self.replace_pods(60, time / 2).await?;
         sleep(AFTERMATH).await;
-        self.note(meter, Kind::Churn, "they are gone".to_owned(), changes).await
+        self.note(meter, Kind::Churn, "after those pods were deleted".to_owned(), changes).await
     }
 }
 

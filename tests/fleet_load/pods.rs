@@ -20,25 +20,25 @@ const MEMORY: u64 = 64 << 20;
 
 /// From the bind to the pod's admission.
 const ADMISSION: Duration = Duration::from_millis(10);
-/// From the admission to the kubelet's first status update...
+/// From the admission to the kubelet's first status update.
 const FIRST_STATUS: Duration = Duration::from_millis(50);
-/// ...and to phase Running.
+/// From the kubelet's first status update to phase Running.
 const START: Duration = Duration::from_secs(1);
 /// From the deletion to the end of the containers.
 const GRACE: Duration = Duration::from_secs(1);
-/// From that status update to the release of the pod's resources...
-const PARTING: Duration = Duration::from_millis(15);
-/// ...and to the removal of the object.
-const FINISH: Duration = Duration::from_millis(200);
+/// From the status Succeeded to the release of the pod's resources.
+const RELEASE: Duration = Duration::from_millis(15);
+/// From that release to the removal of the object.
+const REMOVAL: Duration = Duration::from_millis(200);
 
 /// One pod of a node.
 #[derive(Clone, Debug)]
-pub(crate) struct Member {
+pub(crate) struct LoadPod {
     pub(crate) name: String,
     pub(crate) exclusive: bool,
 }
 
-impl Member {
+impl LoadPod {
     /// Creates the pod with this number on a node.
     pub(crate) fn new(node: &str, number: usize, generation: usize) -> Self {
         let name = format!("{node}-{number}-{generation}");
@@ -132,42 +132,42 @@ fn succeeded() -> Value {
 
 /// Manages one node's pods in both the API server and the kubelet.
 #[derive(Clone)]
-pub(crate) struct Stage<'a> {
+pub(crate) struct NodePods<'a> {
     pub(crate) api: Api<Pod>,
     pub(crate) node: &'a str,
     pub(crate) kubelet: &'a SimKubelet,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> NodePods<'a> {
     pub(crate) fn new(client: &Client, node: &'a str, kubelet: &'a SimKubelet) -> Self {
         Self { api: Api::namespaced(client.clone(), NAMESPACE), node, kubelet }
     }
 
-    async fn patch(&self, pod: &Member, status: &Value) -> Result<()> {
+    async fn patch(&self, pod: &LoadPod, status: &Value) -> Result<()> {
         let patch = Patch::Strategic(status);
         self.api.patch_status(&pod.name, &PatchParams::default(), &patch).await?;
         Ok(())
     }
 
-    async fn create(&self, pod: &Member) -> Result<String> {
+    async fn create(&self, pod: &LoadPod) -> Result<String> {
         let made = self.api.create(&PostParams::default(), &pod.object(self.node)?).await?;
         made.metadata.uid.context("a pod without a UID")
     }
 
-    async fn admit(&self, pod: &Member, uid: &str) -> Result<()> {
+    async fn admit(&self, pod: &LoadPod, uid: &str) -> Result<()> {
         let started = self.kubelet.start_pod(pod.spec(uid)).await;
         started.map(drop).with_context(|| format!("the simulated kubelet rejects {}", pod.name))
     }
 
     /// Creates a pod that has been running for a long time.
-    pub(crate) async fn furnish(&self, pod: &Member) -> Result<()> {
+    pub(crate) async fn set_up(&self, pod: &LoadPod) -> Result<()> {
         let uid = self.create(pod).await?;
         self.admit(pod, &uid).await?;
         self.patch(pod, &running()).await
     }
 
     /// Binds and starts a pod.
-    pub(crate) async fn start(&self, pod: &Member) -> Result<()> {
+    pub(crate) async fn start(&self, pod: &LoadPod) -> Result<()> {
         let uid = self.create(pod).await?;
         sleep(ADMISSION).await;
         self.admit(pod, &uid).await?;
@@ -178,13 +178,13 @@ impl<'a> Stage<'a> {
     }
 
     /// Deletes and stops a pod.
-    pub(crate) async fn end(&self, pod: &Member) -> Result<()> {
+    pub(crate) async fn end(&self, pod: &LoadPod) -> Result<()> {
         self.api.delete(&pod.name, &DeleteParams::default().grace_period(30)).await?;
         sleep(GRACE).await;
         self.patch(pod, &succeeded()).await?;
-        sleep(PARTING).await;
+        sleep(RELEASE).await;
         self.kubelet.stop_pod(NAMESPACE, &pod.name);
-        sleep(FINISH).await;
+        sleep(REMOVAL).await;
         self.api.delete(&pod.name, &DeleteParams::default().grace_period(0)).await?;
         Ok(())
     }

@@ -4,6 +4,9 @@
 //! there. It fails if numacast lets a pod be rejected although it could have prevented that, or leaves a node
 //! frozen.
 
+#[allow(dead_code)] // other programs use the rest
+#[path = "../real/support/document.rs"]
+mod document;
 #[allow(dead_code)] // some items are used only by the short form, in `cargo test`
 mod run;
 mod tables;
@@ -12,7 +15,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Parser;
 
 use tables::{Parameters, Table};
@@ -58,7 +61,7 @@ fn main() -> Result<ExitCode> {
         selected.iter().try_for_each(|table| writeln!(out, "{}", table.name))?;
         return Ok(ExitCode::SUCCESS);
     }
-    ensure!(!options.write || only.is_empty(), "only all tables together can be written");
+    ensure!(!options.write || only.is_empty(), "--write cannot be combined with --only");
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     writeln!(out, "NUMACAST_SEED={seed}")?;
     let Options { steps, length, jobs, .. } = options;
@@ -74,7 +77,7 @@ fn main() -> Result<ExitCode> {
         failures.append(&mut failed);
     }
     if options.write {
-        write_document(&text)?;
+        document::replace("docs/proofs.md", [BEGIN, END], &format!("\n{text}\n"))?;
     }
     failures.iter().try_for_each(|failure| writeln!(out, "FAILED: {failure}"))?;
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -91,13 +94,4 @@ fn wrap(text: &str) -> String {
         }
     }
     lines.join("\n")
-}
-
-fn write_document(text: &str) -> Result<()> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/proofs.md");
-    let document = std::fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
-    let (before, rest) = document.split_once(BEGIN).context("docs/proofs.md has no place for the tables")?;
-    let (_, after) = rest.split_once(END).context("docs/proofs.md has no end of the tables")?;
-    std::fs::write(path, format!("{before}{BEGIN}\n{text}\n{END}{after}"))
-        .with_context(|| format!("cannot write {path}"))
 }

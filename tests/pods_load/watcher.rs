@@ -8,17 +8,11 @@ use anyhow::{Context, Result, ensure};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const RESET: u8 = 3;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
-const AWAY: u8 = 7;
-const WINDOW_UPDATE: u8 = 8;
+use crate::frames::{DATA, END_HEADERS, END_STREAM, HEADERS, PING, RST_STREAM, SETTINGS, field, frame, text};
 
+const GOAWAY: u8 = 7;
+const WINDOW_UPDATE: u8 = 8;
 const ACK: u8 = 1;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
 
 /// Bytes after which the window is updated, as in grpc-go: a quarter of the window.
 const GIVE_BACK: usize = 16 << 10;
@@ -38,22 +32,24 @@ impl Watcher {
     /// Calls `WatchPods`.
     pub(crate) async fn call(socket: &Path) -> Result<Self> {
         let mut stream = UnixStream::connect(socket).await.with_context(|| socket.display().to_string())?;
-        let mut out = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-        frame(&mut out, SETTINGS, 0, 0, &[]);
-        // POST, http, the path, the authority, the content type and `te`, as literals that are not indexed
-        // (RFC 7541).
-        let mut fields = vec![0x83, 0x86, 0x04];
-        text(&mut fields, "/v1alpha1.Pods/WatchPods");
-        fields.push(0x01);
-        text(&mut fields, "localhost");
-        fields.extend([0x0f, 0x10]);
-        text(&mut fields, "application/grpc");
-        fields.push(0x00);
-        text(&mut fields, "te");
-        text(&mut fields, "trailers");
-        frame(&mut out, HEADERS, END_HEADERS, 1, &fields);
-        frame(&mut out, DATA, END_STREAM, 1, &[0; 5]);
-        stream.write_all(&out).await?;
+        // POST, http, the path and the authority (RFC 7541).
+        let fields = [
+            &[0x83_u8, 0x86, 0x04][..],
+            &text(b"/v1alpha1.Pods/WatchPods"),
+            &[0x01],
+            &text(b"localhost"),
+            &field(b"content-type", b"application/grpc"),
+            &field(b"te", b"trailers"),
+        ]
+        .concat();
+        let request = [
+            &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..],
+            &frame(SETTINGS, 0, 0, &[]),
+            &frame(HEADERS, END_HEADERS, 1, &fields),
+            &frame(DATA, END_STREAM, 1, &[0; 5]),
+        ]
+        .concat();
+        stream.write_all(&request).await?;
         Ok(Self { stream, read: Vec::new(), response: Vec::new(), taken: 0 })
     }
 
@@ -64,7 +60,7 @@ impl Watcher {
             return Ok(false);
         }
         let mut at = 0;
-        let mut reply = Vec::new();
+        let mut reply = Vec::<u8>::new();
         while let Some(head) = self.read.get(at..at + 9) {
             let length = usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
             let (kind, flags, end) = (head[3], head[4], at + 9 + length);
@@ -75,9 +71,9 @@ impl Watcher {
                     self.taken += length;
                     take_messages(&mut self.response, take)?;
                 }
-                SETTINGS if flags & ACK == 0 => frame(&mut reply, SETTINGS, ACK, 0, &[]),
-                PING if flags & ACK == 0 => frame(&mut reply, PING, ACK, 0, content),
-                RESET | AWAY => return Ok(false),
+                SETTINGS if flags & ACK == 0 => reply.extend(frame(SETTINGS, ACK, 0, &[])),
+                PING if flags & ACK == 0 => reply.extend(frame(PING, ACK, 0, content)),
+                RST_STREAM | GOAWAY => return Ok(false),
                 _ => {}
             }
             if matches!(kind, DATA | HEADERS) && flags & END_STREAM != 0 {
@@ -88,8 +84,8 @@ impl Watcher {
         self.read.drain(..at);
         if self.taken >= GIVE_BACK {
             let more = u32::try_from(std::mem::take(&mut self.taken))?.to_be_bytes();
-            frame(&mut reply, WINDOW_UPDATE, 0, 0, &more);
-            frame(&mut reply, WINDOW_UPDATE, 0, 1, &more);
+            reply.extend(frame(WINDOW_UPDATE, 0, 0, &more));
+            reply.extend(frame(WINDOW_UPDATE, 0, 1, &more));
         }
         if !reply.is_empty() {
             self.stream.write_all(&reply).await?;
@@ -116,15 +112,4 @@ fn take_messages(response: &mut Vec<u8>, take: &mut impl FnMut(&[u8]) -> Result<
     }
     response.drain(..at);
     Ok(())
-}
-
-fn frame(out: &mut Vec<u8>, kind: u8, flags: u8, stream: u8, content: &[u8]) {
-    let [_, a, b, c] = (content.len() as u32).to_be_bytes();
-    out.extend([a, b, c, kind, flags, 0, 0, 0, stream]);
-    out.extend_from_slice(content);
-}
-
-fn text(out: &mut Vec<u8>, text: &str) {
-    out.push(text.len() as u8);
-    out.extend_from_slice(text.as_bytes());
 }

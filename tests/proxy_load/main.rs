@@ -49,10 +49,10 @@ struct Options {
     /// Size of the large responses, in bytes.
     #[arg(long, default_value_t = 5 << 20)]
     large: usize,
-    /// Attacks the proxy instead, with simulated parts, in every way there is.
+    /// Attack the proxy instead, with a simulated kubelet and API server: one run per kind of attack.
     #[arg(long)]
     attack: bool,
-    /// Is such an attacker.
+    /// Run as an attacker (internal).
     #[arg(long, hide = true, requires = "socket")]
     attacker: Option<Attack>,
     /// What it attacks.
@@ -72,7 +72,7 @@ const AT_REST: usize = 16 << 20;
 /// Memory per connection with an active request.
 const CONNECTION: usize = 48 << 10;
 /// Required ratio of responses to those of the kubelet alone.
-const BETTER: f64 = 20.0;
+const MIN_RATIO: f64 = 20.0;
 
 /// The output of `podresources load`.
 #[derive(Clone, Debug, Deserialize)]
@@ -139,7 +139,7 @@ async fn main() -> Result<ExitCode> {
     let clients = Clients::of(&parts);
     let cluster = Cluster::start(&parts).await?;
     let node = RealNode::on("two-by-eight")?.start(&cluster).await?;
-    furnish(&options, &cluster, &node).await?;
+    set_up(&options, &cluster, &node).await?;
     writeln!(out, "{} clients for {} s, {} pods\n\n{HEAD}", options.clients, options.seconds, options.pods)?;
 
     let mut best = f64::INFINITY;
@@ -159,13 +159,13 @@ async fn main() -> Result<ExitCode> {
     writeln!(out, "{}", alone.row("the kubelet itself", ""))?;
     writeln!(out, "its errors: {:?}, {:?}\n", alone.codes, alone.texts)?;
     let times = best / alone.accepted_per_second;
-    writeln!(out, "The proxy responds {times:.0} times as often.")?;
-    ensure!(times >= BETTER, "that is less than {BETTER}");
+    writeln!(out, "The proxy sends {times:.0} times as many responses per second as the kubelet alone.")?;
+    ensure!(times >= MIN_RATIO, "that is less than {MIN_RATIO}");
     Ok(ExitCode::SUCCESS)
 }
 
 /// Creates pods on the node, some with devices of plugins and some by annotation.
-async fn furnish(options: &Options, cluster: &Cluster, node: &RealNode) -> Result<()> {
+async fn set_up(options: &Options, cluster: &Cluster, node: &RealNode) -> Result<()> {
     let admin = cluster.client();
     koordinator::install(&admin).await?;
     let gpus = (0..options.pods).map(|minor| {
@@ -187,7 +187,7 @@ async fn furnish(options: &Options, cluster: &Cluster, node: &RealNode) -> Resul
         node.submit(&one).await?;
     }
     for number in 0..options.pods {
-        node.fate_of(&format!("pod-{number}")).await?;
+        node.wait_for_outcome(&format!("pod-{number}")).await?;
     }
     Ok(())
 }

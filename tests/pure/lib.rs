@@ -21,6 +21,7 @@ mod src {
             pub(crate) enum Outcome {
                 Success,
                 ObjectUnknown,
+                ConfigUnknown,
                 PodAdmission,
                 KubeletNotReady,
                 Failed,
@@ -83,9 +84,13 @@ mod src {
     }
 
     pub mod cluster {
-        mod device;
+        mod koordinator_devices {
+            mod object;
 
-        pub use device::{Device, Devices};
+            pub use object::{Device, KoordinatorDevices};
+        }
+
+        pub use koordinator_devices::{Device, KoordinatorDevices};
 
         pub const FIELD_MANAGER: &str = "numacast";
 
@@ -93,7 +98,7 @@ mod src {
         pub struct Cluster;
 
         impl Cluster {
-            pub async fn kubelet_version(&self, _node: &str) -> Result<String, ()> {
+            pub async fn kubelet_version(&self, _node: &str) -> Result<String, String> {
                 std::future::pending().await
             }
         }

@@ -406,7 +406,7 @@ async fn another_replica_takes_over() -> Result<()> {
 }
 
 #[tokio::test]
-async fn silent_agents_are_reported() -> Result<()> {
+async fn nodes_without_a_ready_agent_are_reported() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::start(&parts).await?;
     let fleet = Fleet::new(&cluster).await?;
@@ -420,11 +420,11 @@ async fn silent_agents_are_reported() -> Result<()> {
     }
     let mut controller = Controller::start("controller", &cluster, &fleet.kubeconfig()?, &[])?;
     controller.shows("numacast_fleet_covered_nodes", 5.0).await?;
-    controller.shows("numacast_fleet_silent_nodes", 2.0).await?;
+    controller.shows("numacast_fleet_nodes_without_ready_agent", 2.0).await?;
     controller.shows("numacast_fleet_missing_objects", 1.0).await?;
     for (reason, node, end) in [
-        ("AgentSilent", 1, "its agent agent-worker-00001 is not Ready"),
-        ("AgentSilent", 2, "no agent runs on it"),
+        ("AgentNotReady", 1, "its agent agent-worker-00001 is not Ready"),
+        ("AgentNotReady", 2, "no agent runs on it"),
         ("ObjectMissing", 4, "it has no NodeResourceTopology although its agent is Ready"),
     ] {
         until("the Event is there", async || {
@@ -434,22 +434,22 @@ async fn silent_agents_are_reported() -> Result<()> {
         })
         .await?;
     }
-    ensure!(fleet.events("AgentSilent", &all[0]).await?.is_empty());
+    ensure!(fleet.events("AgentNotReady", &all[0]).await?.is_empty());
 
     // Everything recovers, then an agent is lost.
     fleet.agent_is(&all[1], true).await?;
     fleet.add_agent(&all[2], true).await?;
     fleet.add_objects(&all[4..], "numacast").await?;
-    controller.shows("numacast_fleet_silent_nodes", 0.0).await?;
+    controller.shows("numacast_fleet_nodes_without_ready_agent", 0.0).await?;
     controller.shows("numacast_fleet_missing_objects", 0.0).await?;
     fleet.delete_agent(&all[0]).await?;
-    controller.shows("numacast_fleet_silent_nodes", 1.0).await?;
+    controller.shows("numacast_fleet_nodes_without_ready_agent", 1.0).await?;
     // Without the DaemonSet it is unknown which Nodes should have an agent.
     controller.shows("numacast_fleet_daemonset", 1.0).await?;
     fleet.namespaced::<DaemonSet>().delete(DAEMON_SET, &DeleteParams::default()).await?;
     controller.shows("numacast_fleet_daemonset", 0.0).await?;
-    until("silent agents are not counted any more", async || {
-        ensure!(controller.metric("numacast_fleet_silent_nodes").await.is_err());
+    until("Nodes without a Ready agent are not counted any more", async || {
+        ensure!(controller.metric("numacast_fleet_nodes_without_ready_agent").await.is_err());
         Ok(())
     })
     .await

@@ -156,7 +156,7 @@ async fn the_fingerprint_is_upstreams_in_every_state_of_a_pod() -> Result<()> {
     bench.matches("the kubelet has rejected a pod").await?;
 
     bench.static_pod()?;
-    bench.node.fate_of(&bench.node.mirror("static")).await?;
+    bench.node.wait_for_outcome(&bench.node.mirror("static")).await?;
     bench.matches("a static pod runs").await?;
 
     bench.node.run(pod("finalized").cpus(1).memory("64Mi").finalizer("example.com/keeps")).await?;
@@ -220,7 +220,7 @@ async fn the_fingerprint_matches_nothing_while_a_bound_pod_is_not_accounted() ->
     let bound = bench.bind(&pod("second").cpus(3).memory("64Mi")).await?;
     bench.wait_until_withheld("a pod is bound, and the kubelet hangs").await?;
     bench.node.signal_kubelet("CONT")?;
-    bench.node.fate_of("second").await?;
+    bench.node.wait_for_outcome("second").await?;
     ensure!(bench.matches("the kubelet goes on").await? == ["first", "second"]);
     no_version_matches_with_more(&observer, bound, 14 - 2 - 3).await?;
 
@@ -230,7 +230,7 @@ async fn the_fingerprint_matches_nothing_while_a_bound_pod_is_not_accounted() ->
     bench.wait_until_withheld("a pod is bound, and the kubelet is dead").await?;
     bench.count(DEFAULT)?;
     bench.node.start_kubelet().await?;
-    bench.node.fate_of("third").await?;
+    bench.node.wait_for_outcome("third").await?;
     ensure!(bench.matches("the kubelet runs again").await? == ["first", "second", "third"]);
     no_version_matches_with_more(&observer, bound, 14 - 2 - 3 - 4).await?;
 
@@ -273,7 +273,7 @@ async fn no_fingerprint_matches_while_the_agent_is_away() -> Result<()> {
     bench.agent = agent(&bench.node, DEFAULT)?;
     bench.wait_until_withheld("a pod was bound while no agent ran, and the kubelet hangs").await?;
     bench.node.signal_kubelet("CONT")?;
-    bench.node.fate_of("second").await?;
+    bench.node.wait_for_outcome("second").await?;
     ensure!(bench.matches("the kubelet goes on").await? == ["first", "second"]);
     no_version_matches_with_more(&observer, bound, 14 - 2 - 3).await
 }

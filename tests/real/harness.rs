@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use numacast_sim::machine::Device;
 
-use crate::support::node::Fate;
+use crate::support::node::PodOutcome;
 use crate::support::nrt::Figures;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, RealNode, Stop, oracle, pod};
@@ -27,7 +27,7 @@ async fn the_oracle_follows_a_real_kubelet() -> Result<()> {
     ensure!(free(&with_a, "hugepages-2Mi")? == (1024 - 32) << 21);
     ensure!(free(&with_a, "memory")? + (1 << 30) == free(&at_first, "memory")?);
 
-    ensure!(node.try_to_run(pod("greedy").cpus(14).memory("1Gi")).await? != Fate::Running);
+    ensure!(node.try_to_run(pod("greedy").cpus(14).memory("1Gi")).await? != PodOutcome::Running);
     let before = with_a.figures("node-0", "cpu")?;
     let now = oracle::expected(&node).await?.figures("node-0", "cpu")?;
     ensure!(now == before, "a rejected pod was allocated CPUs");

@@ -10,7 +10,7 @@ use fastrand::Rng;
 
 use crate::support::agent::Agent;
 use crate::support::fingerprint::{Counting, Upstream, published};
-use crate::support::node::Fate;
+use crate::support::node::PodOutcome;
 use crate::support::nrt::{self, Figures, Zones};
 use crate::support::pods::{PodSpec, pod};
 use crate::support::wait::until;
@@ -132,8 +132,11 @@ async fn walk(policy: &str, scope: &str) -> Result<()> {
         let name = format!("pod-{step}");
         let spec = shape.pod(&name);
         writeln!(history, "{spec} was started beside {}", free(&zones))?;
-        let fate = node.try_to_run(spec).await?;
-        ensure!(fate == Fate::Running, "the kubelet rejected a pod that fits: {fate:?}\n{history}");
+        let outcome = node.try_to_run(spec).await?;
+        ensure!(
+            outcome == PodOutcome::Running,
+            "the kubelet rejected a pod that fits: {outcome:?}\n{history}"
+        );
         pods.push((name, shape));
     }
     Ok(())

@@ -36,7 +36,7 @@ async fn check(scope: &str, (cpus, memory): (u64, u64), written: Option<usize>) 
         .await?;
     let _agent = Agent::start(&node, &[])?;
     let all = available_is(&node, None).await?;
-    node.run(pod("whole").together(5, "3Gi").cpus(2).memory("1Gi").container("helper")).await?;
+    node.run(pod("whole").pod_level_resources(5, "3Gi").cpus(2).memory("1Gi").container("helper")).await?;
     available_is(&node, Some((all.0 - cpus, all.1 - memory))).await?;
 
     let dir = node.kubelet_dir();

@@ -253,7 +253,7 @@ impl World {
         })
         .await
         .with_context(|| self.proxy.log_tail())?;
-        self.node.fate_of(spec.name()).await?;
+        self.node.wait_for_outcome(spec.name()).await?;
         Ok(())
     }
 }

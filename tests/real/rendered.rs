@@ -586,7 +586,7 @@ async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
         for line in [
             "numacast_controller_leader 1",
             "numacast_fleet_covered_nodes 1",
-            "numacast_fleet_silent_nodes 0",
+            "numacast_fleet_nodes_without_ready_agent 0",
         ] {
             ensure!(metrics.lines().any(|one| one == line), "{line} is not in\n{metrics}");
         }

@@ -267,7 +267,7 @@ async fn all_sources_report_the_same_in_every_state_of_a_pod() -> Result<()> {
     let manifest = bench.cluster.dir().join("manifests/static.yaml");
     let mirror = bench.node.mirror("static");
     std::fs::write(&manifest, bench.node.manifest(&pod("static").cpus(1).memory("64Mi"))?)?;
-    bench.node.fate_of(&mirror).await?;
+    bench.node.wait_for_outcome(&mirror).await?;
     bench.wait_until_equal("a static pod runs").await?;
     ensure!(bench.pods_api.state().pods[&mirror].guaranteed);
 
@@ -355,7 +355,7 @@ async fn no_source_loses_a_pod_when_its_server_restarts() -> Result<()> {
     bench.node.force_delete("stays-0").await?;
     bench.node.submit(&pod("new").cpus(1).memory("64Mi")).await?;
     bench.node.start_kubelet().await?;
-    bench.node.fate_of("new").await?;
+    bench.node.wait_for_outcome("new").await?;
     bench.wait_until_equal("the kubelet is back, with other pods").await?;
     bench.lost(&["stays-0"], "the kubelet is back, with other pods")?;
     Ok(())

@@ -20,7 +20,7 @@ async fn two_zones_are_correct_after_every_step() -> Result<()> {
     node.set_agent_kubeconfig(chart::agent_without_a_pod(&cluster, &parts).await?);
     let agent = Agent::start(&node, &[])?;
 
-    walk(node, agent, 12).go(STEPS).await
+    walk(node, agent, 12).run(STEPS).await
 }
 
 #[tokio::test]
@@ -33,7 +33,7 @@ async fn eight_zones_with_a_hundred_pods_are_correct_after_every_step() -> Resul
 
     let mut walk = walk(node, agent, 110);
     walk.fill(100).await?;
-    walk.go(STEPS).await
+    walk.run(STEPS).await
 }
 
 #[tokio::test]
@@ -51,7 +51,7 @@ async fn without_static_policies_every_cpu_is_available() -> Result<()> {
     node.set_agent_kubeconfig(chart::agent_without_a_pod(&cluster, &parts).await?);
     let agent = Agent::start(&node, &[])?;
 
-    walk(node, agent, 12).go(12).await
+    walk(node, agent, 12).run(12).await
 }
 
 /// Returns a walk with the seed `NUMACAST_SEED`, or a random one, and prints the seed.

@@ -1,8 +1,8 @@
 //! Many faults with a real kubelet, a real API server and a real etcd: `make real-faults`.
 //!
 //! Each is one of eighteen, drawn from a printed seed, with pods created and deleted before, during and after
-//! it. After each one the object must equal the oracle within [`BOUND`], or [`DOUBT`] later if the kubelet
-//! restarted, and no version of it may ever report more than is available.
+//! it. After each one the object must equal the oracle within [`BOUND`], or [`RESTART_DISTRUST`] later if the
+//! kubelet restarted, and no version of it may ever report more than is available.
 
 #[path = "../real/support/mod.rs"]
 #[allow(dead_code, unused_imports)] // the tests use the rest
@@ -26,13 +26,13 @@ const BOUND: Duration = Duration::from_secs(12);
 /// How long a restarted kubelet that does not list a pod is distrusted if no source reports
 /// the pod as gone. After a restart of the API server, the agents relist their pods at random moments within
 /// half a minute.
-const DOUBT: Duration = Duration::from_secs(30);
+const RESTART_DISTRUST: Duration = Duration::from_secs(30);
 
 /// Faults over real parts, with one table at the end.
 #[derive(Debug, Parser)]
 #[command(name = "real-faults")]
 struct Options {
-    /// How many.
+    /// Number of faults to inject.
     #[arg(long, default_value_t = 100)]
     faults: usize,
     /// The seed, instead of a new one.
@@ -52,9 +52,9 @@ struct Row {
 impl Row {
     /// Returns how many took longer than [`BOUND`], and how many of them longer than allowed.
     fn slow_and_late(&self, fault: Fault) -> (usize, usize) {
-        let doubt = if fault.restarts_the_kubelet() { DOUBT } else { Duration::ZERO };
+        let distrust = if fault.restarts_the_kubelet() { RESTART_DISTRUST } else { Duration::ZERO };
         let beyond = |bound: Duration| self.times.iter().filter(|time| **time > bound).count();
-        (beyond(BOUND), beyond(BOUND + doubt))
+        (beyond(BOUND), beyond(BOUND + distrust))
     }
 }
 
@@ -85,7 +85,7 @@ async fn main() -> Result<ExitCode> {
         row.times.push(outcome.until_correct);
         row.versions += outcome.versions;
     }
-    writeln!(out, "\n| fault | times | true after, median, s | slowest, s | versions of the object |")?;
+    writeln!(out, "\n| fault | times | correct after, median, s | slowest, s | versions of the object |")?;
     writeln!(out, "|---|---|---|---|---|")?;
     for (fault, Row { times, versions }) in &mut rows {
         times.sort();
@@ -105,7 +105,7 @@ async fn main() -> Result<ExitCode> {
 
 fn describe(outcome: Result<&Outcome, &anyhow::Error>) -> String {
     match outcome {
-        Ok(outcome) => format!("true after {:.2?}", outcome.until_correct),
+        Ok(outcome) => format!("correct after {:.2?}", outcome.until_correct),
         Err(error) => format!("FAILED: {error:#}"),
     }
 }

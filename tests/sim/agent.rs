@@ -11,16 +11,11 @@ use numacast::util::glob::PodPattern;
 use numacast_sim::api_server::{ApiServer, PODS, TOPOLOGIES};
 use numacast_sim::kubelet::{Call, ContainerSpec, Fault, Options, PodSpec, RestartTiming, Role, Split};
 use serde_json::json;
-use tonic::Code;
 
 use crate::environment::{Environment, api_server, quick, with_terminated_pods_listed};
 use crate::support::Node;
 
 const GIB: u64 = 1 << 30;
-
-fn rate_limited() -> Fault {
-    Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into())
-}
 
 #[tokio::test(start_paused = true)]
 async fn terminated_pods_that_an_old_kubelet_lists_are_not_counted() {
@@ -198,14 +193,14 @@ async fn excluded_pods_and_resources_are_left_out() {
         let is_nic = differences.iter().zip(&nic).all(|(line, start)| line.starts_with(start));
         (differences.len() == nic.len() && is_nic).then_some(())
     };
-    env.wait_for(only_nics_differ).await;
+    env.wait_for("only the devices differ", only_nics_differ).await;
     let free = |resource| (0..2).map(|zone| env.available(zone, resource)).sum::<u64>();
     let (cpus, writes) = (free("cpu"), env.server.writes().changes);
     kubelet.start_pod(dns("dns-2")).await.unwrap();
     assert!(kubelet.stop_pod("infra", "dns-1"));
     // All writes for the others happen before that for a pod that matches no pattern.
     kubelet.start_pod(dns("cache").devices("example.com/nic", 1)).await.unwrap();
-    env.wait_for(|| (free("cpu") == cpus - 2).then_some(())).await;
+    env.wait_for("the pod is allocated CPUs", || (free("cpu") == cpus - 2).then_some(())).await;
     assert_eq!(env.server.writes().changes, writes + 1, "excluded pods cause no write");
     env.stop().await;
 }
@@ -279,7 +274,7 @@ async fn an_event_during_a_failed_list_is_not_lost() {
     let env = Environment::start(quick()).await;
     env.converges().await;
     let kubelet = &env.node.kubelet;
-    kubelet.fail_next(Call::List, 1, &rate_limited());
+    kubelet.fail_next(Call::List, 1, &Fault::rate_limited());
     assert!(kubelet.set_device_health("example.com/nic", "nic-0", false));
     env.converges().await;
 }
@@ -291,7 +286,7 @@ async fn a_failed_list_leaves_the_last_good_object() {
     kubelet.start_pod(PodSpec::guaranteed("a", 3, GIB)).await.unwrap();
     env.converges().await;
     let writes = env.server.writes().changes;
-    kubelet.fail_next(Call::List, 3, &rate_limited());
+    kubelet.fail_next(Call::List, 3, &Fault::rate_limited());
     kubelet.start_pod(PodSpec::guaranteed("b", 1, GIB)).await.unwrap();
     env.converges().await;
     assert_eq!(env.server.writes().changes, writes + 1);
@@ -334,13 +329,16 @@ async fn an_event_storm_respects_the_rate_limit_of_lists() {
     env.converges().await;
     let dir = env.node.kubelet.root().to_owned();
     let before = env.node.kubelet.calls().list;
+    let lists = || env.node.kubelet.calls().list - before;
+    let (second, minute) = (Duration::from_secs(1), Duration::from_secs(60));
     let start = std::time::Instant::now();
-    while start.elapsed() < Duration::from_secs(1) {
+    // A busy machine may take longer than a second for the first four Lists.
+    while start.elapsed() < second || (lists() < 4 && start.elapsed() < minute) {
         std::fs::write(dir.join(".storm"), "x").unwrap();
         std::fs::rename(dir.join(".storm"), dir.join("memory_manager_state")).unwrap();
         tokio::task::yield_now().await;
     }
-    let lists = env.node.kubelet.calls().list - before;
+    let lists = lists();
     let bound = 10.0_f64.mul_add(start.elapsed().as_secs_f64(), 4.0 + 1.0);
     assert!(lists >= 4 && (lists as f64) <= bound, "{lists} Lists in {:?}", start.elapsed());
 }

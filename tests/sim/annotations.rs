@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::Code;
 
-use crate::support::{Node, sample};
+use crate::support::{Node, eventually, sample};
 
 const GPUS: &str = "scheduling.koordinator.sh/device-allocated";
 
@@ -65,9 +65,7 @@ impl Environment {
 
     /// Waits until the pod source is synced.
     async fn synced(self) -> Self {
-        while !self.health.ready().is_empty() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        eventually("the proxy is ready", async || self.health.ready().is_empty().then_some(())).await;
         self
     }
 
@@ -132,9 +130,7 @@ fn gpu(id: &str) -> String {
 async fn stop_watch(env: &Environment) {
     env.server.inject(Rule { verb: Some("watch"), resource: Some("pods"), times: None, fault: Fault::Hang });
     env.server.cut_connections();
-    while env.server.watchers(&PODS) > 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    eventually("pods are not watched", async || (env.server.watchers(&PODS) == 0).then_some(())).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -152,13 +148,14 @@ async fn a_scan_fails_while_the_annotated_devices_are_unknown() {
     }
     env.server.clear_faults();
     let mut env = env.synced().await;
-    let scan = loop {
+    let scan = eventually("the Device is read", async || {
         match env.reader.scan(Depth::Usage, &Arc::default()).await {
             // The proxy is ready before the Device is read again.
-            Err(ScanError::AnnotationsUnknown) => tokio::time::sleep(Duration::from_millis(10)).await,
-            scan => break scan.unwrap(),
+            Err(ScanError::AnnotationsUnknown) => None,
+            scan => Some(scan.unwrap()),
         }
-    };
+    })
+    .await;
     let containers = scan.usage.pods.iter().flat_map(|pod| &pod.containers);
     assert!(
         containers.flat_map(|container| &container.devices).any(|group| group.ids.contains(&"GPU-1".into()))
@@ -189,7 +186,8 @@ async fn responses_contain_annotated_devices() {
     let mut terminated = object("a", Some(&gpu("GPU-1")));
     terminated["status"]["phase"] = "Succeeded".into();
     env.server.put(&PODS, terminated).unwrap();
-    while env.list().await.unwrap().len() > 2 {}
+    let two = async || (env.list().await.unwrap().len() == 2).then_some(());
+    eventually("the terminated pod has no devices", two).await;
     env.stop().await;
 }
 
@@ -262,9 +260,8 @@ async fn a_pod_that_cannot_be_looked_up_is_waited_for_once() {
         env.server.clear_faults();
         env.server.cut_connections();
         let both = ["known/main nvidia.com/gpu GPU-1", "late/main nvidia.com/gpu GPU-7"];
-        while env.list().await.ok().is_none_or(|all| all != both) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let has_both = async || env.list().await.ok().filter(|all| *all == both);
+        eventually("both pods have their devices", has_both).await;
         env.stop().await;
     }
 }
@@ -281,27 +278,30 @@ async fn the_last_known_annotations_are_used_for_a_limited_time() {
         let env = Environment::start(settings).await.synced().await;
         env.start_pod("a", Some(&gpu("GPU-1"))).await;
         assert_eq!(env.list().await.unwrap().len(), 1);
-        assert_eq!(env.sample("numacast_proxy_passing_through"), "0");
+        assert_eq!(env.sample("numacast_proxy_annotations_unavailable"), "0");
         env.server.stop();
         if last_known == HOUR {
             assert_eq!(env.list().await.unwrap().len(), 1, "the last known annotations");
             env.stop().await;
             continue;
         }
-        loop {
+        eventually("the last known annotations are no longer used", async || {
             match env.list().await {
-                Ok(all) if all.is_empty() && !fail_closed => break,
-                Err((Code::Unavailable, text)) if fail_closed && text.contains("for too long") => break,
+                Ok(all) if all.is_empty() && !fail_closed => return Some(()),
+                Err((Code::Unavailable, text)) if fail_closed && text.contains("for too long") => {
+                    return Some(());
+                }
                 Ok(all) => assert_eq!(all.len(), 1),
                 Err(error) => panic!("{error:?}"),
             }
-        }
-        assert_eq!(env.sample("numacast_proxy_passing_through"), "1");
+            None
+        })
+        .await;
+        assert_eq!(env.sample("numacast_proxy_annotations_unavailable"), "1");
         env.server.resume();
-        while env.list().await.ok().is_none_or(|all| all.is_empty()) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        assert_eq!(env.sample("numacast_proxy_passing_through"), "0");
+        let has_devices = async || env.list().await.ok().filter(|all| !all.is_empty());
+        eventually("the pod has its device", has_devices).await;
+        assert_eq!(env.sample("numacast_proxy_annotations_unavailable"), "0");
         env.stop().await;
     }
 }
@@ -323,12 +323,11 @@ async fn before_the_first_sync_responses_are_passed_through_or_rejected() {
                 assert!(fail_closed && code == Code::Unavailable && text.contains("yet"), "{code:?} {text}");
             }
         }
-        assert_eq!(env.sample("numacast_proxy_passing_through"), "1");
+        assert_eq!(env.sample("numacast_proxy_annotations_unavailable"), "1");
         assert!(!env.health.ready().is_empty());
         env.server.set_denied("list", "pods", false);
-        while env.list().await.ok().is_none_or(|all| all.is_empty()) {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let has_devices = async || env.list().await.ok().filter(|all| !all.is_empty());
+        eventually("the pod has its device", has_devices).await;
         env.stop().await;
     }
 }

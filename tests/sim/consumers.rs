@@ -9,12 +9,12 @@ use numacast::config::{Config, Consumer, PodSource};
 use numacast::scheduler::FingerprintMethod;
 use numacast::topology::NodeExclusions;
 use numacast::util::glob::PodPattern;
-use numacast_sim::api_server::{EVENTS, PODS, TOPOLOGIES};
+use numacast_sim::api_server::{PODS, TOPOLOGIES};
 use numacast_sim::kubelet::{Call, Fault, PodSpec};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::environment::{Environment, api_server, quick};
-use crate::support::{Node, sample};
+use crate::support::{Node, eventually, sample};
 
 const GIB: u64 = 1 << 30;
 
@@ -59,13 +59,12 @@ async fn start_idle_with(consumer: Consumer, change: impl FnOnce(&mut Settings))
 
 /// Waits until the kubelet gets no more requests, and returns the number of Lists by then.
 async fn idle(env: &Environment) -> u64 {
-    loop {
+    let lists = async || {
         let before = env.node.kubelet.calls().list;
         tokio::time::sleep(Duration::from_millis(300)).await;
-        if env.node.kubelet.calls().list == before {
-            return before;
-        }
-    }
+        (env.node.kubelet.calls().list == before).then_some(before)
+    };
+    eventually("the kubelet gets no more requests", lists).await
 }
 
 /// Returns the object in the API server as JSON.
@@ -132,7 +131,8 @@ async fn only_the_overreserving_cache_gets_a_fingerprint() {
         env.put_pod(&PodSpec::new("best-effort"), "Pending");
         env.put_pod(&PodSpec::new("best-effort"), "Running");
         let expected = before + u64::from(overreserving);
-        env.wait_for(|| (env.server.writes().changes >= expected).then_some(())).await;
+        let written = || (env.server.writes().changes >= expected).then_some(());
+        env.wait_for("the object is written", written).await;
         wait_for_no_writes(&env).await;
         assert_eq!(env.server.writes().changes, expected, "{consumer:?}");
         // No fingerprint is withheld.
@@ -153,7 +153,7 @@ fn free(env: &Environment) -> [u64; 2] {
 
 /// Waits until this number of CPUs is available in each zone.
 async fn wait_for_free(env: &Environment, cpus: [u64; 2]) {
-    env.wait_for(|| (free(env) == cpus).then_some(())).await;
+    env.wait_for(&format!("{cpus:?} CPUs are available"), || (free(env) == cpus).then_some(())).await;
 }
 
 /// Returns the value of one of the agent's metrics.
@@ -237,14 +237,7 @@ async fn a_reservation_times_out() {
     env.put_pod(&db("lost"), "Pending");
     wait_for_free(&env, [one - 2, other - 2]).await;
     wait_for_free(&env, [one, other]).await;
-    let is_reported = || {
-        let events = env.server.list(&EVENTS, "default");
-        let is_lost = |event: &Value| {
-            event["reason"] == "PodAdmissionTimeout" && event["note"].to_string().contains("default/lost")
-        };
-        events.iter().any(|event| is_lost(event)).then_some(())
-    };
-    env.wait_for(is_reported).await;
+    env.wait_for_admission_timeout("default/lost").await;
     assert_eq!(metric(&env, "numacast_pod_admission_timeouts_total").as_deref(), Some("1"));
     env.stop().await;
 }
@@ -332,13 +325,12 @@ async fn writes_per_pod(consumer: Consumer, method: FingerprintMethod, pod: &Pod
 
 /// Waits until there are no more writes.
 async fn wait_for_no_writes(env: &Environment) {
-    loop {
+    let no_write = async || {
         let before = env.server.writes().changes;
         tokio::time::sleep(Duration::from_millis(600)).await;
-        if env.server.writes().changes == before {
-            return;
-        }
-    }
+        (env.server.writes().changes == before).then_some(())
+    };
+    eventually("there are no more writes", no_write).await;
 }
 
 #[tokio::test(start_paused = true)]

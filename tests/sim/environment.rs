@@ -6,13 +6,13 @@ use numacast::agent::{Agent, Settings};
 use numacast::cluster::Cluster;
 use numacast::config::Config;
 use numacast::telemetry::registry::Registry;
-use numacast_sim::api_server::{ApiServer, NODES, PODS};
+use numacast_sim::api_server::{ApiServer, EVENTS, NODES, PODS};
 use numacast_sim::kubelet::{KubeletVersion, Options, PodSpec, Split};
 use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::support::Node;
+use crate::support::{Node, poll};
 
 /// A node, an API server, and the agent between them.
 pub(crate) struct Environment {
@@ -85,20 +85,30 @@ impl Environment {
     }
 
     /// Waits until `probe` returns something.
-    pub(crate) async fn wait_for(&self, probe: impl Fn() -> Option<()>) {
-        for _ in 0..3000 {
+    pub(crate) async fn wait_for(&self, what: &str, probe: impl Fn() -> Option<()>) {
+        let found = poll(async || {
             assert!(!self.agent.is_finished(), "the agent exited");
-            if probe().is_some() {
-                return;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            probe()
+        });
+        if found.await.is_none() {
+            panic!("timed out while waiting until {what}: {:#?}", self.server.topology("worker"));
         }
-        panic!("it does not happen: {:#?}", self.server.topology("worker"));
     }
 
     /// Waits until the kubelet has received `count` Lists.
     pub(crate) async fn wait_for_lists(&self, count: u64) {
-        self.wait_for(|| (self.node.kubelet.calls().list >= count).then_some(())).await;
+        let what = format!("the kubelet has received {count} Lists");
+        self.wait_for(&what, || (self.node.kubelet.calls().list >= count).then_some(())).await;
+    }
+
+    /// Waits until an Event reports that the kubelet did not admit this pod in time.
+    pub(crate) async fn wait_for_admission_timeout(&self, pod: &str) {
+        let is_reported = || {
+            let events = self.server.list(&EVENTS, "default");
+            let mut timeouts = events.iter().filter(|event| event["reason"] == "PodAdmissionTimeout");
+            timeouts.any(|event| event["note"].to_string().contains(pod)).then_some(())
+        };
+        self.wait_for(&format!("the admission timeout of {pod} is reported"), is_reported).await;
     }
 
     /// Writes a pod with this phase to the API server.

@@ -3,7 +3,6 @@
 #[path = "../faults/run/mod.rs"]
 mod run;
 
-use crate::support::seed;
 use run::{FaultKind, Outcome, run_shard};
 
 /// Number of nodes, each with an agent and a seed of its own.
@@ -16,7 +15,7 @@ const FACTOR: u32 = 10;
 
 #[test]
 fn after_every_fault_the_object_is_correct_and_it_never_reports_too_much() {
-    let seed = seed();
+    let seed = numacast_sim::seed();
     eprintln!("NUMACAST_SEED={seed}");
     let shard = |shard| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -7,7 +7,7 @@ use numacast::agent::Settings;
 use numacast::scheduler::{Fingerprint, FingerprintMethod, FingerprintView, Informer, pod_hash};
 use numacast::topology::NodeExclusions;
 use numacast::util::glob::PodPattern;
-use numacast_sim::api_server::{ApiServer, EVENTS, Fault, PODS, Rule, TOPOLOGIES};
+use numacast_sim::api_server::{ApiServer, Fault, PODS, Rule, TOPOLOGIES};
 use numacast_sim::kubelet::{Call, Fault as KubeletFault, PodSpec, Role};
 use serde_json::{Value, json};
 
@@ -46,13 +46,15 @@ fn fingerprint(server: &ApiServer) -> String {
 async fn covers(env: &Environment, names: &str) {
     let hashes = names.split_whitespace().map(|name| pod_hash("default", name));
     let expected = Fingerprint::of(hashes).to_string();
-    env.wait_for(|| (fingerprint(&env.server) == expected).then_some(())).await;
+    let what = format!("the fingerprint covers {names:?}");
+    env.wait_for(&what, || (fingerprint(&env.server) == expected).then_some(())).await;
 }
 
 /// Waits until the fingerprint is withheld.
 async fn is_withheld(env: &Environment) {
     let withheld = Fingerprint::WITHHELD.to_string();
-    env.wait_for(|| (fingerprint(&env.server) == withheld).then_some(())).await;
+    let is_withheld = || (fingerprint(&env.server) == withheld).then_some(());
+    env.wait_for("the fingerprint is withheld", is_withheld).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -170,8 +172,7 @@ async fn a_list_before_its_admission_does_not_account_for_a_deleted_pod() {
     };
     let mut changes = env.server.changes();
     // Other clients use up the kubelet's shared rate limit for some seconds.
-    let limited = KubeletFault::Status(tonic::Code::ResourceExhausted, "rejected by rate limit".into());
-    env.node.kubelet.fail_next(Call::List, 5, &limited);
+    env.node.kubelet.fail_next(Call::List, 5, &KubeletFault::rate_limited());
     run(&env, &db("a")).await;
     let mut deleted = db("a").object("worker", "Running");
     deleted["metadata"]["deletionTimestamp"] = json!("2026-11-23T04:00:00Z");
@@ -250,14 +251,7 @@ async fn withholding_the_fingerprint_times_out_per_pod() {
     env.put_pod(&db("lost"), "Pending");
     is_withheld(&env).await;
     covers(&env, "").await;
-    let is_reported = || {
-        let events = env.server.list(&EVENTS, "default");
-        let is_lost = |event: &Value| {
-            event["reason"] == "PodAdmissionTimeout" && event["note"].to_string().contains("default/lost")
-        };
-        events.iter().any(|event| is_lost(event)).then_some(())
-    };
-    env.wait_for(is_reported).await;
+    env.wait_for_admission_timeout("default/lost").await;
     // The time limit applies to this pod alone.
     env.put_pod(&db("a"), "Pending");
     is_withheld(&env).await;
@@ -463,12 +457,13 @@ async fn the_status_file_lists_the_pods() {
         let same = status["fingerprintComputed"] == json!(fingerprint(&env.server));
         (same && status["pods"] == json!([{"Namespace": "default", "Name": "a"}])).then_some(())
     };
-    env.wait_for(named).await;
+    env.wait_for("the file lists the pod", named).await;
     assert_eq!(read().unwrap()["nodeName"], "worker");
     env.put_pod(&db("b"), "Pending");
     is_withheld(&env).await;
-    env.wait_for(|| (read()?["withheldFor"] == json!([{"Namespace": "default", "Name": "b"}])).then_some(()))
-        .await;
+    let withheld_for =
+        || (read()?["withheldFor"] == json!([{"Namespace": "default", "Name": "b"}])).then_some(());
+    env.wait_for("the file lists the other pod", withheld_for).await;
     assert_eq!(read().unwrap()["withheldReason"], "UnaccountedPods");
     env.stop().await;
 }
@@ -483,12 +478,14 @@ async fn placements_are_published_with_the_fingerprint_only() {
     run(&env, &db("b").on([1])).await;
     covers(&env, "a b").await;
     let expected = "npv0v001::ve=leb89::cc=2::nn=2::bn=0";
-    env.wait_for(|| (attribute(&env.server, METADATA)? == expected).then_some(())).await;
+    let published = || (attribute(&env.server, METADATA)? == expected).then_some(());
+    env.wait_for("the placements are published", published).await;
     let object = env.server.topology("worker").unwrap();
     let vectors: Vec<_> = object.spec.zones.iter().map(|zone| zone.attributes.is_some()).collect();
     assert_eq!(vectors, [false, true]);
     env.put_pod(&db("c"), "Pending");
     is_withheld(&env).await;
-    env.wait_for(|| attribute(&env.server, METADATA).is_none().then_some(())).await;
+    let removed = || attribute(&env.server, METADATA).is_none().then_some(());
+    env.wait_for("the placements are removed", removed).await;
     env.stop().await;
 }

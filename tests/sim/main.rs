@@ -1,5 +1,5 @@
-//! The agent and its parts with a simulated kubelet and API server: real sockets, real gRPC and HTTP, and
-//! faults that real servers do not produce on demand.
+//! The agent and its parts with a simulated kubelet over a unix socket and a simulated API server, over TCP or
+//! within this process, and with faults that real servers do not produce on demand.
 
 #![allow(clippy::unwrap_used)] // a failing test shows where
 

@@ -11,7 +11,7 @@ use numacast::telemetry::server::{Endpoints, Server};
 use numacast_sim::api_server::ApiServer;
 use numacast_sim::kubelet::{Call, Fault};
 
-use crate::support::{ANY_PORT, Node, get, sample};
+use crate::support::{ANY_PORT, Node, eventually, get, sample};
 
 /// Returns the value of one series.
 fn value(response: &str, series: &str) -> Option<u64> {
@@ -28,23 +28,21 @@ async fn metrics_show_scans_requests_zones_and_findings() {
     let mut config = Config { node_name: "worker".into(), ..Config::default() };
     config.host.root = node.root().to_owned();
     let cluster = Cluster::with_client(server.client().unwrap(), server.url(), API_TIMEOUT);
-    let limited = Fault::Status(tonic::Code::ResourceExhausted, "rejected by rate limit".into());
-    node.kubelet.fail_next(Call::List, 2, &limited);
+    node.kubelet.fail_next(Call::List, 2, &Fault::rate_limited());
     let mut registry = Registry::of_process();
     let agent = Agent::new(config.agent_settings(), cluster, &mut registry);
     let endpoints = Endpoints { metrics: Some(Arc::new(registry)), health: None };
     let scraped = Server::start(Endpoint::At(ANY_PORT), endpoints, None).await.unwrap().unwrap();
     let agent = tokio::spawn(agent.run(std::future::pending()));
-    let first = r#"numacast_writes_total{reason="first"}"#;
-    let response = loop {
-        let response = get(scraped.address(), "/metrics").await;
-        if value(&response, first).unwrap() > 0 {
-            break response;
-        }
+    let first = r#"numacast_publishes_total{reason="first"}"#;
+    let response = eventually("the object is written", async || {
         assert!(!agent.is_finished(), "the agent exited");
         // Within the rate of an address.
         tokio::time::sleep(Duration::from_millis(25)).await;
-    };
+        let response = get(scraped.address(), "/metrics").await;
+        (value(&response, first).unwrap() > 0).then_some(response)
+    })
+    .await;
     assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
     let content_type = "content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n";
     assert!(response.contains(content_type), "{response}");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::sample;
+use crate::support::{eventually, sample};
 use numacast::cluster::{Cluster, NUDGE};
 use numacast::config::Config;
 use numacast::controller::Controller;
@@ -12,10 +12,7 @@ use numacast_sim::api_server::{ApiServer, Change, PODS, TOPOLOGIES};
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
-
-/// Upper bound for any wait in a test.
-const TIMEOUT: Duration = Duration::from_secs(30);
+use tokio::time::sleep;
 
 /// A running controller replica.
 struct Replica {
@@ -53,8 +50,8 @@ impl Drop for Replica {
 }
 
 /// Starts an API server with two objects.
-async fn server() -> ApiServer {
-    let server = ApiServer::start_on_any_port(1).await.unwrap();
+fn server() -> ApiServer {
+    let server = ApiServer::start_in_process(1);
     for name in ["beta", "alpha"] {
         server.add_node(name).unwrap();
         server.put(&TOPOLOGIES, object(name, 8)).unwrap();
@@ -85,12 +82,7 @@ fn pod(name: &str, message: &str) -> Value {
 const REJECTED: &str = "0/2 nodes are available: 2 cannot align pod.";
 
 async fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
-    let waited = timeout(TIMEOUT, async {
-        while !condition() {
-            sleep(Duration::from_millis(20)).await;
-        }
-    });
-    waited.await.unwrap_or_else(|_| panic!("timed out: {what}"));
+    eventually(what, async || condition().then_some(())).await;
 }
 
 /// Returns the objects written, without the nudge annotation and the fields that the API server sets.
@@ -109,9 +101,9 @@ fn written(changes: &mut broadcast::Receiver<Arc<Change>>) -> Vec<Value> {
     all
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_rejected_pod_is_nudged_for_until_it_is_scheduled() {
-    let server = server().await;
+    let server = server();
     let before = server.get(&TOPOLOGIES, "", "alpha").unwrap();
     let mut changes = server.changes();
     let replicas = [Replica::start(&server, |_| {}), Replica::start(&server, |_| {})];
@@ -141,9 +133,9 @@ async fn a_rejected_pod_is_nudged_for_until_it_is_scheduled() {
     assert!(written.iter().all(|object| *object == expected), "{written:#?}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn pods_that_wait_for_other_reasons_cause_no_nudge() {
-    let server = server().await;
+    let server = server();
     let mut gated = pod("gated", REJECTED);
     gated["spec"]["schedulingGates"] = json!([{"name": "example.com/wait"}]);
     gated["status"]["conditions"][0]["reason"] = json!("SchedulingGated");
@@ -170,13 +162,13 @@ async fn pods_that_wait_for_other_reasons_cause_no_nudge() {
     wait_for("objects are not watched", || server.watchers(&TOPOLOGIES) == 0).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn with_a_dry_run_or_nudges_off_pods_are_not_watched() {
     for change in [
         (|config: &mut Config| config.controller.dry_run = true) as fn(&mut Config),
         |config: &mut Config| config.controller.nudge = "off".parse().unwrap(),
     ] {
-        let server = server().await;
+        let server = server();
         server.put(&PODS, pod("db", REJECTED)).unwrap();
         let replica = Replica::start(&server, change);
         wait_for("it is the leader", || replica.sample("numacast_controller_leader") == 1).await;
@@ -185,9 +177,9 @@ async fn with_a_dry_run_or_nudges_off_pods_are_not_watched() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn missing_permissions_are_counted_and_used_once_granted() {
-    let server = server().await;
+    let server = server();
     server.put(&PODS, pod("db", REJECTED)).unwrap();
     server.set_denied("list", "pods", true);
     server.set_denied("patch", "noderesourcetopologies", true);
@@ -202,9 +194,9 @@ async fn missing_permissions_are_counted_and_used_once_granted() {
     wait_for("there is a nudge", || replica.nudges() > 0).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn after_a_compacted_history_pods_are_listed_again() {
-    let server = server().await;
+    let server = server();
     let replica = Replica::start(&server, |_| {});
     wait_for("pods are watched", || server.watchers(&PODS) == 1).await;
     server.put(&PODS, pod("old", REJECTED)).unwrap();

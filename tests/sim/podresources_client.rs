@@ -48,8 +48,7 @@ async fn a_kubelet_without_get_allocatable_is_unsupported() {
 async fn a_rate_limit_differs_from_a_response_that_is_too_large() {
     let node = Node::start();
     let mut client = node.client();
-    let limited = Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into());
-    node.kubelet.fail_next(Call::List, 1, &limited);
+    node.kubelet.fail_next(Call::List, 1, &Fault::rate_limited());
     assert_eq!(client.list().await.unwrap_err(), ClientError::RateLimited("List"));
 
     // What a Go client in between reports for a response above its own limit.

@@ -95,7 +95,7 @@ async fn the_first_server_that_responds_is_used() {
     let error = client.list(&Wanted::default()).await.unwrap_err().to_string();
     let [first, second] = [0, 1].map(|index| sockets.paths()[index].display().to_string());
     assert!(error.starts_with("no process serves the Pods API here: "), "{error}");
-    for text in [&first, &second, "kubelets have one from 1.36 on"] {
+    for text in [&first, &second, "kubelet 1.36 and later create it"] {
         assert_eq!(error.matches(text).count(), 1, "{text}: {error}");
     }
     let kubelet = sockets.server(1);
@@ -117,7 +117,7 @@ async fn the_first_server_that_responds_is_used() {
     assert_eq!(error.kind, PodsErrorKind::Final, "{error}");
     assert!(error.to_string().contains("ListPods was rejected by rate limit"), "{error}");
     // A pod that one server omits for its size may be available from another.
-    let omitted = "numacast: the pod default/a is left out: all pods together may have 16777216 bytes, and its 9 bytes do not fit";
+    let omitted = "numacast: pod default/large is omitted: its 9 bytes do not fit into the 16777216 bytes for all pods; read it from the API server";
     own.fail_with(Some(Status::resource_exhausted(omitted)));
     assert_eq!(client.get("kubelet", &Wanted::default()).await.unwrap().uid, "kubelet");
     own.fail_with(None);

@@ -1,12 +1,13 @@
-//! The Pods API as a source of pods, with faults that a real kubelet does not produce on demand;
+//! The Pods API as a pod source, with faults that a real kubelet does not produce on demand;
 //! `tests/real` has the rest.
 
 use std::collections::BTreeMap;
+use std::panic::Location;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::time::Duration;
 
-use crate::support;
+use crate::support::{self, eventually};
 use futures::{Stream, StreamExt};
 use numacast::core_v1::proto as core;
 use numacast::kubelet::watch_pods;
@@ -19,6 +20,8 @@ use tonic::Status;
 
 /// The timeout of a call.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long any wait may take, in virtual time: it only ends a test that would hang.
+const MAX_WAIT: Duration = Duration::from_secs(3600);
 
 struct SocketDir(TempDir);
 
@@ -49,20 +52,34 @@ impl Subscriber {
     }
 
     /// Consumes events until `condition` holds.
-    async fn read_until(&mut self, condition: impl Fn(&Self) -> bool) {
-        while !condition(self) {
-            match self.events.next().await.unwrap() {
-                Ok(WatchEvent::Init) => self.listed.clear(),
-                Ok(WatchEvent::InitApply(pod)) => drop(self.listed.insert(pod.name.clone(), pod)),
-                Ok(WatchEvent::InitDone) => {
-                    self.pods = std::mem::take(&mut self.listed);
-                    self.lists += 1;
+    #[track_caller]
+    fn read_until(&mut self, condition: impl Fn(&Self) -> bool) -> impl Future<Output = ()> {
+        let caller = Location::caller();
+        async move {
+            let read = async {
+                while !condition(self) {
+                    self.read().await;
                 }
-                Ok(WatchEvent::Apply(pod)) => drop(self.pods.insert(pod.name.clone(), pod)),
-                Ok(WatchEvent::Delete(pod)) => drop(self.pods.remove(&pod.name)),
-                Ok(WatchEvent::Resumed) => {}
-                Err(error) => self.errors.push(error),
+            };
+            if tokio::time::timeout(MAX_WAIT, read).await.is_err() {
+                panic!("the condition at {caller} never holds: {}, {:?}", self.names(), self.errors);
             }
+        }
+    }
+
+    /// Consumes one event.
+    async fn read(&mut self) {
+        match self.events.next().await.unwrap() {
+            Ok(WatchEvent::Init) => self.listed.clear(),
+            Ok(WatchEvent::InitApply(pod)) => drop(self.listed.insert(pod.name.clone(), pod)),
+            Ok(WatchEvent::InitDone) => {
+                self.pods = std::mem::take(&mut self.listed);
+                self.lists += 1;
+            }
+            Ok(WatchEvent::Apply(pod)) => drop(self.pods.insert(pod.name.clone(), pod)),
+            Ok(WatchEvent::Delete(pod)) => drop(self.pods.remove(&pod.name)),
+            Ok(WatchEvent::Resumed) => {}
+            Err(error) => self.errors.push(error),
         }
     }
 
@@ -201,10 +218,12 @@ async fn a_list_without_an_end_marker_ends_by_itself() {
     kubelet.cut_connections();
     subscriber.next_error().await;
     let watches = kubelet.watch_calls();
-    while kubelet.watch_calls() == watches {
+    eventually("the pods are watched again", async || {
         let event = subscriber.events.next();
         assert!(tokio::time::timeout(Duration::from_millis(10), event).await.is_err(), "there is no event");
-    }
+        (kubelet.watch_calls() > watches).then_some(())
+    })
+    .await;
     kubelet.remove(&pod("a"));
     kubelet.remove(&pod("b"));
     kubelet.set(&pod("b"));

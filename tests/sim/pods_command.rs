@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::support::pod;
+use crate::support::{eventually, pod};
 use numacast::core_v1::proto as core;
 use numacast_sim::pods_api::SimPodsApi;
 use prost::Message;
@@ -267,9 +267,7 @@ async fn a_watch_waits_for_a_starting_kubelet() {
     assert!(error.contains("does not know its pods yet: Kubelet is initializing"), "{error}");
     // Numacast's own socket does not exist.
     let mut watch = node.watch(&["-o", "name"]);
-    while node.kubelet.watch_calls() == 0 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    eventually("the command watches pods", async || (node.kubelet.watch_calls() > 0).then_some(())).await;
     node.kubelet.fail_with(None);
     assert_eq!(watch.line().await, "ADDED default/a");
 }

@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tonic::Code;
 
-use crate::support::{Client, Node, seed};
+use crate::support::{Client, Node};
 
 /// Default number of rounds.
 const ROUNDS: usize = 24;
@@ -344,7 +344,7 @@ fn watch_socket(socket: &Path, done: &AtomicBool) -> (usize, usize) {
 
 #[tokio::test]
 async fn clients_get_unavailable_or_correct_responses_whatever_restarts() {
-    let seed = seed();
+    let seed = numacast_sim::seed();
     let rounds = std::env::var("NUMACAST_RESTARTS").map_or(ROUNDS, |text| text.parse().unwrap());
     let env = Environment::start().await;
     let mut rng = Rng::with_seed(seed);

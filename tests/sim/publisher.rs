@@ -73,7 +73,7 @@ async fn policies_and_devices_of_the_live_object_are_carried_over() {
         let object = env.server.topology("worker")?;
         (object.spec.zones.len() == 2).then_some(())
     };
-    env.wait_for(written).await;
+    env.wait_for("the object is written", written).await;
     let object = env.server.topology("worker").unwrap();
     let expected = POLICIES.map(|(name, value)| (name.to_owned(), value.to_owned()));
     assert_eq!(attributes(&object), expected.into());
@@ -97,7 +97,7 @@ async fn unreadable_policies_are_carried_over_and_reported_once() {
         let object = env.server.topology("worker")?;
         (object.spec.zones.len() == 2 && attributes(&object).len() == 2).then_some(())
     };
-    env.wait_for(kept).await;
+    env.wait_for("the policies are carried over", kept).await;
     let lists = env.node.kubelet.calls().list;
     tokio::time::pause();
     tokio::time::sleep(Duration::from_secs(3600)).await;
@@ -139,7 +139,7 @@ async fn a_policy_without_its_scope_is_not_carried_over() {
     server.put(&TOPOLOGIES, foreign_object(&POLICIES[..1], &["cpu"])).unwrap();
     let env = Environment::with(Node::with(quick()), server, without_config);
     let written = || (env.server.topology("worker")?.spec.zones.len() == 2).then_some(());
-    env.wait_for(written).await;
+    env.wait_for("the object is written", written).await;
     assert_eq!(attributes(&env.server.topology("worker").unwrap()), BTreeMap::new());
     env.stop().await;
 }
@@ -162,12 +162,10 @@ async fn the_first_write_waits_for_the_live_object() {
     server.put(&TOPOLOGIES, foreign_object(&POLICIES, &["cpu"])).unwrap();
     server.stop();
     let env = Environment::with(Node::with(quick()), server, without_config);
-    while env.node.kubelet.calls().list == 0 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    env.wait_for_lists(1).await;
     env.server.resume();
     let written = || (env.server.topology("worker")?.spec.zones.len() == 2).then_some(());
-    env.wait_for(written).await;
+    env.wait_for("the object is written", written).await;
     assert_eq!(attributes(&env.server.topology("worker").unwrap()).len(), 2, "they are carried over");
     env.stop().await;
 }
@@ -232,15 +230,24 @@ fn node_events(server: &ApiServer) -> Vec<(String, String)> {
     events.iter().filter(about).map(|event| (text(&event["reason"]), text(&event["note"]))).collect()
 }
 
-fn is_reported(server: &ApiServer, reason: &str, part: &str) -> Option<()> {
-    node_events(server).iter().any(|(why, note)| why == reason && note.contains(part)).then_some(())
+/// Waits until an Event about the Node has this reason and this part of a note.
+async fn wait_for_report(env: &Environment, reason: &str, part: &str) {
+    let is_it = |(why, note): &(String, String)| why == reason && note.contains(part);
+    let is_reported = || node_events(&env.server).iter().any(is_it).then_some(());
+    env.wait_for(&format!("{reason} is reported: {part}"), is_reported).await;
+}
+
+/// Waits until the object is watched, or no longer is.
+async fn wait_for_watch(env: &Environment, open: bool) {
+    let what = if open { "the object is watched" } else { "the object is not watched" };
+    env.wait_for(what, || ((env.server.watchers(&TOPOLOGIES) > 0) == open).then_some(())).await;
 }
 
 async fn synced(change: impl FnOnce(&mut Settings)) -> Environment {
     let env = Environment::with(Node::with(quick()), api_server(), change);
     env.converges().await;
     // The watch starts after the first write.
-    env.wait_for(|| (env.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
+    wait_for_watch(&env, true).await;
     env
 }
 
@@ -250,7 +257,8 @@ async fn a_recreated_node_gets_a_new_object() {
     let before = owners(&env.server);
     // Garbage collection deletes the object while there is no Node.
     assert!(env.server.delete(&NODES, "", "worker"));
-    env.wait_for(|| env.server.topology("worker").is_none().then_some(())).await;
+    let is_deleted = || env.server.topology("worker").is_none().then_some(());
+    env.wait_for("the object is deleted", is_deleted).await;
     let uid = env.server.add_node("worker").unwrap();
     env.converges().await;
     assert_eq!(owners(&env.server), [format!("Node worker {uid}")]);
@@ -268,7 +276,7 @@ async fn a_stale_owner_is_reported() {
     let env = Environment::with(Node::with(quick()), server, |settings| {
         settings.refresh = Duration::from_millis(300);
     });
-    env.wait_for(|| is_reported(&env.server, "StaleOwner", "belongs to an earlier Node worker")).await;
+    wait_for_report(&env, "StaleOwner", "belongs to an earlier Node worker").await;
     assert_eq!(owners(&env.server), ["Node worker before"], "it is not changed");
     env.stop().await;
 }
@@ -407,7 +415,7 @@ async fn a_throttled_agent_waits_for_retry_after() {
     let before = patches().len();
     env.server.fail_next("patch", TOPOLOGIES.plural, 1, Fault::TooManyRequests { retry_after: 3 });
     env.node.kubelet.start_pod(PodSpec::guaranteed("a", 1, GIB)).await.unwrap();
-    env.wait_for(|| (patches().len() > before).then_some(())).await;
+    env.wait_for("the API server rejects a patch", || (patches().len() > before).then_some(())).await;
     // A newer state does not shorten the wait.
     env.node.kubelet.start_pod(PodSpec::guaranteed("b", 1, GIB)).await.unwrap();
     env.converges().await;

@@ -15,8 +15,10 @@ async fn walk_on_every_machine(part: usize) {
     for (name, machine) in machines().unwrap() {
         for (version, policies) in variants().into_iter().skip(part).step_by(2) {
             let seed = fixed_seed.unwrap_or_else(|| fastrand::u64(..));
-            let outcome = walk(&Cell::new(&name, &machine, version, &policies), steps, seed).await;
-            let outcome = match outcome {
+            let cell = Cell::new(&name, &machine, version, &policies);
+            // A walk that panics does not return them.
+            eprintln!("{}: NUMACAST_SEED={seed}", cell.label);
+            let outcome = match walk(&cell, steps, seed).await {
                 Ok(outcome) => outcome,
                 Err(failure) => {
                     failures.push(failure);

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::environment::{Environment, api_server, quick, with_terminated_pods_listed};
 use crate::pods_api_source::pod;
-use crate::support::Node;
+use crate::support::{Node, eventually};
 
 const GIB: u64 = 1 << 30;
 
@@ -174,9 +174,7 @@ async fn a_name_reused_while_the_pods_are_unknown_is_another_pod() {
     env.put_pod(&again, "Succeeded");
     env.server.clear_faults();
     // The agent lists the pods again after a backoff.
-    while env.server.watchers(&PODS) == 0 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    env.wait_for("pods are watched", || (env.server.watchers(&PODS) > 0).then_some(())).await;
     env.converges().await;
     assert_eq!(env.available(0, "example.com/nic"), 2);
     env.stop().await;
@@ -216,7 +214,8 @@ async fn an_event_of_the_pods_api_triggers_a_scan() {
     env.node.kubelet.start_pod(PodSpec::guaranteed("db", 3, GIB)).await.unwrap();
     env.converges().await;
     // A kubelet whose socket is new is scanned repeatedly. After that, only pod events trigger scans.
-    while lists_in_two_seconds(&env).await > 1 {}
+    let is_quiet = async || (lists_in_two_seconds(&env).await <= 1).then_some(());
+    eventually("scans are rare", is_quiet).await;
     assert!(env.node.kubelet.stop_pod("default", "db"));
     api.remove(&pod("db"));
     env.converges().await;

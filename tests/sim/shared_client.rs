@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
 use self::fixture::{Fixture, TIMEOUT, assert_not_found, busiest_second, get, names};
+use crate::support::with_frozen_clock;
 
 #[tokio::test]
 async fn every_kind_of_request_gets_its_response() {
@@ -181,7 +182,7 @@ async fn no_call_starts_for_dropped_requests() {
     assert_eq!(names(&second.unwrap()), ["a"]);
     assert_eq!(fixture.paths(), ["v1 List"; 2]);
     // A request during a call whose requests were dropped still waits for the next one.
-    fixture.node.kubelet.fail_next(Call::List, 1, &Fault::Late(Duration::from_secs(2)));
+    fixture.node.kubelet.fail_next(Call::List, 1, &Fault::Stale(Duration::from_secs(2)));
     assert!(timeout(Duration::from_secs(1), fixture.request(Request::List)).await.is_err());
     fixture.start_pods(&["b"]).await;
     assert_eq!(names(&fixture.request(Request::List).await.unwrap()), ["a", "b"]);
@@ -197,16 +198,19 @@ async fn the_task_ends_with_the_last_handle() {
     other.request(Request::List, Caller::Agent).await.unwrap();
     assert_eq!(Arc::strong_count(&fixture.log), 2);
     drop(other);
-    while Arc::strong_count(&fixture.log) > 1 {
-        tokio::task::yield_now().await;
-    }
+    with_frozen_clock(async {
+        while Arc::strong_count(&fixture.log) > 1 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn rejections_by_the_rate_limiter_are_retried() {
     let fixture = Fixture::start();
     fixture.start_pods(&["a", "b"]).await;
-    let limited = Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into());
+    let limited = Fault::rate_limited();
     for call in [Call::List, Call::Get, Call::Allocatable] {
         fixture.node.kubelet.fail_next(call, 3, &limited);
     }

@@ -172,7 +172,7 @@ async fn without_a_numa_directory_there_is_one_zone() {
 async fn kubelets_that_are_too_old_are_an_error_of_one_line() {
     for (version, expected) in [
         (KubeletVersion::V1_20, "does not serve GetAllocatableResources (numacast needs kubelet 1.23"),
-        (KubeletVersion::OnlyV1alpha1, "serves only podresources v1alpha1, which has devices but no CPUs"),
+        (KubeletVersion::OnlyV1alpha1, "does not serve List (numacast needs kubelet 1.23"),
     ] {
         let node = Node::with(Options { version, limited: false, ..Options::default() });
         let (code, stdout, stderr) = snapshot(&node, &[]).await;

@@ -6,6 +6,7 @@
 mod client;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,6 +18,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 pub(crate) use client::Client;
+
+/// How long any wait may take: it only ends a test that would hang.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Any free port of the loopback address.
 pub(crate) const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -63,11 +67,6 @@ pub(crate) fn machine(name: &str) -> MachineSpec {
     MachineSpec::read(&file).unwrap()
 }
 
-/// Returns `NUMACAST_SEED`, or a random seed.
-pub(crate) fn seed() -> u64 {
-    std::env::var("NUMACAST_SEED").map_or_else(|_| fastrand::u64(..), |text| text.parse().unwrap())
-}
-
 /// Returns the value of a series, given by its name with labels, in the text of metrics.
 pub(crate) fn sample<'a>(metrics: &'a str, series: &str) -> Option<&'a str> {
     metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))
@@ -103,14 +102,36 @@ pub(crate) async fn get(address: SocketAddr, path: &str) -> String {
 ///
 /// # Panics
 /// If `work` waits for a timer.
-pub(crate) async fn with_frozen_clock<T>(work: impl Future<Output = T>) -> T {
-    // A running blocking task keeps tokio from advancing the paused clock.
-    let (done, ended) = std::sync::mpsc::channel::<()>();
-    let guard = tokio::task::spawn_blocking(move || ended.recv_timeout(Duration::from_secs(20)));
-    let result = tokio::select! {
-        result = work => result,
-        _ = guard => panic!("it waits for a timer"),
+#[track_caller]
+pub(crate) fn with_frozen_clock<T>(work: impl Future<Output = T>) -> impl Future<Output = T> {
+    let caller = Location::caller();
+    async move {
+        // A running blocking task keeps tokio from advancing the paused clock.
+        let (done, ended) = std::sync::mpsc::channel::<()>();
+        let guard = tokio::task::spawn_blocking(move || ended.recv_timeout(Duration::from_secs(20)));
+        let result = tokio::select! {
+            result = work => result,
+            _ = guard => panic!("{caller} waits for a timer"),
+        };
+        drop(done);
+        result
+    }
+}
+
+/// Checks every 10 ms until `check` returns something. Returns `None` after a minute.
+pub(crate) async fn poll<T>(mut check: impl AsyncFnMut() -> Option<T>) -> Option<T> {
+    let polling = async {
+        loop {
+            if let Some(found) = check().await {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     };
-    drop(done);
-    result
+    tokio::time::timeout(TIMEOUT, polling).await.ok()
+}
+
+/// Waits until `check` returns something.
+pub(crate) async fn eventually<T>(what: &str, check: impl AsyncFnMut() -> Option<T>) -> T {
+    poll(check).await.unwrap_or_else(|| panic!("timed out while waiting until {what}"))
 }

@@ -120,8 +120,8 @@ impl Soak {
 
     async fn inject_faults(&mut self, done: u64) -> Result<()> {
         let restarts = done.is_multiple_of(RESTART_PERIOD);
-        // The agent cannot know that pods without an object are gone. If all that it knew are, it would wait
-        // for them for minutes.
+        // The agent cannot know that pods without an object are gone. If every pod that it knew was deleted, it
+        // would wait minutes for them after the restart.
         if restarts && self.pods.is_empty() {
             self.agent.wait_until_correct().await?;
         }

@@ -101,7 +101,7 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* "true" if the kubelet's Pods API may be a source of pods. */}}
+{{/* "true" if the kubelet's Pods API may be a pod source. */}}
 {{- define "numacast.usesPodsApi" -}}
 {{- $served := include "numacast.podsApiSource" . }}
 {{- if or (has "podsApi" (include "numacast.podSources" . | fromYamlArray)) (has $served (list "auto" "podsApi")) }}true{{ end }}

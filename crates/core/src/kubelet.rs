@@ -13,5 +13,5 @@ pub use checkpoints::{
 };
 pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, parse_config, parse_configz};
 pub use types::{
-    Allocatable, Api, ClaimedDevice, ContainerUsage, DeviceGroup, INVALID_CPU, MemoryBlock, PodUsage, Usage,
+    Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, INVALID_CPU, MemoryBlock, PodUsage, Usage,
 };

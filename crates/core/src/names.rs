@@ -5,16 +5,22 @@
 /// # Errors
 /// If it is not one; the error is one sentence.
 pub fn check_device(name: &str) -> Result<(), String> {
-    match is_device(name) {
+    match is_device_resource(name) {
         true => Ok(()),
         false => Err(format!("`{name}` is not a device resource such as example.com/nic")),
     }
 }
 
 /// Returns true if the name is valid for a device resource: a domain, a slash and a name.
-pub fn is_device(name: &str) -> bool {
+pub fn is_device_resource(name: &str) -> bool {
     let parts = name.split_once('/');
-    parts.is_some_and(|(domain, rest)| is_dns_name(domain) && rest.len() <= 63 && is_qualified(rest))
+    parts.is_some_and(|(domain, rest)| is_dns_name(domain) && is_name_part(rest))
+}
+
+/// Returns true if Kubernetes treats the resource as native: no domain, or its own (`IsNativeResource` in
+/// `pkg/apis/core/v1/helper`).
+pub fn is_native_resource(name: &str) -> bool {
+    !name.contains('/') || name.contains("kubernetes.io/")
 }
 
 /// Returns true for a DNS subdomain (RFC 1123), the form of the names of nodes and pods and of the domains of
@@ -27,16 +33,20 @@ pub fn is_dns_name(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// Returns true if the text is valid after the `/` of a resource.
-pub fn is_qualified(text: &str) -> bool {
+/// Returns true if the text is valid after the `/` of a resource or of a label's key, or as a label's value
+/// that is not empty.
+pub fn is_name_part(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-    text.bytes().all(inner) && edge(text.as_bytes().first()) && edge(text.as_bytes().last())
+    text.len() <= 63
+        && text.bytes().all(inner)
+        && edge(text.as_bytes().first())
+        && edge(text.as_bytes().last())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::is_dns_name;
+    use super::*;
 
     #[test]
     fn names_that_would_change_a_query_are_invalid() {
@@ -50,5 +60,14 @@ mod tests {
             assert!(!is_dns_name(name), "{name}");
         }
         assert!(!["a.", "a..b", "-a", "a-", "a-.b"].into_iter().any(is_dns_name));
+    }
+
+    #[test]
+    fn the_part_after_a_slash_has_at_most_63_characters() {
+        let (longest, long) = ("a".repeat(63), "a".repeat(64));
+        assert!(["a", "A_b-c.9", &longest].into_iter().all(is_name_part));
+        assert!(!["", "-a", "a.", "a/b", "a b", &long].into_iter().any(is_name_part));
+        assert!(is_device_resource(&format!("example.com/{longest}")));
+        assert!(!is_device_resource(&format!("example.com/{long}")));
     }
 }

@@ -22,7 +22,7 @@ pub use container::{Container, ContainerKind};
 pub type PodName = (String, String);
 
 /// Names of pods that have terminated.
-pub type TerminalPods = Arc<BTreeSet<PodName>>;
+pub type TerminatedPodNames = Arc<BTreeSet<PodName>>;
 
 /// One pod of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

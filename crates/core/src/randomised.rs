@@ -7,8 +7,11 @@ use proptest::test_runner::{Config, RngSeed};
 
 /// Returns a configuration with the default number of cases (256, or `PROPTEST_CASES`).
 pub(crate) fn cases() -> Config {
-    let given = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
-    let seed = given.unwrap_or_else(|| RandomState::new().hash_one(0));
+    let given = std::env::var("NUMACAST_SEED");
+    let seed = given.map_or_else(
+        |_| RandomState::new().hash_one(0),
+        |text| text.parse().expect("NUMACAST_SEED is a number"),
+    );
     // The test harness shows this for failing tests only.
     println!("NUMACAST_SEED={seed}");
     Config { failure_persistence: None, rng_seed: RngSeed::Fixed(seed), ..Config::default() }

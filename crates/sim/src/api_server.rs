@@ -397,6 +397,5 @@ impl ApiServer {
     }
 }
 
-/// Binds a socket to an address. Several may be bound to the same one if at most one listens.
 #[cfg(test)]
 mod tests;

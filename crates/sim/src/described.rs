@@ -164,14 +164,9 @@ fn some_pod(spec: &MachineSpec, name: &str, rng: &mut Rng) -> PodSpec {
     pod
 }
 
-fn seed() -> u64 {
-    let seed = std::env::var("NUMACAST_SEED").ok().and_then(|seed| seed.parse().ok());
-    seed.unwrap_or_else(|| fastrand::u64(..))
-}
-
 #[test]
 fn every_described_machine_is_accounted_correctly() {
-    let seed = seed();
+    let seed = crate::seed();
     println!("NUMACAST_SEED={seed}");
     let mut rng = Rng::with_seed(seed);
     for (name, spec) in described() {

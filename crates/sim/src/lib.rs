@@ -14,3 +14,13 @@ mod proto;
 pub mod scenario;
 mod serve;
 mod sync;
+
+/// Returns the seed in `NUMACAST_SEED`, or a random one.
+///
+/// # Panics
+/// If `NUMACAST_SEED` is not a number.
+#[must_use]
+pub fn seed() -> u64 {
+    let given = std::env::var("NUMACAST_SEED");
+    given.map_or_else(|_| fastrand::u64(..), |text| text.parse().expect("NUMACAST_SEED is a number"))
+}

@@ -209,8 +209,8 @@ mod tests {
 
     #[test]
     fn a_run_fills_and_empties_the_node_and_depends_on_its_seed_only() {
-        let seed = fastrand::u64(..);
-        println!("seed {seed}");
+        let seed = crate::seed();
+        println!("NUMACAST_SEED={seed}");
         let (mut one, mut other) = (Scenario::new(2, seed), Scenario::new(2, seed));
         let mut changes = 0;
         let mut filling = true;

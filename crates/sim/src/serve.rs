@@ -71,8 +71,8 @@ impl Control {
         self.0.send_modify(|_| ());
     }
 
-    /// Closes all connections, and new ones at once until it is called with false. The socket stays open: if
-    /// a child process that has just been forked held a closed one, its address could not be bound again.
+    /// Closes all connections, and new ones at once until it is called with false. The socket stays open: a
+    /// newly forked child might still hold a closed socket, and its address could not be bound again.
     pub(crate) fn set_stopped(&self, stopped: bool) {
         self.0.send_replace(stopped);
     }

@@ -90,8 +90,8 @@ fn writes_are_counted_by_reason_and_errors_by_kind() {
     assert_eq!(samples(&registry, "numacast_last_publish_timestamp_seconds "), ["0"]);
     metrics.wrote(WriteReason::Change, Duration::from_millis(4));
     metrics.wrote(WriteReason::Change, Duration::from_millis(8));
-    metrics.write_errors.with(["deadline"]).inc();
-    assert_eq!(samples(&registry, r#"numacast_writes_total{reason="change"} "#), ["2"]);
+    metrics.publish_errors.with(["deadline"]).inc();
+    assert_eq!(samples(&registry, r#"numacast_publishes_total{reason="change"} "#), ["2"]);
     assert_eq!(samples(&registry, r#"numacast_publish_errors_total{kind="deadline"} "#), ["1"]);
     assert_eq!(samples(&registry, r#"numacast_publish_duration_seconds_bucket{le="0.005"} "#), ["1"]);
     let time = &samples(&registry, "numacast_last_publish_timestamp_seconds ")[0];

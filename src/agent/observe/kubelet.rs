@@ -40,28 +40,17 @@ impl KubeletReader {
         Self { client, merge: Merge::default(), metrics, requests: 0 }
     }
 
-    /// Returns what pods are allocated. Fails if the kubelet serves no CPUs and memory.
+    /// Returns what pods are allocated.
     pub(in crate::agent) async fn list(&mut self) -> Result<(Usage, Arc<SharedResponse>), ScanError> {
         self.requests += 1;
         let start = Instant::now();
-        let mut response = self.request(Request::List).await;
-        let is_old = matches!(response, Err(ClientError::Unsupported { .. }));
-        if is_old {
-            response = self.request(Request::ListV1alpha1).await;
-        }
-        let usage = response.and_then(|response| match is_old {
-            true => Ok((None, response)),
-            false => {
-                let merged = merged(self.merge.list.as_ref(), &response);
-                Ok((merged.map(decode_list).transpose()?, response))
-            }
+        let usage = self.request(Request::List).await.and_then(|response| {
+            let merged = merged(self.merge.list.as_ref(), &response);
+            Ok((merged.map(decode_list).transpose()?, response))
         });
         self.record(&Request::List, start, &usage);
-        match usage? {
-            _ if is_old => Err(ScanError::DevicesOnly),
-            (Some(usage), response) => Ok((usage, response)),
-            (None, _) => Err(ScanError::AnnotationsUnknown),
-        }
+        let (usage, response) = usage?;
+        Ok((usage.ok_or(ScanError::AnnotationsUnknown)?, response))
     }
 
     pub(in crate::agent) async fn allocatable(

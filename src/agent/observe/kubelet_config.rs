@@ -15,9 +15,9 @@ use crate::cluster::Cluster;
 use crate::kubelet::{KubeletConfig, KubeletInstance};
 use crate::util::backoff::back_off;
 
-/// Initial backoff after a kubelet did not return its configuration...
+/// Initial backoff after a kubelet did not return its configuration.
 const RETRY: Duration = Duration::from_secs(1);
-/// ...and the maximum: a missing permission may be granted at any time.
+/// Maximum of that backoff: a missing permission may be granted at any time.
 const RETRY_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -204,7 +204,7 @@ pub(in crate::agent) fn with_consequence(error: &str, was_known: bool) -> String
     if was_known {
         format!("{error}; the last one read is still used")
     } else {
-        format!("{error}; the policies are unknown and nothing is taken as reserved")
+        format!("{error}; the policies are unknown and no resources are treated as reserved")
     }
 }
 
@@ -267,7 +267,8 @@ mod tests {
         let files = "cannot read the kubelet's configuration /nowhere/config.yaml: ";
         let requested = "; requested from the kubelet instead, the kubelet at https://127.0.0.1:";
         assert!(error.starts_with(files) && error.contains(requested), "{error}");
-        assert!(error.ends_with("the policies are unknown and nothing is taken as reserved"), "{error}");
+        let consequence = "the policies are unknown and no resources are treated as reserved";
+        assert!(error.ends_with(consequence), "{error}");
         assert!(reader.error.as_ref().is_some_and(|reason| error.starts_with(reason)));
         assert!(!reader.is_requested(), "not so soon");
         reader.read(first, None, Instant::now() + RETRY * 2);

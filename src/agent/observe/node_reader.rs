@@ -15,7 +15,7 @@ use crate::kubelet::{
     CheckpointPaths, CheckpointReader, Checkpoints, KubeletInstance, PodUsage, SharedResponse, Usage,
 };
 use crate::machine::{self, HostRoots};
-use crate::pod::{Pod, PodName, TerminalPods};
+use crate::pod::{Pod, PodName, TerminatedPodNames};
 use crate::pod_source::PodCache;
 use crate::topology;
 
@@ -77,7 +77,7 @@ impl NodeReader {
     /// # Errors
     /// When the kubelet or the hardware cannot be read. What a failed scan had to read is due again
     /// at the next.
-    pub async fn scan(&mut self, depth: Depth, terminated: &TerminalPods) -> Result<Scan, ScanError> {
+    pub async fn scan(&mut self, depth: Depth, terminated: &TerminatedPodNames) -> Result<Scan, ScanError> {
         self.due = self.due.max(depth);
         for _ in 0..ATTEMPTS {
             let (usage, response) = self.kubelet.list().await?;
@@ -91,7 +91,9 @@ impl NodeReader {
             }
             let from = match self.due {
                 Depth::Usage => instance,
-                Depth::Allocatable | Depth::Everything => self.read_inventory(known, &usage).await?,
+                Depth::Allocatable | Depth::Everything => {
+                    self.read_inventory(known, instance, &usage).await?
+                }
             };
             if from == instance {
                 return self.complete(usage, &response, terminated);
@@ -104,7 +106,7 @@ impl NodeReader {
         &mut self,
         usage: Usage,
         response: &SharedResponse,
-        terminated: &TerminalPods,
+        terminated: &TerminatedPodNames,
     ) -> Result<Scan, ScanError> {
         self.due = Depth::Usage;
         let inventory = self.inventory.as_ref().map(|(_, inventory)| Arc::clone(inventory));
@@ -139,7 +141,11 @@ impl NodeReader {
     /// Reads the managers' checkpoints and records which pods the UIDs in them belong to. An entry stays
     /// after its pod has left the List: only if its pod was matched before is it known that the resources are
     /// released.
-    fn read_checkpoints(&mut self, usage: &Usage, terminated: &TerminalPods) -> Option<Arc<Checkpoints>> {
+    fn read_checkpoints(
+        &mut self,
+        usage: &Usage,
+        terminated: &TerminatedPodNames,
+    ) -> Option<Arc<Checkpoints>> {
         let checkpoints = self.checkpoints.read()?;
         if !checkpoints.has_all_names() {
             let active = topology::active_pods(usage, terminated);
@@ -155,15 +161,17 @@ impl NodeReader {
         Some(Arc::clone(checkpoints))
     }
 
-    /// Reads what is due; the rest comes from `known`. Returns the kubelet instance that was read from.
+    /// Reads what is due; the rest comes from `known`, the inventory of the kubelet instance `of`, unless
+    /// another kubelet responds. Returns the kubelet instance that was read from.
     async fn read_inventory(
         &mut self,
         known: Option<Arc<Inventory>>,
+        of: KubeletInstance,
         usage: &Usage,
     ) -> Result<KubeletInstance, ScanError> {
         let (allocatable, response) = self.kubelet.allocatable().await?;
         let instance = response.instance;
-        let inventory = match known.filter(|_| self.due < Depth::Everything) {
+        let inventory = match known.filter(|_| self.due < Depth::Everything && instance == of) {
             Some(known) => Inventory { allocatable, ..Inventory::clone(&known) },
             None => {
                 let machine = machine::read(&self.host)?;
@@ -209,5 +217,47 @@ fn known_names<'a, 'b>(
 fn add_names(checkpoints: &mut Arc<Checkpoints>, names: Vec<(String, PodName)>) {
     if !names.is_empty() {
         Arc::make_mut(checkpoints).names.extend(names);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use numacast_sim::kubelet::{Options, SimKubelet};
+    use numacast_sim::machine::MachineSpec;
+    use prost::bytes::Bytes;
+
+    use super::*;
+    use crate::config::Config;
+
+    #[tokio::test]
+    async fn the_configuration_of_a_kubelet_that_was_replaced_during_the_scan_is_not_used() {
+        let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/machines/two-by-eight.yaml");
+        let (machine, dir) = (MachineSpec::read(&machine).unwrap(), tempfile::tempdir().unwrap());
+        machine.write_tree(dir.path()).unwrap();
+        let root = dir.path().join("var/lib/kubelet");
+        let options = Options { limited: false, ..Options::default() };
+        let kubelet = SimKubelet::start(&machine, &root, options).unwrap();
+        let mut config = Config { node_name: "worker".into(), ..Config::default() };
+        config.host.root = dir.path().to_owned();
+        let mut reader = NodeReader::new(&config.agent_settings(), None);
+        let policy =
+            |scan: Scan| scan.inventory.config.as_ref().map(|config| config.topology_manager_policy.clone());
+        let before = reader.scan(Depth::Everything, &TerminatedPodNames::default()).await.unwrap();
+        assert_eq!(policy(before).as_deref(), Some("best-effort"));
+        // Another kubelet starts between the first List and GetAllocatableResources.
+        let is_replaced = AtomicBool::new(false);
+        let replace = move |list: &Bytes| {
+            if !is_replaced.swap(true, Ordering::Relaxed) {
+                std::fs::write(root.join("config.yaml"), "topologyManagerPolicy: restricted\n").unwrap();
+                kubelet.listen_again().unwrap();
+            }
+            Some(list.clone())
+        };
+        reader.merge_with(Merge { list: Some(Arc::new(replace)), allocatable: None });
+        let after = reader.scan(Depth::Allocatable, &TerminatedPodNames::default()).await.unwrap();
+        assert_eq!(policy(after).as_deref(), Some("restricted"));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::kubelet::{Allocatable, Checkpoints, ClientError, KubeletConfig, KubeletInstance, Usage};
 use crate::machine::{Machine, MachineError};
-use crate::pod::TerminalPods;
+use crate::pod::TerminatedPodNames;
 use crate::scheduler::NodeContext;
 
 /// How many times a scan is attempted while the kubelet restarts in the middle of it.
@@ -32,12 +32,6 @@ pub enum ScanError {
     /// The hardware could not be read at all.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// A response without CPUs and memory would make all of them look available.
-    #[error(
-        "the kubelet serves only podresources v1alpha1, which has devices but no CPUs and memory (numacast needs \
-         kubelet 1.23 or later)"
-    )]
-    DevicesOnly,
     /// Without the annotated devices, those in use would look available.
     #[error(
         "the devices in the pods' annotations are not known yet (`proxy.zones`): the pods, or the node's Koordinator \
@@ -114,7 +108,7 @@ pub struct Scan {
     /// which is mounted with the device plugins' sockets, changes with devices only.
     pub has_cpu_checkpoint: bool,
     /// Terminated pods (namespace, name), as far as known.
-    pub terminated: TerminalPods,
+    pub terminated: TerminatedPodNames,
     /// The kubelet instance that both came from.
     pub instance: KubeletInstance,
     /// How long ago the kubelet created its socket, as far as the clock can be trusted.

@@ -64,7 +64,7 @@ impl Trigger {
     }
 }
 
-/// The reasons that no scan has covered yet. None that is raised here is ever lost.
+/// The reasons that no scan has covered yet. None is lost until it is taken.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     reasons: AtomicU8,
@@ -77,7 +77,7 @@ impl Pending {
         self.raised.notify_one();
     }
 
-    /// Waits for a reason other than `ignored`.
+    /// Waits for a reason other than `ignored`, which is discarded if it comes alone.
     pub(super) async fn take(&self, ignored: Trigger) -> Trigger {
         loop {
             let reasons = Trigger(self.reasons.swap(0, Ordering::Relaxed));
@@ -131,7 +131,7 @@ async fn keep_listening(pending: Arc<Pending>) {
         }
     };
     let Err::<(), io::Error>(error) = listened.await else { return };
-    debug!("hotplug is not announced here ({error}): the poll finds it");
+    debug!("cannot listen for hotplug events ({error}); changes are found by polling");
 }
 
 #[cfg(test)]

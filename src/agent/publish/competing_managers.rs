@@ -14,9 +14,10 @@ use tokio::time::Instant;
 use super::field_manager::FieldManager;
 use crate::util::backoff::back_off;
 
-/// How many times a person, or an agent that is being replaced, may write...
+/// How many times a person, or an agent that is being replaced, may write within [`EDITS_WITHIN`] before it
+/// competes.
 const EDITS: usize = 3;
-/// ...within this time before it competes.
+/// The time in which the writes of a person are counted.
 const EDITS_WITHIN: Duration = Duration::from_secs(600);
 /// A writer that was silent for this long is forgotten.
 const SILENCE: Duration = Duration::from_secs(3600);
@@ -31,7 +32,7 @@ const MAX_WRITERS: usize = 32;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ConflictPolicy {
-    /// Report it, and leave its changes.
+    /// Report it, and leave its changes until this node's state changes.
     #[default]
     Report,
     /// Report it, and overwrite each change, with a backoff.
@@ -79,7 +80,7 @@ impl CompetingManagers {
         if is_fresh {
             writer.last = now;
         }
-        writer.competes = match author {
+        let has_written_again = match author {
             // A program that writes again after it was overwritten is active, not a leftover.
             FieldManager::Program(_) => !writer.overwritten.is_empty(),
             FieldManager::Person(_) | FieldManager::SameName | FieldManager::Unknown => {
@@ -87,6 +88,7 @@ impl CompetingManagers {
                 writer.overwritten.len() >= EDITS
             }
         };
+        writer.competes = has_written_again && (is_fresh || writer.competes);
         if !writer.competes {
             writer.overwritten.push_back(now);
             writer.overwrites = 0;
@@ -135,6 +137,7 @@ mod tests {
         let mut managers = CompetingManagers::new(ConflictPolicy::Report);
         let start = Instant::now();
         assert_eq!(managers.react(&nfd(), true, start), Reaction::TakeOver);
+        assert_eq!(managers.react(&nfd(), false, start), Reaction::TakeOver, "it has not written again");
         assert_eq!(managers.active(start).count(), 0);
         for minute in 1..10 {
             assert_eq!(managers.react(&nfd(), true, start + MINUTE * minute), Reaction::Leave);

@@ -34,8 +34,8 @@ pub(super) fn withheld(object: &NodeResourceTopology) -> Option<NodeResourceTopo
     Some(object)
 }
 
-/// Returns an owner reference without `controller` and `blockOwnerDeletion`: it only makes garbage collection
-/// delete the object with the Node.
+/// Returns an owner reference without `controller` and `blockOwnerDeletion`: it only makes Kubernetes'
+/// garbage collector delete the object with the Node.
 pub(super) fn node_reference(name: &str, uid: &str) -> OwnerReference {
     OwnerReference {
         api_version: "v1".into(),

@@ -63,7 +63,9 @@ impl PublishTask {
         }
         match self.writer.read().await {
             Ok(LiveObject::Object(object)) => {
-                self.compare(&object, true);
+                if self.compare(&object, true) {
+                    self.remove_leftovers().await;
+                }
             }
             Ok(LiveObject::Missing) => self.object_deleted(None),
             Ok(LiveObject::Unreadable | LiveObject::Unknown) => {
@@ -102,8 +104,8 @@ impl PublishTask {
         }
     }
 
-    /// Returns true if the object is as wanted. If not, reacts to the difference, unless a newer state is about
-    /// to be written.
+    /// Returns true if the object is as wanted, except for leftovers that could not be removed. If not, reacts
+    /// to the difference, unless a newer state is about to be written.
     fn compare(&mut self, live: &NodeResourceTopology, is_fresh: bool) -> bool {
         // A newer state is about to be written: a difference from it is not another writer's change.
         if self.newest.has_changed().unwrap_or(true) {
@@ -113,8 +115,11 @@ impl PublishTask {
         let Some(wanted) = wanted else { return false };
         let wanted = self.ownership.form.round_trip(wanted);
         let mut fields = differing_fields(live, &wanted.spec);
-        let leftovers = self.ownership.leftovers(&live.metadata).fields();
-        fields.extend(leftovers.into_iter().filter(|field| !fields.contains(field)).collect::<Vec<_>>());
+        // If the last removal failed, leftovers alone show no new write: the removal is tried again.
+        if !fields.is_empty() || !self.ownership.has_removal_failed {
+            let leftovers = self.ownership.leftovers(&live.metadata).fields();
+            fields.extend(leftovers.into_iter().filter(|field| !fields.contains(field)).collect::<Vec<_>>());
+        }
         if fields.is_empty() {
             self.ownership.up_to_date = identity(&live.metadata);
             self.metrics.is_as_wanted();
@@ -130,7 +135,7 @@ impl PublishTask {
         let now = Instant::now();
         self.ownership.up_to_date = None;
         if is_fresh {
-            let writer = if author.is_person() { "person" } else { "manager" };
+            let writer = if author.is_person() { "user" } else { "publisher" };
             self.metrics.foreign_writes.with([writer]).inc();
         }
         match self.ownership.competing.react(author, is_fresh, now) {
@@ -201,13 +206,13 @@ impl PublishTask {
         let leftovers = self.ownership.leftovers(metadata);
         // A competitor would put it back.
         let is_contested = self.ownership.competing.active(Instant::now()).next().is_some();
-        if leftovers.any() && !is_contested {
-            self.remove(leftovers).await;
-        }
+        let is_removal = leftovers.any() && !is_contested;
+        self.ownership.has_removal_failed = is_removal && !self.remove(leftovers).await;
         self.ownership.up_to_date = self.writer.metadata.as_ref().and_then(identity);
     }
 
-    async fn remove(&mut self, mut leftovers: Leftovers) {
+    /// Returns true if nothing is left that may be removed.
+    async fn remove(&mut self, mut leftovers: Leftovers) -> bool {
         let mut result = self.writer.remove(leftovers).await;
         if leftovers.owner && result.as_ref().is_err_and(ClusterError::is_forbidden) {
             let reason = result.as_ref().err().map(ToString::to_string).unwrap_or_default();
@@ -221,11 +226,11 @@ impl PublishTask {
             self.ownership.is_owner_change_forbidden = true;
             leftovers = leftovers.without_owner();
             if !leftovers.any() {
-                return;
+                return true;
             }
             result = self.writer.remove(leftovers).await;
         }
-        match result {
+        match &result {
             Ok(()) => {
                 let fields = leftovers.fields().join(", ");
                 info!("removed what others left in the NodeResourceTopology: {fields}");
@@ -234,9 +239,10 @@ impl PublishTask {
             Err(error) if error.is_other_object_or_version() => debug!("{error}"),
             Err(error) => warn!("what others left in the NodeResourceTopology stays: {error}"),
         }
+        result.is_ok()
     }
 
-    /// Checks whether the Node was recreated: garbage collection should delete the object then.
+    /// Checks whether the Node was recreated: Kubernetes' garbage collector should delete the object then.
     async fn check_owner(&mut self) {
         let now = Instant::now();
         match self.writer.owner_is_stale().await {
@@ -252,8 +258,8 @@ impl PublishTask {
             Ok(is_first) => {
                 let node = &self.writer.node;
                 let note = format!(
-                    "the NodeResourceTopology {node} belongs to an earlier Node {node} and garbage collection does not \
-                     delete it; delete it and it is created again"
+                    "the NodeResourceTopology {node} belongs to an earlier Node {node} and Kubernetes' garbage \
+                     collector does not delete it; delete it and it is created again"
                 );
                 if is_first {
                     warn!("{note}");

@@ -11,14 +11,14 @@ use super::drift::Leftovers;
 use crate::cluster::ClusterError;
 use crate::nrt::Form;
 
-/// How long garbage collection may take to delete the object of a Node that was recreated. A shorter refresh
-/// interval takes precedence.
+/// How long Kubernetes' garbage collector may take to delete the object of a Node that was recreated. A
+/// shorter refresh interval takes precedence.
 const GARBAGE_COLLECTION: Duration = Duration::from_secs(300);
 /// How long the API server may reject the object before an Event is posted.
 const REJECTED: Duration = Duration::from_secs(60);
-/// How many times a deleted object is recreated at once...
+/// How many times a deleted object is recreated at once, within [`DELETIONS_WITHIN`].
 const DELETIONS: usize = 3;
-/// ...within this time.
+/// The time in which deletions of the object are counted.
 const DELETIONS_WITHIN: Duration = Duration::from_secs(600);
 
 #[derive(Debug)]
@@ -31,6 +31,8 @@ pub(super) struct OwnershipState {
     /// Since when the object has been owned by a Node that is gone, and whether that was reported.
     pub(super) stale_owner: Option<(Instant, bool)>,
     pub(super) is_owner_change_forbidden: bool,
+    /// Whether the last attempt to remove what others left failed.
+    pub(super) has_removal_failed: bool,
     /// Since when the API server has been rejecting our writes.
     pub(super) rejected_since: Option<Instant>,
 }
@@ -44,6 +46,7 @@ impl OwnershipState {
             deletions: VecDeque::new(),
             stale_owner: None,
             is_owner_change_forbidden: false,
+            has_removal_failed: false,
             rejected_since: None,
         }
     }

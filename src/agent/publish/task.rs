@@ -32,6 +32,8 @@ pub struct Published {
     pub writes: u64,
     /// The last error, until a read or write of the object succeeds.
     pub error: Option<String>,
+    /// Whether that error is that the API server cannot be reached.
+    pub is_unreachable: bool,
     /// The field managers that keep rewriting the object.
     pub competitor: Option<String>,
 }
@@ -259,7 +261,9 @@ impl PublishTask {
     pub(super) fn recovered(&mut self) {
         if self.retry.failures > 0 {
             info!("publishing works again");
-            self.published.send_modify(|published| published.error = None);
+            self.published.send_modify(|published| {
+                (published.error, published.is_unreachable) = (None, false);
+            });
         }
         self.retry = RetryTimer::default();
         self.ownership.rejected_since = None;
@@ -268,7 +272,7 @@ impl PublishTask {
     /// Counts, logs and reports an error of reading or writing the object, once per message in the log, and
     /// backs off. Not called if the write only withholds the fingerprint or removes what others left.
     pub(super) fn fail(&mut self, error: &ClusterError) {
-        self.metrics.write_errors.with([error.kind()]).inc();
+        self.metrics.publish_errors.with([error.kind()]).inc();
         if self.pending.is_some() {
             self.metrics.health.write_pending();
         }
@@ -280,7 +284,9 @@ impl PublishTask {
         let is_known = self.published.borrow().error.as_ref() == Some(&message);
         if !is_known {
             warn!("{message}");
-            self.published.send_modify(|published| published.error = Some(message));
+            self.published.send_modify(|published| {
+                (published.error, published.is_unreachable) = (Some(message), error.is_unreachable());
+            });
         }
         self.retry.fail(error, now);
     }

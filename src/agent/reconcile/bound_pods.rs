@@ -16,8 +16,8 @@ const FIRST_LIMIT: Duration = Duration::from_millis(10);
 /// The number of first scans. After them the fingerprint is withheld for the pod, with the default of
 /// `fingerprint.withholdAfter`.
 const FIRST_SCANS: u32 = 5;
-/// Maximum delay in the first second: a kubelet under load takes longer, and what it has allocated should not
-/// wait for as long again. The rate limit of Lists allows no more.
+/// Maximum delay in the first second: a kubelet under load takes longer; otherwise the backoff would add as
+/// much delay as the admission took. The rate limit of Lists allows no more.
 const FIRST_SECOND_LIMIT: Duration = Duration::from_millis(100);
 /// The number of scans up to the end of that second.
 const FIRST_SECOND_SCANS: u32 = 14;

@@ -41,6 +41,15 @@ pub(in super::super) struct Newest {
     pub(in super::super) is_new: bool,
 }
 
+/// What is to be reported about pods.
+#[derive(Debug, Default)]
+pub(super) struct PodReport {
+    /// Events, which are also logged as warnings.
+    pub(super) events: Vec<(Reason, String)>,
+    /// The number of pods that are no longer waited for.
+    pub(super) given_up: usize,
+}
+
 /// What a verdict depends on: the version of the pods, the number of the account, and whether the kubelet
 /// responds. The same input has the same verdict until the gate is due to be evaluated again.
 type InputVersion = (u64, u64, bool);
@@ -96,26 +105,27 @@ impl FingerprintGuard {
 
     /// Evaluates the newest account and the pods. Returns what may be published: the account with
     /// fingerprint, reservations and placement; `None` if nothing has changed, or the change has to wait. Adds
-    /// to `events`, which are also logged as warnings, such as pods that are given up.
+    /// what is to be reported to `report`.
     pub(super) fn check(
         &mut self,
         pods: &PodCache,
         exclude: &NodeExclusions,
         scope: Scope,
         now: Instant,
-        events: &mut Vec<(Reason, String)>,
+        report: &mut PodReport,
     ) -> Option<Newest> {
         let version = (pods.version(), self.accounts, self.is_responding);
         if self.is_evaluated(version, scope, now) {
             return None;
         }
         self.recheck_at = None;
-        if self.account.is_none() || self.waits_for_pods(pods.is_synced(), now, events) {
+        if self.account.is_none() || self.waits_for_pods(pods.is_synced(), now, report) {
             return None;
         }
         let verdict = self.evaluate(pods, exclude, now)?;
         self.schedule(&verdict, now);
-        events.extend(verdict.given_up.iter().filter_map(|pod| self.given_up(pod)));
+        report.given_up += verdict.given_up.len();
+        report.events.extend(verdict.given_up.iter().filter_map(|pod| self.given_up(pod)));
         let is_published = match scope {
             Scope::All => verdict.decision != Decision::Wait,
             Scope::Urgent => self.gate.settings.reserve || matches!(verdict.decision, Decision::Withhold(_)),
@@ -142,7 +152,7 @@ impl FingerprintGuard {
 
     /// Returns true while the first object waits for the pods: until they are known, no fingerprint can match
     /// and nothing can be reserved. The wait is limited.
-    fn waits_for_pods(&mut self, are_synced: bool, now: Instant, events: &mut Vec<(Reason, String)>) -> bool {
+    fn waits_for_pods(&mut self, are_synced: bool, now: Instant, report: &mut PodReport) -> bool {
         let GateSettings { view, reserve, .. } = self.gate.settings;
         let is_scheduler_view = view == FingerprintView::Scheduler;
         if are_synced || !is_scheduler_view && !reserve {
@@ -160,7 +170,7 @@ impl FingerprintGuard {
             self.recheck_at = Some(warn_at);
         } else if !self.is_reported {
             self.is_reported = true;
-            events.push((Reason::PodsUnknown, pods_unknown(is_scheduler_view)));
+            report.events.push((Reason::PodsUnknown, pods_unknown(is_scheduler_view)));
         }
         false
     }

@@ -31,8 +31,9 @@ pub(in super::super) struct Context<'a> {
     /// The object before this agent's first write.
     pub(in super::super) live_object: &'a LiveObject,
     pub(in super::super) rules: &'a ZoneRules,
-    /// Whether the last request to the API server failed: the kubelet may not get its pods from it either.
-    pub(in super::super) is_api_server_failing: bool,
+    /// Whether the API server could not be reached the last time: the kubelet may not get its pods from it
+    /// either.
+    pub(in super::super) is_api_server_unreachable: bool,
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +42,8 @@ pub(in super::super) struct Plan {
     pub(in super::super) publish: Option<Newest>,
     pub(in super::super) warnings: Vec<String>,
     pub(in super::super) events: Vec<(Reason, String)>,
+    /// The number of pods that are no longer waited for.
+    pub(in super::super) given_up: usize,
     pub(in super::super) outcome: Option<Outcome>,
     /// Whether scans work, or why not; `None` if that is as before.
     pub(in super::super) status: Option<Result<(), String>>,

@@ -65,18 +65,18 @@ impl RestartGuard {
     }
 
     /// Evaluates a scan, and remembers it if it is accepted. If a new pod has allocations while others are
-    /// missing, the usage is amended by theirs. While the API server does not respond, the time does not run:
+    /// missing, the usage is amended by theirs. While the API server cannot be reached, the wait starts over:
     /// the kubelet gets its pods from there. With a pod source (`pods`), pods that are gone are not waited
     /// for, and live ones are, whatever new pods appear.
     pub(super) fn check(
         &mut self,
         scan: &Scan,
-        is_api_server_failing: bool,
+        is_api_server_unreachable: bool,
         pods: Option<KnownPods<'_>>,
         now: Instant,
     ) -> Check<Arc<Usage>> {
         let since = match self.since {
-            Some((instance, since)) if instance == scan.instance && !is_api_server_failing => since,
+            Some((instance, since)) if instance == scan.instance && !is_api_server_unreachable => since,
             _ => {
                 self.since = Some((scan.instance, now));
                 now
@@ -94,10 +94,10 @@ impl RestartGuard {
         let check = match missing {
             None => Check::Pass,
             Some(Missing { what, limit, .. }) if now.duration_since(since) >= limit => {
-                Check::GiveUp(Reason::KubeletStateIncomplete, format!("{what}; that is accepted now"))
+                Check::GiveUp(Reason::KubeletStateIncomplete, format!("{what}; accepting this state now"))
             }
             Some(Missing { what, joined: Some(joined), .. }) => {
-                let what = format!("{what}; what was allocated before counts until then");
+                let what = format!("{what}; until then, their previous allocations are counted");
                 return Check::Amend(joined, Some(what));
             }
             Some(Missing { what, .. }) => {
@@ -181,22 +181,28 @@ impl RestartGuard {
             self.before.as_ref().is_some_and(|before| has(&before.inventory.allocatable))
         };
         let config = inventory.config.as_ref();
-        let expects_cpus = match config.map_or("", |config| &config.cpu_manager_policy) {
+        let cpu_policy = config.map_or("", |config| &config.cpu_manager_policy);
+        let memory_policy = config.map_or("", |config| &config.memory_manager_policy);
+        let expects_cpus = match cpu_policy {
             "" => was_offered(|allocatable| !allocatable.cpus.is_empty()),
             policy => policy == "static",
         };
-        let expects_memory = match config.map_or("", |config| &config.memory_manager_policy) {
+        let expects_memory = match memory_policy {
             "" => was_offered(|allocatable| !allocatable.memory.is_empty()),
             policy => policy == "Static",
         };
-        let missing = if expects_cpus && inventory.allocatable.cpus.is_empty() {
-            "CPUs although its CPU manager policy is static"
+        let (missing, manager, policy) = if expects_cpus && inventory.allocatable.cpus.is_empty() {
+            ("CPUs", "CPU Manager", cpu_policy)
         } else if expects_memory && inventory.allocatable.memory.is_empty() {
-            "memory although its Memory Manager policy is Static"
+            ("memory", "Memory Manager", memory_policy)
         } else {
             return None;
         };
-        Some(format!("the kubelet offers no {missing}: it has not finished its start"))
+        let why = match policy {
+            "" => "it had some before the restart".to_owned(),
+            policy => format!("its {manager} policy is {policy}"),
+        };
+        Some(format!("the kubelet offers no {missing}, although {why}: it is still starting"))
     }
 }
 

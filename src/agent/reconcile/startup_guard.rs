@@ -99,7 +99,7 @@ impl StartupGuard {
         };
         match doubt {
             Some(why) => Check::not_ready(format!(
-                "the kubelet started lately and {why}: it may not know everything yet"
+                "the kubelet started recently and {why}: its state may be incomplete"
             )),
             None => {
                 self.since = None;

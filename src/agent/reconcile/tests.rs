@@ -84,7 +84,7 @@ impl Bench {
             view: &self.view,
             live_object: &self.live_object,
             rules: &ZoneRules::default(),
-            is_api_server_failing: false,
+            is_api_server_unreachable: false,
         };
         self.reconciler.step(change, &context, now)
     }
@@ -133,6 +133,17 @@ fn nothing_is_published_before_the_live_object_is_known() {
     assert_eq!(bench.reconciler.requeue.depth, Depth::Everything);
     bench.live_object = LiveObject::Missing;
     assert_eq!(available(&bench.scanned(scan(&[]), 1)), 4);
+}
+
+#[test]
+fn nothing_is_published_before_the_first_response_about_the_configuration() {
+    let mut bench = Bench::new(vec![]);
+    let mut scan = scan(&[]);
+    Arc::make_mut(&mut scan.inventory).config = None;
+    scan.config = ConfigStatus { is_requested: true, ..ConfigStatus::default() };
+    let plan = bench.scanned(scan, 0);
+    assert!(plan.publish.is_none() && plan.status.is_none());
+    assert_eq!(plan.outcome, Some(Outcome::ConfigUnknown));
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Delays some changes for a moment, to write them together with the next one.
 //!
-//! An overreserving plugin reads the object only at its resyncs, a second or more apart. It loses almost
-//! nothing if it sees 50 ms later that the pods match again, and a pod that starts or terminates often causes
-//! another change within that time. A withheld fingerprint and a changed zone are never delayed, and take the
-//! delayed change with them.
+//! The scheduler plugin's OverReserve cache reads the object only at its resyncs, a second or more apart. It
+//! loses almost nothing if it sees 50 ms later that the pods match again, and a pod that starts or terminates
+//! often causes another change within that time. A withheld fingerprint and a changed zone are never delayed,
+//! and take the delayed change with them.
 
 use std::time::Duration;
 

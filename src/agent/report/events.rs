@@ -18,9 +18,9 @@ use crate::util::token_bucket::TokenBucket;
 
 /// How long the same note is not posted again.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
-/// Burst of Events, all reasons together...
+/// Burst of Events, all reasons together.
 const BURST: f64 = 5.0;
-/// ...and their rate per second: ten per hour.
+/// Events per second after the burst, all reasons together: ten per hour.
 const RATE: f64 = 10.0 / 3600.0;
 /// Maximum number of Events that wait while one is posted.
 const QUEUE: usize = 16;
@@ -63,9 +63,9 @@ impl EventRecorder {
             let mut limiter = Limiter::new(Instant::now());
             while let Some((reason, note)) = receiver.recv().await {
                 if !limiter.admits(reason, &note, Instant::now()) {
-                    debug!("no event {reason:?}: too soon after another");
+                    debug!("Event {reason:?} not posted: repeated or rate-limited");
                 } else if let Err(error) = post(&poster, reason, &note).await {
-                    debug!("no event {reason:?}: {error}");
+                    debug!("cannot post Event {reason:?}: {error}");
                 } else {
                     metrics.events.with([&format!("{reason:?}")]).inc();
                 }
@@ -78,7 +78,7 @@ impl EventRecorder {
     pub(in crate::agent) fn post(&self, reason: Reason, note: String) {
         let is_full = self.0.as_ref().is_some_and(|sender| sender.try_send((reason, note)).is_err());
         if is_full {
-            debug!("no event {reason:?}: too many wait");
+            debug!("Event {reason:?} dropped: the queue is full");
         }
     }
 }
@@ -149,11 +149,11 @@ mod tests {
                      instead",
                 ),
                 Self::StaleOwner => (
-                    "For minutes the object has had an owner that it should not have: a Node with the UID of \
-                     an earlier one, which garbage collection did not delete, or a Namespace that may not be \
-                     removed",
-                    "Check whether garbage collection works (kube-controller-manager), or delete the object: \
-                     it is created again at once, with the right owner",
+                    "For minutes the object has had an owner that it should not have: an earlier Node of the \
+                     same name, with which Kubernetes' garbage collector should have deleted it, or a \
+                     Namespace that may not be removed",
+                    "Check whether Kubernetes' garbage collector (in kube-controller-manager) works, or delete \
+                     the object: it is created again at once, with the right owner",
                 ),
                 Self::PublishRejected => (
                     "The API server has rejected the object for more than a minute",

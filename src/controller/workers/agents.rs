@@ -4,8 +4,8 @@ use futures::{Stream, StreamExt, pin_mut};
 use tokio::time::{Instant, sleep};
 
 use super::{CachedAgent, DaemonSet, Workers};
-use crate::cluster::{SlimPod, WatchEvent, pod_labels};
-use crate::controller::coverage::Coverage;
+use crate::cluster::{SlimPod, WatchEvent};
+use crate::controller::coverage::coverage_and_labels;
 use crate::controller::object_cache::ObjectCache;
 use crate::util::backoff::jittered;
 use crate::util::log_throttle::LogOnce;
@@ -23,19 +23,16 @@ impl Workers<'_> {
         let log = LogOnce::default();
         loop {
             match self.cluster.daemon_set(namespace, name).await {
-                Ok(Some(found)) => {
-                    log.recovered("the agents' DaemonSet can be read again");
-                    self.set_daemon_set(match (Coverage::of(&found), pod_labels(&found)) {
-                        (Some(coverage), Some(labels)) => DaemonSet::Present { coverage, labels },
-                        _ => DaemonSet::Missing,
-                    });
-                }
-                Ok(None) => {
-                    log.warn(&format!(
-                        "there is no DaemonSet {namespace}/{name}: silent agents are not detected"
-                    ));
-                    self.set_daemon_set(DaemonSet::Missing);
-                }
+                Ok(found) => match coverage_and_labels(found.as_ref(), &format!("{namespace}/{name}")) {
+                    Ok((coverage, labels)) => {
+                        log.recovered("the agents' DaemonSet can be used again");
+                        self.set_daemon_set(DaemonSet::Present { coverage, labels });
+                    }
+                    Err(reason) => {
+                        log.warn(&format!("{reason}: agents are not checked"));
+                        self.set_daemon_set(DaemonSet::Missing);
+                    }
+                },
                 Err(error) => {
                     self.metrics.request_failed(&error);
                     log.warn(&format!("the agents' DaemonSet cannot be read: {error}"));

@@ -19,8 +19,8 @@ const FIRST_LIST_TIMEOUT: Duration = Duration::from_secs(60);
 const MIN_INTERVAL_PER_PASS: u32 = 10;
 
 impl Workers<'_> {
-    /// Sums up at each interval, which grows if a pass takes long.
-    pub(super) async fn sum_up_fleet(&self) {
+    /// Aggregates all objects at each interval, which grows if a pass takes long.
+    pub(super) async fn aggregate_fleet(&self) {
         let (requests, invalid) = (LogOnce::default(), LogOnce::default());
         let (scheduler, newer) = (LogOnce::default(), LogOnce::default());
         self.wait_for_nodes(FIRST_LIST_TIMEOUT).await;
@@ -32,8 +32,8 @@ impl Workers<'_> {
             let next = self.settings.fleet_interval.max(started.elapsed() * MIN_INTERVAL_PER_PASS);
             match read {
                 Ok(()) => {
-                    debug!("{} objects were summed up in {:?}", fleet.names.len(), started.elapsed());
-                    requests.recovered("the objects can be summed up again");
+                    debug!("{} objects were aggregated in {:?}", fleet.names.len(), started.elapsed());
+                    requests.recovered("all objects can be listed for the fleet metrics again");
                     match &fleet.invalid {
                         Some((name, error)) => {
                             invalid.warn(&format!("missing in the totals, of object {name}: {error}"));
@@ -49,7 +49,7 @@ impl Workers<'_> {
                 }
                 Err(error) => {
                     self.metrics.request_failed(&error);
-                    requests.warn(&format!("the objects cannot be summed up: {error}"));
+                    requests.warn(&format!("cannot list all objects for the fleet metrics: {error}"));
                 }
             }
             sleep(jittered(next)).await;

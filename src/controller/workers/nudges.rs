@@ -171,11 +171,11 @@ impl Nudging<'_> {
                 self.nudger.nudged(self.started.elapsed());
             }
             Err(error) => {
-                self.workers.metrics.errors.with(["nudge", error.kind()]).inc();
+                let operation = if error.affects_every_call() { "request" } else { "nudge" };
+                self.workers.metrics.errors.with([operation, error.kind()]).inc();
                 if error.is_not_found() {
                     self.choose_another_object();
                 } else {
-                    self.workers.metrics.request_failed(&error);
                     self.nudges_log.warn(&format!("rejected pods may be pending for longer: {error}"));
                 }
                 self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
@@ -275,6 +275,8 @@ mod tests {
         nudge_during(&parts, Duration::from_secs(600)).await;
         let count = patches.lock().unwrap().len();
         assert!((10..20).contains(&count), "{count} in ten minutes");
+        let errors = |operation| parts.metrics.errors.with([operation, "server_error"]).get();
+        assert_eq!((errors("nudge"), errors("request")), (count as u64, 0), "they may be about the object");
     }
 
     #[tokio::test(start_paused = true)]

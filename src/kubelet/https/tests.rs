@@ -198,7 +198,7 @@ async fn an_unusable_target_is_an_error() {
     let error = why(&HttpsTarget { ca_file: Some(empty.path().to_owned()), ..target(1) });
     assert!(error.ends_with("it contains no certificate in PEM; check `kubelet.caFile`"), "{error}");
     let error = why(&HttpsTarget { host: "not a host".into(), ..target(1) });
-    assert_eq!(error, "cannot send a request to the kubelet at https://not a host:1: this is no address");
+    assert_eq!(error, "cannot send a request to the kubelet at https://not a host:1: the address is invalid");
     let https = |host: &str| {
         let target = HttpsTarget { host: host.into(), ..target(HTTPS_PORT) };
         HttpsClient::new(&cluster(&ca), &target).unwrap().url

@@ -51,16 +51,15 @@ impl PodsError {
         let kind = if error.kind() == io::ErrorKind::NotFound && !has_directory { Unserved } else { Failed };
         let text = match error.kind() {
             io::ErrorKind::NotFound => format!(
-                "there is no Pods API socket at {at}: kubelets have one from 1.36 on (there with the feature \
-                 gate PodsAPI), numacast makes one with `podsApi.enabled`; is the path right?"
+                "there is no Pods API socket at {at}: kubelet 1.36 and later create it (in 1.36 with the feature \
+                 gate PodsAPI); numacast creates it if `podsApi.enabled` is set; is the path right?"
             ),
             io::ErrorKind::ConnectionRefused => format!(
                 "no process listens on {at}: its server is not running, is just starting, or no longer serves \
                  the Pods API"
             ),
             io::ErrorKind::PermissionDenied => format!(
-                "permission to connect to {at} is denied: it is for root and the socket's group: run this as \
-                 root"
+                "permission denied on {at}: only root and the socket's group may connect; run as root"
             ),
             _ => format!("cannot connect to {at}: {error}"),
         };
@@ -93,9 +92,9 @@ impl PodsError {
                 (Final, format!("{server}: {call} {what}"))
             }
             // tonic returns OutOfRange for a response above its own limit, Go's servers ResourceExhausted.
-            // The last condition: another server may have a pod that numacast's leaves out.
+            // The last condition: another server may have a pod that numacast's omits.
             Code::ResourceExhausted | Code::OutOfRange
-                if message.contains("large") && !message.contains("is left out") =>
+                if message.contains("large") && !message.contains("is omitted") =>
             {
                 (Final, format!("the {call} response of {server} is too large: {message}"))
             }

@@ -18,8 +18,9 @@ use crate::kubelet::request::{Request, RequestError, not_found};
 use crate::util::backoff::back_off;
 use crate::util::token_bucket::TokenBucket;
 
-/// Calls per second for the proxy. With the burst, at most 30 in any second: a third of the kubelet's rate
-/// limit for all its clients together (100 per second; upstream: `podresources.DefaultQPS`).
+/// Calls per second on this connection; the agent's count, but only the proxy's wait. With the burst, at most
+/// 30 in any second: a third of the kubelet's rate limit for all its clients together (100 per second;
+/// upstream: `podresources.DefaultQPS`).
 const CALLS_PER_SECOND: f64 = 25.0;
 /// Burst after idling; half of what the kubelet allows.
 const CALL_BURST: f64 = 5.0;

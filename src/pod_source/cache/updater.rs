@@ -17,7 +17,7 @@ use crate::pod_source::kind::PodSourceKind;
 use crate::pod_source::metrics::PodSourceMetrics;
 use crate::pod_source::selector::SourceSelector;
 use crate::util::backoff::{back_off, jittered};
-use crate::util::log_throttle::LastLogged;
+use crate::util::log_throttle::{LastLogged, LogOnce};
 use crate::util::sync::lock;
 
 /// The first kubelet whose List contains active pods only.
@@ -77,7 +77,7 @@ impl Updater {
     fn set_version(&mut self, version: &str) {
         let lists_terminated = lists_terminated_pods(version);
         if lists_terminated && self.lists_terminated != Some(true) {
-            info!("kubelet {version} lists terminated pods: the source of pods shows which these are");
+            info!("kubelet {version} lists terminated pods: the pod source shows which these are");
         }
         self.lists_terminated = Some(lists_terminated);
     }
@@ -110,16 +110,23 @@ impl Updater {
 
 /// Yields the kubelet's version, now and periodically.
 fn versions(node: String, cluster: Cluster) -> impl Stream<Item = String> {
-    futures::stream::unfold(Instant::now(), move |mut due| {
+    let start = (Instant::now(), LogOnce::default());
+    futures::stream::unfold(start, move |(mut due, log)| {
         let (node, cluster) = (node.clone(), cluster.clone());
         async move {
             let mut failures = 0;
             loop {
                 sleep_until(due).await;
-                // With an agent, the publisher reads the same Node and logs the error.
                 match cluster.kubelet_version(&node).await {
-                    Ok(version) => return Some((version, Instant::now() + jittered(VERSION_INTERVAL))),
-                    Err(_) => due = Instant::now() + back_off(&mut failures, RETRY, RETRY_LIMIT),
+                    Ok(version) => {
+                        log.reset();
+                        due = Instant::now() + jittered(VERSION_INTERVAL);
+                        return Some((version, (due, log)));
+                    }
+                    Err(error) => {
+                        log.warn(&format!("cannot read the kubelet's version: {error}"));
+                        due = Instant::now() + back_off(&mut failures, RETRY, RETRY_LIMIT);
+                    }
                 }
             }
         }

@@ -59,7 +59,7 @@ async fn the_first_source_that_works_stays_until_it_fails_for_long() {
             }
         };
         for reason in
-            ["no source of pods works", "cannot watch the node's pods", "Pods API socket", "credentials"]
+            ["no pod source works", "cannot watch the node's pods", "Pods API socket", "credentials"]
         {
             assert!(error.contains(reason), "{round}: {error}");
         }

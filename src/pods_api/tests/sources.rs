@@ -1,4 +1,4 @@
-//! Sources of pods: which is served, mirror pods, and invalid pods.
+//! Pod sources: which is served, mirror pods, and invalid pods.
 
 use super::*;
 
@@ -155,7 +155,7 @@ fn an_invalid_pod_is_reported_and_the_others_are_served() {
     ] {
         let name = strange.name.clone();
         let invalid = store.apply(PodEvent::InitApply(strange), now).unwrap_err();
-        assert_eq!(invalid.to_string(), format!("pod ns/{name} is left out: {reason}"));
+        assert_eq!(invalid.to_string(), format!("pod ns/{name} is not served: {reason}"));
     }
     store.apply(PodEvent::InitDone, now).unwrap();
     assert_eq!(lock(&store.pods).entries.len(), 1);

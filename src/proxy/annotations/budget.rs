@@ -21,11 +21,11 @@ pub(super) fn enforce(pods: &mut [PodReader<'_>], bytes: usize) {
         let (fits, devices) = fitting(share, cpus_and_memory, pod.devices.iter().map(cost_of_device));
         if !fits {
             pod.cpus_and_memory = CpusAndMemory::default();
-            pod.errors.add(ErrorKind::TooMany, 0, || left_out("its CPUs and memory"));
+            pod.errors.add(ErrorKind::TooMany, || left_out("its CPUs and memory"));
         }
-        let more = pod.devices.split_off(devices).len();
-        if more > 0 {
-            pod.errors.add(ErrorKind::TooMany, more, || left_out("some of its devices"));
+        if pod.devices.len() > devices {
+            pod.devices.truncate(devices);
+            pod.errors.add(ErrorKind::TooMany, || left_out("some of its devices"));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::names::{check_device, is_dns_name, is_qualified};
+use crate::names::{check_device, is_dns_name, is_name_part};
 use crate::util::json_path::JsonPath;
 
 /// Which annotations are merged.
@@ -33,13 +33,14 @@ pub struct Annotations {
     /// Other annotations that list devices: entries of `annotation` (its key), `resource`, and the paths
     /// `path`, `id` and `container`.
     ///
-    /// They follow Koordinator's, in this order; a device that a pod gets twice counts for the first
-    /// container. An entry has one resource: an annotation with devices of several needs an entry for each.
+    /// They are applied after Koordinator's annotations, in the order listed. A device listed twice for a pod
+    /// counts only for the first container. An entry has one resource: an annotation with devices of several
+    /// needs an entry for each.
     ///
     /// `path` selects the devices in the annotation's JSON by names of fields and positions in lists, such as
     /// `devices.0`. `*` is every element of a list, in order, or every field, sorted by name. A backslash
     /// escapes a special character in a name: `nvidia\.com/gpu`. Without `path`, the text is a list of ids,
-    /// separated by commas. A path that selects nothing yields no device and is no error.
+    /// separated by commas. A path that selects nothing yields no device and is not an error.
     ///
     /// `id` and `container` are paths below a device, to its id and to the name of its container. Without
     /// `id`, the device itself is the id. Where the names of containers are fields above the devices, as in
@@ -122,7 +123,7 @@ impl TryFrom<RawMapping> for AnnotationMapping {
 
 fn check_annotation(key: &str) -> Result<(), String> {
     let (domain, name) = key.rsplit_once('/').unwrap_or(("a", key));
-    match is_dns_name(domain) && name.len() <= 63 && is_qualified(name) {
+    match is_dns_name(domain) && is_name_part(name) {
         true => Ok(()),
         false => Err(format!("`{key}` is not an annotation key; write one such as example.com/devices")),
     }

@@ -5,7 +5,7 @@ use crate::pod::PodName;
 /// The kind of an error, also for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ErrorKind {
-    /// The annotation is larger than the maximum that is kept.
+    /// The annotation was dropped: it is too long, or among the longest of its pod or node.
     TooLong,
     /// The text, or a part of it, cannot be parsed.
     Malformed,
@@ -53,8 +53,6 @@ pub struct AnnotationError {
     pub pod: PodName,
     /// The kind of the error.
     pub kind: ErrorKind,
-    /// Number of ids that are missing from the responses because of it.
-    pub ids: usize,
     /// A message: what, where, and with which consequence.
     pub message: String,
 }
@@ -65,35 +63,31 @@ pub(super) struct PodErrors(Vec<(ErrorKind, Occurrences)>);
 #[derive(Debug)]
 struct Occurrences {
     count: usize,
-    ids: usize,
     first: String,
 }
 
 impl PodErrors {
-    /// Adds an error because of which this number of ids is left out. The text follows the name of the pod.
-    pub(super) fn add(&mut self, kind: ErrorKind, ids: usize, text: impl FnOnce() -> String) {
+    /// Adds an error. The text follows the name of the pod.
+    pub(super) fn add(&mut self, kind: ErrorKind, text: impl FnOnce() -> String) {
         match self.0.iter_mut().find(|(known, _)| *known == kind) {
-            Some((_, known)) => {
-                known.count += 1;
-                known.ids += ids;
-            }
-            None => self.0.push((kind, Occurrences { count: 1, ids, first: text() })),
+            Some((_, known)) => known.count += 1,
+            None => self.0.push((kind, Occurrences { count: 1, first: text() })),
         }
     }
 
     pub(super) fn add_malformed(&mut self, annotation: &str, reason: &str) {
-        self.add(ErrorKind::Malformed, 0, || format!("annotation `{annotation}` cannot be parsed: {reason}"));
+        self.add(ErrorKind::Malformed, || format!("annotation `{annotation}` cannot be parsed: {reason}"));
     }
 
     pub(super) fn of(self, pod: &PodName) -> impl Iterator<Item = AnnotationError> {
-        self.0.into_iter().map(move |(kind, Occurrences { count, ids, first })| {
+        self.0.into_iter().map(move |(kind, Occurrences { count, first })| {
             let more = match count {
                 1 => String::new(),
                 2 => " (and once more)".to_owned(),
                 count => format!(" (and {} times more)", count - 1),
             };
             let message = format!("pod {}/{}: {first}{more}", pod.0, pod.1);
-            AnnotationError { pod: pod.clone(), kind, ids, message }
+            AnnotationError { pod: pod.clone(), kind, message }
         })
     }
 }

@@ -4,7 +4,7 @@ mod json;
 
 use super::error::ErrorKind;
 use super::node_devices::DeviceLookup;
-use super::pod_reader::{DeviceGroup, PodReader, Share};
+use super::pod_reader::{PodReader, RequestedDevice, Share};
 use super::resource_names::{self, GPU};
 use crate::machine::IdSet;
 
@@ -25,10 +25,9 @@ pub(super) fn read_devices(reader: &mut PodReader<'_>, text: &str) {
     for (kind, devices) in types.by_ref().take(MAX_TYPES) {
         read_type(reader, &kind, devices);
     }
-    let more: usize = types.map(|(_, devices)| devices.len()).sum();
-    if more > 0 {
+    if types.next().is_some() {
         let text = || format!("it has devices of more than {MAX_TYPES} types");
-        reader.errors.add(ErrorKind::TooMany, more, text);
+        reader.errors.add(ErrorKind::TooMany, text);
     }
 }
 
@@ -37,13 +36,13 @@ fn read_type(reader: &mut PodReader<'_>, kind: &str, devices: Vec<JsonDevice>) {
     let Some(resource) = resource_names::resource(names, kind, reader.node.vendor()) else {
         return reader.errors.add_malformed(DEVICES, "a type of device that makes no valid resource name");
     };
-    let groups = devices.into_iter().map(|device| group(reader, kind, device));
-    let groups: Vec<DeviceGroup> = groups.filter(|group| !group.ids.is_empty()).collect();
-    reader.allocate(Some(kind), &resource, groups);
+    let devices = devices.into_iter().map(|device| requested_device(reader, kind, device));
+    let devices: Vec<RequestedDevice> = devices.filter(|device| !device.ids.is_empty()).collect();
+    reader.allocate(Some(kind), &resource, devices);
 }
 
 /// Returns the ids of a device: those of its virtual functions if some were allocated, else its own.
-fn group(reader: &mut PodReader<'_>, kind: &str, device: JsonDevice) -> DeviceGroup {
+fn requested_device(reader: &mut PodReader<'_>, kind: &str, device: JsonDevice) -> RequestedDevice {
     let JsonDevice { id, minor, functions, is_part } = device;
     let ids = match (functions.is_empty(), id) {
         (false, _) => functions,
@@ -51,9 +50,11 @@ fn group(reader: &mut PodReader<'_>, kind: &str, device: JsonDevice) -> DeviceGr
         (true, None) => match minor.and_then(|minor| reader.node.id_of(kind, minor)) {
             Some(id) => vec![id.to_owned()],
             None => {
-                let minor = minor.map_or_else(|| "no minor number".to_owned(), |n| format!("minor {n}"));
-                reader.errors.add(ErrorKind::NoId, 1, || {
-                    format!("a device of type `{kind}` with {minor} has no id, nor has the node's Device")
+                reader.errors.add(ErrorKind::NoId, || match minor {
+                    Some(minor) => format!(
+                        "a device of type `{kind}` has no id, and the node's Device object has no id for minor {minor}"
+                    ),
+                    None => format!("a device of type `{kind}` has neither an id nor a minor number"),
                 });
                 Vec::new()
             }
@@ -65,7 +66,7 @@ fn group(reader: &mut PodReader<'_>, kind: &str, device: JsonDevice) -> DeviceGr
         true if kind == GPU => Share::AcceleratorPart,
         true => Share::Part,
     };
-    DeviceGroup { ids, share }
+    RequestedDevice { ids, share }
 }
 
 /// Returns an id with the device's NUMA nodes, unless the node is known not to have the device. An unhealthy
@@ -77,7 +78,7 @@ fn known_id(reader: &mut PodReader<'_>, kind: &str, id: &str) -> Option<(Box<str
         DeviceLookup::Found(device) => Some(device),
         DeviceLookup::Missing => {
             let text = || format!("the node's Device has no device `{id}` of type `{kind}`");
-            reader.errors.add(ErrorKind::UnknownId, 1, text);
+            reader.errors.add(ErrorKind::UnknownId, text);
             return None;
         }
     };

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::MAX_IDS;
 use super::config::AnnotationMapping;
-use super::pod_reader::{DeviceGroup, PodReader, Share};
+use super::pod_reader::{PodReader, RequestedDevice, Share};
 
 type MappedDevice<'a> = (Box<str>, Option<Cow<'a, str>>);
 
@@ -69,12 +69,12 @@ fn allocate(reader: &mut PodReader<'_>, mapping: &AnnotationMapping, devices: Ve
     let mut distinct = BTreeSet::new();
     for (id, container) in devices.into_iter().filter(|device| distinct.insert(device.clone())) {
         let nodes = reader.node.numa_nodes(&id, None);
-        let group = DeviceGroup { ids: vec![(id, nodes)], share: Share::Whole };
+        let device = RequestedDevice { ids: vec![(id, nodes)], share: Share::Whole };
         match container {
-            None => unnamed.push(group),
+            None => unnamed.push(device),
             Some(name) => {
                 let before = counts.entry(name.clone()).or_default();
-                reader.allocate_to(&name, &resource, group, *before);
+                reader.allocate_to(&name, &resource, device, *before);
                 *before += 1;
             }
         }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use super::pci::PciDevices;
-use crate::cluster::{Device, Devices};
+use crate::cluster::{Device, KoordinatorDevices};
 use crate::machine::IdSet;
 
 /// The devices of one node. By default none are reported.
 #[derive(Clone, Debug, Default)]
 pub struct NodeDevices {
-    devices: Option<Arc<Devices>>,
+    devices: Option<Arc<KoordinatorDevices>>,
     /// Every id and address with the index of its device, sorted.
     index: Arc<[(Box<str>, usize)]>,
     pci: Arc<PciDevices>,
@@ -28,7 +28,7 @@ pub(super) enum DeviceLookup<'a> {
 impl NodeDevices {
     /// Creates a node from the reported devices, if there are any, and the lookup of PCI devices.
     #[must_use]
-    pub fn new(devices: Option<Arc<Devices>>, pci: Arc<PciDevices>) -> Self {
+    pub fn new(devices: Option<Arc<KoordinatorDevices>>, pci: Arc<PciDevices>) -> Self {
         let mut index = Vec::new();
         for (at, device) in devices.iter().flat_map(|devices| devices.devices.iter()).enumerate() {
             index.extend(device.functions.iter().chain([&device.id]).map(|id| (id.clone(), at)));

@@ -46,7 +46,7 @@ pub(super) enum Share {
 
 /// What counts as one device against requests: a device, or virtual functions of one.
 #[derive(Default)]
-pub(super) struct DeviceGroup {
+pub(super) struct RequestedDevice {
     /// Each id with its NUMA nodes.
     pub(super) ids: Vec<(Box<str>, IdSet)>,
     pub(super) share: Share,
@@ -71,8 +71,12 @@ impl<'a> PodReader<'a> {
         match &all[at].1 {
             Annotation::Text(text) => Some(text),
             Annotation::TooLong(bytes) => {
-                self.errors.add(ErrorKind::TooLong, 0, || {
-                    format!("annotation `{key}` has {bytes} bytes, too many to be read")
+                self.errors.add(ErrorKind::TooLong, || {
+                    format!(
+                        "annotation `{key}` ({bytes} bytes) was dropped: it is longer than {} KiB, or among the \
+                         longest of its pod or node",
+                        Annotation::MAX_BYTES >> 10
+                    )
                 });
                 None
             }
@@ -83,7 +87,7 @@ impl<'a> PodReader<'a> {
         if is_id(id) {
             return Some(id.into());
         }
-        self.errors.add(ErrorKind::BadId, 1, || {
+        self.errors.add(ErrorKind::BadId, || {
             format!("an id is empty, not printable or longer than {MAX_ID_BYTES} bytes")
         });
         None
@@ -94,58 +98,70 @@ impl<'a> PodReader<'a> {
     ///
     /// `kind` is Koordinator's type of device, such as `gpu`, which containers can request by more names than
     /// `resource`; `None` for other formats.
-    pub(super) fn allocate(&mut self, kind: Option<&str>, resource: &Arc<str>, groups: Vec<DeviceGroup>) {
-        if groups.is_empty() {
+    pub(super) fn allocate(
+        &mut self,
+        kind: Option<&str>,
+        resource: &Arc<str>,
+        devices: Vec<RequestedDevice>,
+    ) {
+        if devices.is_empty() {
             return;
         }
-        let ids = |groups: &[DeviceGroup]| groups.iter().map(|group| group.ids.len()).sum::<usize>();
-        let Some(containers) = assign(&self.pod.containers, kind, resource, groups.len()) else {
-            return self.errors.add(ErrorKind::NoContainer, ids(&groups), || {
-                format!("it has no container for its `{resource}`")
-            });
+        let Some(containers) = assign(&self.pod.containers, kind, resource, devices.len()) else {
+            return self
+                .errors
+                .add(ErrorKind::NoContainer, || format!("it has no container for its `{resource}`"));
         };
-        let (all, assigned) = (groups.len(), containers.len());
-        let left_out = ids(&groups[assigned..]);
-        for (group, container) in groups.into_iter().zip(containers) {
-            self.put(resource, container, group);
+        let (all, assigned) = (devices.len(), containers.len());
+        for (device, container) in devices.into_iter().zip(containers) {
+            self.put(resource, container, device);
         }
-        if left_out > 0 {
-            self.errors.add(ErrorKind::TooMany, left_out, || {
-                format!("an annotation allocates {all} of `{resource}`, and it requests at most {assigned}")
+        if all > assigned {
+            self.errors.add(ErrorKind::TooMany, || {
+                format!("an annotation allocates {all} of `{resource}`; only {assigned} are merged")
             });
         }
     }
 
     /// Allocates a device to the container `name`. `before` is the number of devices of this resource that
     /// the annotation has already allocated to it.
-    pub(super) fn allocate_to(&mut self, name: &str, resource: &Arc<str>, group: DeviceGroup, before: usize) {
+    pub(super) fn allocate_to(
+        &mut self,
+        name: &str,
+        resource: &Arc<str>,
+        device: RequestedDevice,
+        before: usize,
+    ) {
         let containers = &self.pod.containers;
-        match containers.iter().position(|container| &*container.name == name) {
-            Some(container) if before < max_devices(&containers[container], resource) => {
-                self.put(resource, container, group);
-            }
-            Some(_) => self.errors.add(ErrorKind::TooMany, group.ids.len(), || {
-                let name = escaped(name);
-                format!("an annotation allocates container `{name}` more of `{resource}` than it requests")
-            }),
-            None => self.errors.add(ErrorKind::NoContainer, group.ids.len(), || {
+        let Some(at) = containers.iter().position(|container| &*container.name == name) else {
+            return self.errors.add(ErrorKind::NoContainer, || {
                 let name = escaped(name);
                 format!("an annotation allocates a device to container `{name}`, which it does not have")
-            }),
+            });
+        };
+        let max = max_devices(&containers[at], resource);
+        if before < max {
+            return self.put(resource, at, device);
         }
+        self.errors.add(ErrorKind::TooMany, || {
+            let name = escaped(name);
+            format!(
+                "an annotation allocates more than {max} of `{resource}` to container `{name}`; only {max} are merged"
+            )
+        });
     }
 
-    fn put(&mut self, resource: &Arc<str>, container: usize, group: DeviceGroup) {
-        for (id, nodes) in group.ids {
+    fn put(&mut self, resource: &Arc<str>, container: usize, device: RequestedDevice) {
+        for (id, nodes) in device.ids {
             if self.devices.len() >= MAX_IDS {
-                self.errors.add(ErrorKind::TooMany, 1, || {
+                self.errors.add(ErrorKind::TooMany, || {
                     format!("annotations allocate more than {MAX_IDS} devices to it")
                 });
                 continue;
             }
             // An id that occurs twice counts once.
             if self.seen.insert((resource.clone(), id.clone())) {
-                let (resource, share) = (resource.clone(), group.share);
+                let (resource, share) = (resource.clone(), device.share);
                 self.devices.push(PodDevice { resource, id, nodes, container, share, part: None });
             }
         }

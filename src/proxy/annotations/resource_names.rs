@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::names::is_device;
+use crate::names::is_device_resource;
 
 /// The type of accelerators, of any vendor.
 pub(super) const GPU: &str = "gpu";
@@ -43,7 +43,7 @@ pub(super) fn resource(configured: &BTreeMap<String, String>, kind: &str, vendor
     }
     let known = ACCELERATORS.iter().find(|(known, _)| kind == GPU && *known == vendor);
     let name = known.map_or_else(|| format!("koordinator.sh/{kind}"), |(_, name)| (*name).to_owned());
-    is_device(&name).then(|| name.into())
+    is_device_resource(&name).then(|| name.into())
 }
 
 /// Returns the part after Koordinator's prefix, if the name has it.

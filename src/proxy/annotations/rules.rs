@@ -177,7 +177,7 @@ fn report_allocated_twice(readers: &mut [PodReader<'_>]) {
         }
         let other = readers[pods[0].0].pod.full_name();
         for (pod, _) in &pods[1..] {
-            readers[*pod].errors.add(ErrorKind::AllocatedTwice, 0, || {
+            readers[*pod].errors.add(ErrorKind::AllocatedTwice, || {
                 format!("`{resource}` `{id}` is also allocated to pod {}/{}, not in parts", other.0, other.1)
             });
         }

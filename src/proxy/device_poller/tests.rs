@@ -47,9 +47,9 @@ fn poller(result: ReadResult) -> (Arc<FakeServer>, watch::Receiver<NodeDevices>,
     (server, node, poll.spawn(read))
 }
 
-fn one() -> Option<Devices> {
+fn one() -> Option<KoordinatorDevices> {
     let device = Device { kind: "gpu".into(), id: "GPU-a".into(), ..Device::default() };
-    Some(Devices { devices: [device].into(), ..Devices::default() })
+    Some(KoordinatorDevices { devices: [device].into(), ..KoordinatorDevices::default() })
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use std::ops::Range;
 use prost::bytes::Bytes;
 
 use super::message::{field, has_numbers, mark_devices, put_devices, put_topology, read_claim, submessages};
-use super::{ListedPods, Merged, Omitted, Version};
+use super::{ListedPods, Merged, Omitted, PodResourcesVersion};
 use crate::proxy::allocations::{
     AllocatedDevice, Allocations, CpusAndMemory, Device, PodAllocations, is_same_device,
 };
@@ -20,12 +20,11 @@ const LONGER_HEADERS: usize = 20;
 pub(super) struct ResponseEditor<'a> {
     allocations: &'a Allocations,
     bytes: &'a Bytes,
-    version: Version,
+    version: PodResourcesVersion,
     /// By allocated device: whether the kubelet lists it.
     is_listed: Vec<bool>,
     /// The fields to append to a message.
     appended: BTreeMap<usize, Vec<u8>>,
-    pods: usize,
     devices: usize,
     omitted: Omitted,
 }
@@ -43,14 +42,13 @@ struct ListedPod<'a> {
 }
 
 impl<'a> ResponseEditor<'a> {
-    pub(super) fn new(allocations: &'a Allocations, bytes: &'a Bytes, version: Version) -> Self {
+    pub(super) fn new(allocations: &'a Allocations, bytes: &'a Bytes, version: PodResourcesVersion) -> Self {
         Self {
             allocations,
             bytes,
             version,
             is_listed: vec![false; allocations.devices.devices.len()],
             appended: BTreeMap::new(),
-            pods: 0,
             devices: 0,
             omitted: Omitted::default(),
         }
@@ -71,7 +69,7 @@ impl<'a> ResponseEditor<'a> {
     /// Adds a pod's allocations to it. Returns true if the response has any of their containers.
     pub(super) fn edit(&mut self, pod: &PodAllocations, parts: &[Range<usize>]) -> Result<bool, WireError> {
         let listed = self.read(parts)?;
-        let (before, mut found) = (self.appended.len(), pod.containers.is_empty());
+        let mut found = pod.containers.is_empty();
         for (name, devices) in &pod.containers {
             let container = listed.containers.iter().find(|(known, _)| *known == name.as_bytes());
             let Some((_, container)) = container else {
@@ -85,10 +83,9 @@ impl<'a> ResponseEditor<'a> {
             put_devices(&mut new, &self.allocations.devices, &devices, field::DEVICES, self.version);
             self.append(container, new);
         }
-        if let (Version::V1, Some(last)) = (self.version, parts.last()) {
+        if let (PodResourcesVersion::V1, Some(last)) = (self.version, parts.last()) {
             self.append(last, missing_cpus_and_memory(&pod.cpus_and_memory, &listed));
         }
-        self.pods += usize::from(self.appended.len() > before);
         Ok(found)
     }
 
@@ -177,14 +174,14 @@ impl<'a> ResponseEditor<'a> {
     }
 
     pub(super) fn finish(self, listed: ListedPods) -> Result<Merged, WireError> {
-        let Self { bytes, pods, devices, omitted, .. } = self;
+        let Self { bytes, devices, omitted, .. } = self;
         if self.appended.is_empty() {
             return Ok(Merged { omitted, ..Merged::unchanged(bytes, listed) });
         }
         let new: usize = self.appended.values().map(|fields| fields.len() + LONGER_HEADERS).sum();
         let mut all = Vec::with_capacity(bytes.len() + new);
         self.copy(0..bytes.len(), &[field::PODS, field::CONTAINERS], &mut all)?;
-        Ok(Merged { bytes: all.into(), pods, devices, omitted, listed })
+        Ok(Merged { bytes: all.into(), devices, omitted, listed })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Version;
+use super::PodResourcesVersion;
 use crate::machine::IdSet;
 use crate::proxy::allocations::{AllocatedDevice, Device, DeviceTable};
 use crate::util::wire::{Field, Value, WireError, fields_in, put_bytes, put_number};
@@ -118,7 +118,7 @@ pub(super) fn put_devices(
     table: &DeviceTable,
     devices: &[AllocatedDevice],
     number: u32,
-    version: Version,
+    version: PodResourcesVersion,
 ) {
     let of = |device: &AllocatedDevice| &table.devices[device.device];
     let is_same_group = |a: &AllocatedDevice, b: &AllocatedDevice| {
@@ -135,7 +135,7 @@ pub(super) fn put_devices(
                 Some(part) => put_bytes(&mut message, field::IDS, format!("{id}::{part}").as_bytes()),
             }
         }
-        if version == Version::V1 {
+        if version == PodResourcesVersion::V1 {
             put_topology(&mut message, nodes);
         }
         put_bytes(out, number, &message);

@@ -20,7 +20,7 @@ fn numa_nodes_are_as_reported_or_from_sysfs() {
     let unplaced = Device { bus: "00000000:03:00.0".into(), ..device("gpu", "GPU-b", 1, None) };
     let devices =
         vec![device("gpu", "GPU-a", 0, Some(3)), unplaced, card, device("rdma", "0000:02:00.0", 1, None)];
-    let all = Devices { vendor: "".into(), devices: devices.into() };
+    let all = KoordinatorDevices { vendor: "".into(), devices: devices.into() };
     let reported = NodeDevices::new(Some(Arc::new(all)), Arc::clone(&pci));
     let unreported = NodeDevices::new(None, pci);
     let cards = |ids: &str| {

@@ -21,7 +21,7 @@ fn devices_that_the_kubelet_allocated_take_precedence() {
     };
     // An entry without ids is not an allocation.
     from_kubelet.pod_resources[0].containers[1].devices = vec![group(&[]), group(&["GPU-c"])];
-    let merged = read(&pods).merge_list(&bytes(&from_kubelet), Version::V1).unwrap();
+    let merged = read(&pods).merge_list(&bytes(&from_kubelet), PodResourcesVersion::V1).unwrap();
     assert_eq!(
         shown(&merged.bytes),
         [
@@ -30,10 +30,10 @@ fn devices_that_the_kubelet_allocated_take_precedence() {
             "q/main: nvidia.com/gpu=GPU-d"
         ]
     );
-    assert_eq!((merged.pods, merged.devices), (2, 2));
+    assert_eq!(merged.devices, 2);
     assert_eq!(merged.omitted, Omitted { allocated: 2, listed: 1, ..Omitted::default() });
     from_kubelet.pod_resources[0].containers[1].devices = vec![group(&[])];
-    let merged = read(&pods).merge_list(&bytes(&from_kubelet), Version::V1).unwrap();
+    let merged = read(&pods).merge_list(&bytes(&from_kubelet), PodResourcesVersion::V1).unwrap();
     assert_eq!(merged.omitted, Omitted::default());
     assert_eq!(merged.devices, 5);
 }
@@ -46,7 +46,7 @@ fn claimed_devices_are_not_added() {
     let claimed = v1::ClaimResource { cdi_devices: vec![v1::CdiDevice { name }], ..Default::default() };
     let claim = v1::DynamicResource { claim_resources: vec![claimed], ..Default::default() };
     from_kubelet.pod_resources[0].containers[0].dynamic_resources = vec![claim];
-    let merged = read(&pods).merge_list(&bytes(&from_kubelet), Version::V1).unwrap();
+    let merged = read(&pods).merge_list(&bytes(&from_kubelet), PodResourcesVersion::V1).unwrap();
     assert_eq!(shown(&merged.bytes), ["p/main: nvidia.com/gpu=GPU-b"]);
     assert_eq!(merged.omitted, Omitted { claimed: 1, ..Omitted::default() });
 }
@@ -71,7 +71,7 @@ fn a_part_of_a_device_is_that_device() {
             device_ids: vec!["GPU-a::0".into(), "GPU-b::x".into(), "GPU-b::1".into()],
             topology: None,
         }];
-        let merged = allocations.merge_list(&bytes(&from_kubelet), Version::V1).unwrap();
+        let merged = allocations.merge_list(&bytes(&from_kubelet), PodResourcesVersion::V1).unwrap();
         assert_eq!(shown(&merged.bytes)[0], "p/main: nvidia.com/gpu=GPU-ab", "{yaml}");
         assert_eq!(merged.omitted, Omitted { listed: 2, ..Omitted::default() });
         // As a claim.
@@ -80,7 +80,7 @@ fn a_part_of_a_device_is_that_device() {
         let claimed = v1::ClaimResource { cdi_devices: vec![v1::CdiDevice { name }], ..Default::default() };
         let claim = v1::DynamicResource { claim_resources: vec![claimed], ..Default::default() };
         from_kubelet.pod_resources[0].containers[0].dynamic_resources = vec![claim];
-        let merged = allocations.merge_list(&bytes(&from_kubelet), Version::V1).unwrap();
+        let merged = allocations.merge_list(&bytes(&from_kubelet), PodResourcesVersion::V1).unwrap();
         assert_eq!(shown(&merged.bytes)[0], "p/main: nvidia.com/gpu=GPU-b,GPU-ab", "{yaml}");
         assert_eq!(merged.omitted, Omitted { claimed: 1, ..Omitted::default() });
         // Each device is listed once.
@@ -108,7 +108,7 @@ fn a_part_of_a_device_is_that_device() {
         topology: None,
     }];
     let allocations = rules.read(pods.iter(), &unreported());
-    let merged = allocations.merge_list(&bytes(&from_kubelet), Version::V1).unwrap();
+    let merged = allocations.merge_list(&bytes(&from_kubelet), PodResourcesVersion::V1).unwrap();
     assert_eq!(shown(&merged.bytes)[0], "p/main: example.com/nic=n0,n::x");
 }
 
@@ -152,22 +152,22 @@ fn of_two_pods_with_one_name_the_one_that_was_not_deleted_counts() {
         ([of("1", "old", false), of("2", "new", false)], "new"),
         ([of("1", "old", true), of("2", "new", true)], "new"),
     ] {
-        let merged = read(&pods).merge_list(&listed, Version::V1).unwrap();
+        let merged = read(&pods).merge_list(&listed, PodResourcesVersion::V1).unwrap();
         assert_eq!(shown(&merged.bytes), [format!("p/main: nvidia.com/gpu={expected}")]);
     }
     let ended = Pod { phase: Phase::Failed, ..of("2", "ended", false) };
     let pods = [of("1", "old", true), ended];
-    let merged = read(&pods).merge_list(&listed, Version::V1).unwrap();
+    let merged = read(&pods).merge_list(&listed, PodResourcesVersion::V1).unwrap();
     assert_eq!(shown(&merged.bytes), ["p/main: nvidia.com/gpu=old"], "one that ended has nothing");
     // Older kubelets list both; it is unknown which one is meant, but only one is.
     let mut twice = kubelet_list(&[of("1", "", false)]);
     twice.pod_resources.push(twice.pod_resources[0].clone());
     let pods = [of("1", "x", false)];
-    let merged = read(&pods).merge_list(&bytes(&twice), Version::V1).unwrap();
+    let merged = read(&pods).merge_list(&bytes(&twice), PodResourcesVersion::V1).unwrap();
     assert_eq!(shown(&merged.bytes), ["p/main: nvidia.com/gpu=x", "p/main:"]);
     // A pod without the container is not the one that is meant.
     twice.pod_resources[0].containers.clear();
-    let merged = read(&pods).merge_list(&bytes(&twice), Version::V1).unwrap();
+    let merged = read(&pods).merge_list(&bytes(&twice), PodResourcesVersion::V1).unwrap();
     assert_eq!(shown(&merged.bytes), ["p/main: nvidia.com/gpu=x"]);
 }
 
@@ -185,7 +185,7 @@ fn unknown_fields_are_kept() {
     ]
     .concat();
     let listed = [&[0x0a, pod.len() as u8][..], &pod, &field].concat();
-    let merged = read(&pods).merge_list(&listed.into(), Version::V1).unwrap();
+    let merged = read(&pods).merge_list(&listed.into(), PodResourcesVersion::V1).unwrap();
     let devices = v1::ContainerDevices {
         resource_name: "nvidia.com/gpu".into(),
         device_ids: vec!["GPU-a".into()],
@@ -273,7 +273,7 @@ fn get_and_v1alpha1_have_the_same_devices() {
     let decoded = v1::GetPodResourcesResponse::decode(got.bytes).unwrap();
     assert_eq!(shown_pod(&decoded.pod_resources.unwrap()), ["p/sidecar:", "p/main: nvidia.com/gpu=GPU-a@3"]);
     assert_eq!(got.listed.names().collect::<Vec<_>>(), [("ns", "p")]);
-    let old = allocations.merge_list(&bytes(&kubelet_list(&pods)), Version::V1alpha1).unwrap();
+    let old = allocations.merge_list(&bytes(&kubelet_list(&pods)), PodResourcesVersion::V1alpha1).unwrap();
     let decoded = v1::ListPodResourcesResponse::decode(old.bytes.clone()).unwrap();
     assert_eq!(
         shown_pod(&decoded.pod_resources[0]),
@@ -291,7 +291,7 @@ fn added_devices_are_encoded_as_by_prost() {
     let pods = [pod("p", DEVICES, r#"{"gpu":[{"id":"GPU-a"},{"id":"GPU-b"}]}"#, &[container("main", &[])])];
     let node = reported("", &[device("gpu", "GPU-a", 0, Some(0)), device("gpu", "GPU-b", 1, Some(1))]);
     let allocations = default_rules().read(pods.iter(), &node);
-    let merged = allocations.merge_list(&bytes(&kubelet_list(&pods)), Version::V1).unwrap().bytes;
+    let merged = allocations.merge_list(&bytes(&kubelet_list(&pods)), PodResourcesVersion::V1).unwrap().bytes;
     let decoded = v1::ListPodResourcesResponse::decode(merged.clone()).unwrap();
     assert_eq!(shown(&merged), ["p/main: nvidia.com/gpu=GPU-a@0 nvidia.com/gpu=GPU-b@1"]);
     assert_eq!(decoded.encode_to_vec(), merged);
@@ -312,7 +312,7 @@ fn one_pod_in_several_records_is_one_pod() {
     let decoded = v1::GetPodResourcesResponse::decode(allocations.merge_get(&all).unwrap().bytes).unwrap();
     assert_eq!(shown_pod(&decoded.pod_resources.unwrap()), ["p/main: nvidia.com/gpu=GPU-a"]);
     // In a List they would be three pods, none of them with both.
-    assert_eq!(allocations.merge_list(&all, Version::V1).unwrap().devices, 0);
+    assert_eq!(allocations.merge_list(&all, PodResourcesVersion::V1).unwrap().devices, 0);
 }
 
 #[test]
@@ -321,9 +321,9 @@ fn nothing_to_merge_copies_nothing() {
     let listed = bytes(&kubelet_list(&pods));
     let other = [Pod { name: "other".into(), ..pods[0].clone() }];
     for allocations in [Allocations::default(), read(&other)] {
-        let merged = allocations.merge_list(&listed, Version::V1).unwrap();
+        let merged = allocations.merge_list(&listed, PodResourcesVersion::V1).unwrap();
         assert_eq!((merged.bytes.as_ptr(), merged.bytes.len()), (listed.as_ptr(), listed.len()));
-        assert_eq!((merged.pods, merged.devices, merged.listed.names().count()), (0, 0, 1));
+        assert_eq!((merged.devices, merged.listed.names().count()), (0, 1));
     }
     assert!(Allocations::default().is_empty() && !read(&pods).is_empty());
 }
@@ -331,11 +331,12 @@ fn nothing_to_merge_copies_nothing() {
 #[test]
 fn the_listed_pods_are_returned() {
     let names = ["a", "b"].map(|name| pod(name, DEVICES, "{}", &[]));
-    let merged = Allocations::default().merge_list(&bytes(&kubelet_list(&names)), Version::V1).unwrap();
+    let merged =
+        Allocations::default().merge_list(&bytes(&kubelet_list(&names)), PodResourcesVersion::V1).unwrap();
     assert_eq!(merged.listed.names().collect::<Vec<_>>(), [("ns", "a"), ("ns", "b")]);
     // A name that is not UTF-8, and one that follows another.
     let strange = Bytes::from_static(&[0x0a, 3, 0x0a, 1, 0xff, 0x0a, 6, 0x0a, 1, b'x', 0x0a, 1, b'y']);
-    let merged = Allocations::default().merge_list(&strange, Version::V1).unwrap();
+    let merged = Allocations::default().merge_list(&strange, PodResourcesVersion::V1).unwrap();
     assert_eq!(merged.listed.names().collect::<Vec<_>>(), [("", "y")]);
 }
 
@@ -347,7 +348,7 @@ fn devices_of_containers_that_are_not_listed_are_counted() {
     let allocations = read(&pods);
     let mut old = kubelet_list(&pods);
     old.pod_resources[0].containers.remove(0);
-    let merged = allocations.merge_list(&bytes(&old), Version::V1).unwrap();
+    let merged = allocations.merge_list(&bytes(&old), PodResourcesVersion::V1).unwrap();
     assert_eq!(
         (merged.devices, merged.omitted.no_container),
         (1, 1),
@@ -355,8 +356,8 @@ fn devices_of_containers_that_are_not_listed_are_counted() {
     );
     old.pod_resources[0].containers.clear();
     let listed = bytes(&old);
-    let merged = allocations.merge_list(&listed, Version::V1).unwrap();
-    assert_eq!((merged.devices, merged.omitted.no_container, merged.pods), (0, 2, 0));
+    let merged = allocations.merge_list(&listed, PodResourcesVersion::V1).unwrap();
+    assert_eq!((merged.devices, merged.omitted.no_container), (0, 2));
     assert_eq!(merged.bytes.as_ptr(), listed.as_ptr());
     assert_eq!(merged.omitted.reasons()[3], ("container_not_listed", 2));
 }
@@ -368,7 +369,7 @@ fn invalid_responses_are_an_error() {
         .read(pods.iter(), &reported("", &[device("gpu", "GPU-a", 0, None)]));
     let cut = Bytes::from_static(&[0x0a, 0x20, 0x0a, 0x01]);
     for error in [
-        allocations.merge_list(&cut, Version::V1).unwrap_err(),
+        allocations.merge_list(&cut, PodResourcesVersion::V1).unwrap_err(),
         allocations.merge_get(&cut).unwrap_err(),
         allocations.merge_allocatable(&cut).unwrap_err(),
     ] {
@@ -383,6 +384,6 @@ fn invalid_responses_are_an_error() {
     let mut broken = deep.to_vec();
     broken[at] = 5;
     let broken = Bytes::from(broken);
-    assert!(allocations.merge_list(&broken, Version::V1).is_err());
-    assert_eq!(Allocations::default().merge_list(&broken, Version::V1).unwrap().bytes, broken);
+    assert!(allocations.merge_list(&broken, PodResourcesVersion::V1).is_err());
+    assert_eq!(Allocations::default().merge_list(&broken, PodResourcesVersion::V1).unwrap().bytes, broken);
 }

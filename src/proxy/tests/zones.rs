@@ -27,7 +27,7 @@ fn accounted(
     };
     let machine = Machine { nodes: vec![zone(0, "0-3"), zone(1, "4-7")], numa: true, ..Machine::default() };
     let allocations = rules.read(pods.iter(), node);
-    let listed = allocations.merge_list(&bytes(&kubelet_list(pods)), Version::V1).unwrap().bytes;
+    let listed = allocations.merge_list(&bytes(&kubelet_list(pods)), PodResourcesVersion::V1).unwrap().bytes;
     let allocatable = allocations.merge_allocatable(&bytes(from_kubelet)).unwrap().bytes;
     let topology = topology::account(&Inputs {
         machine: &machine,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
+#[allow(dead_code, reason = "other programs use the rest")]
 #[path = "../../real/support/document.rs"]
 mod document;
 #[allow(dead_code, reason = "the benchmark writes what is only read here")]

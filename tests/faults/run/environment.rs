@@ -165,7 +165,11 @@ impl Environment {
     pub(super) async fn stop_agent(&self) -> Result<(), String> {
         let Some(AgentThread { stop, thread }) = self.agent.borrow_mut().take() else { return Ok(()) };
         drop(stop);
+        let stopping = Instant::now();
         while !thread.is_finished() {
+            if stopping.elapsed() > Duration::from_secs(60) {
+                return Err("the agent does not stop".to_owned());
+            }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         thread.join().unwrap_or_else(|_| Err("the agent has panicked".to_owned()))

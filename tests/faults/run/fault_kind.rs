@@ -87,7 +87,7 @@ kinds! {
     PartialList "List partial" Kubelet RESCAN,
     EmptyList "List empty" Kubelet RESCAN,
     Slow "kubelet slow" Kubelet RESCAN,
-    Late "response late and old" Kubelet RESCAN,
+    Stale "response late and old" Kubelet RESCAN,
     NoResponse "no response" Kubelet RESCAN,
     TooLarge "response too large" Kubelet RESCAN,
     RateLimited "rate-limited" Kubelet RESCAN,
@@ -171,13 +171,10 @@ impl FaultKind {
             }
             Self::EmptyList => fail_calls(env, rng, |_| (Call::List, Fault::Empty)).await,
             Self::Slow => fail_calls(env, rng, |rng| (any_call(rng), Fault::Delay(up_to(rng, 400)))).await,
-            Self::Late => fail_calls(env, rng, |rng| (any_call(rng), Fault::Late(up_to(rng, 400)))).await,
+            Self::Stale => fail_calls(env, rng, |rng| (any_call(rng), Fault::Stale(up_to(rng, 400)))).await,
             Self::NoResponse => fail_calls(env, rng, |rng| (any_call(rng), Fault::Hang)).await,
             Self::TooLarge => fail_calls(env, rng, |rng| (any_call(rng), Fault::Oversize(17 << 20))).await,
-            Self::RateLimited => {
-                let limited = || Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into());
-                fail_calls(env, rng, |rng| (any_call(rng), limited())).await;
-            }
+            Self::RateLimited => fail_calls(env, rng, |rng| (any_call(rng), Fault::rate_limited())).await,
             Self::ErrorStatus => {
                 let codes = [
                     Code::Unavailable,

@@ -17,7 +17,7 @@ pub(crate) enum Cache {
     Passthrough,
 }
 
-/// The plugin's source of pods.
+/// The plugin's pod source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Informer {
     /// Counts every phase but Pending.

@@ -310,18 +310,11 @@ fn the_same_seed_gives_the_same_run() {
     assert_ne!(report(3), report(4));
 }
 
-/// The seed in `NUMACAST_SEED`, or a random one.
-fn seed() -> u64 {
-    let seed = std::env::var("NUMACAST_SEED")
-        .map_or_else(|_| fastrand::u64(..), |text| text.parse().expect("a number"));
-    eprintln!("NUMACAST_SEED={seed}");
-    seed
-}
-
 /// The short form of `make model`.
 #[test]
 fn no_pod_is_rejected_avoidably_and_no_node_freezes() {
-    let seed = seed();
+    let seed = numacast_sim::seed();
+    eprintln!("NUMACAST_SEED={seed}");
     for number in 0..6 {
         let informer = if number % 2 == 0 { Informer::Dedicated } else { Informer::Shared };
         let nodes = if number % 3 == 2 { 3 } else { 1 };

@@ -17,8 +17,8 @@ use super::time::{MS, NEVER, S, Span, Time};
 const MAX_PODS: usize = 24;
 /// How long nothing is changed before the probe.
 const IDLE: Time = 90 * S;
-/// Within this time the probe must run: longer than a fingerprint may be withheld, and than twice the time
-/// that the scheduler leaves a pod unschedulable.
+/// The probe must run within this time, which exceeds the longest withholding of a fingerprint and twice the
+/// time the scheduler leaves a pod unschedulable.
 const PROBE: Time = 900 * S;
 
 /// The parameters of a walk.

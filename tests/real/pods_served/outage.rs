@@ -40,7 +40,7 @@ impl World {
             self.node.submit(&pod(&format!("stays-{index}"))).await?;
         }
         for index in 0..20 {
-            self.node.fate_of(&format!("stays-{index}")).await?;
+            self.node.wait_for_outcome(&format!("stays-{index}")).await?;
         }
         self.write_static("static-early")?;
         until("the mirror is there", async || {
@@ -48,7 +48,7 @@ impl World {
             Ok(())
         })
         .await?;
-        self.node.fate_of(&early).await?;
+        self.node.wait_for_outcome(&early).await?;
         self.node.run(pod("ends")).await?;
         let mut page = Server::start(&self.node, Source::Page).await?;
         page.subscribe(&self.clients, Watches::Conditions)?;

@@ -64,7 +64,7 @@ impl World {
             self.node.submit(&pod(name)).await?;
         }
         for name in names {
-            self.node.fate_of(name).await?;
+            self.node.wait_for_outcome(name).await?;
         }
         Ok(())
     }
@@ -138,7 +138,7 @@ impl World {
             Ok(())
         })
         .await?;
-        self.node.fate_of(&name).await?;
+        self.node.wait_for_outcome(&name).await?;
         self.wait_until_equal("one runs").await?;
         let before = self.pods().get(&name).await?.metadata;
         write(pod("static").cpus(1).memory("128Mi"))?;
@@ -148,7 +148,7 @@ impl World {
             Ok(())
         })
         .await?;
-        self.node.fate_of(&name).await?;
+        self.node.wait_for_outcome(&name).await?;
         self.wait_until_equal("its file has changed").await?;
         std::fs::remove_file(&manifest)?;
         self.node.wait_until_gone(&name).await?;
@@ -157,7 +157,7 @@ impl World {
 
     pub(super) async fn updates(&mut self) -> Result<()> {
         self.submit_gated("gated", 10).await?;
-        self.node.fate_of("gated").await?;
+        self.node.wait_for_outcome("gated").await?;
         self.wait_until_equal("a pod waits").await?;
         self.set_ready("gated", true).await?;
         self.wait_until_ready("gated", true).await?;
@@ -220,7 +220,7 @@ impl World {
             Ok(())
         })
         .await?;
-        self.node.fate_of(&name).await?;
+        self.node.wait_for_outcome(&name).await?;
         let mut page = Server::start(&self.node, Source::Page).await?;
         page.subscribe(&self.clients, Watches::Conditions)?;
         self.servers.push(page);
@@ -288,7 +288,7 @@ impl World {
             self.submit_gated(name, 8 << 10).await?;
         }
         for name in &names {
-            self.node.fate_of(name).await?;
+            self.node.wait_for_outcome(name).await?;
         }
         self.wait_until_equal("they run").await?;
         let mut slow = Vec::new();
@@ -404,7 +404,7 @@ impl World {
         self.node.submit(&pod("new")).await?;
         self.our_watches_continue("the kubelet is down")?;
         self.node.start_kubelet().await?;
-        self.node.fate_of("new").await?;
+        self.node.wait_for_outcome("new").await?;
         self.wait_until_equal("it is back, one pod was deleted meanwhile and one is new").await
     }
 

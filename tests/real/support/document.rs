@@ -4,6 +4,17 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
+/// Replaces a document's text between two markers.
+pub(crate) fn replace(file: &str, [begin, end]: [&str; 2], text: &str) -> Result<()> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    let document = std::fs::read_to_string(&path).with_context(|| format!("cannot read {file}"))?;
+    let (before, rest) =
+        document.split_once(begin).with_context(|| format!("{file} has no {}", begin.trim()))?;
+    let (_, after) = rest.split_once(end).with_context(|| format!("{file} has no {}", end.trim()))?;
+    let document = [before, begin, text, end, after].concat();
+    std::fs::write(&path, document).with_context(|| format!("cannot write {file}"))
+}
+
 /// Checks a document's text between `<!-- name -->` and `<!-- end of name -->`; `NUMACAST_WRITE_DOCS=1`
 /// writes it instead. `test` is the argument of `cargo test` to regenerate it: `--test real security`.
 pub(crate) fn section(file: &str, name: &str, right: &str, test: &str) -> Result<()> {
@@ -11,11 +22,11 @@ pub(crate) fn section(file: &str, name: &str, right: &str, test: &str) -> Result
     let text = std::fs::read_to_string(&path)?;
     let (from, to) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
     let (start, rest) = text.split_once(&from).with_context(|| format!("{file} has no {name}"))?;
-    let (_, end) = rest.split_once(&to).with_context(|| format!("the {name} of {file} do not end"))?;
+    let (_, end) = rest.split_once(&to).with_context(|| format!("{file} has no end marker for {name}"))?;
     let right = [start, &from, right, &to, end].concat();
     if std::env::var_os("NUMACAST_WRITE_DOCS").is_some() {
         return Ok(std::fs::write(path, right)?);
     }
-    ensure!(right == text, "{file} is old: run `NUMACAST_WRITE_DOCS=1 cargo test {test}`");
+    ensure!(right == text, "{file} is out of date: run `NUMACAST_WRITE_DOCS=1 cargo test {test}`");
     Ok(())
 }

@@ -21,7 +21,7 @@ use serde_json::json;
 use super::agent::Agent;
 use super::cluster::Cluster;
 use super::history::History;
-use super::node::{Fate, RealNode, Stop};
+use super::node::{PodOutcome, RealNode, Stop};
 use super::nrt;
 use super::oracle;
 use super::pods::{PodSpec, pod};
@@ -138,7 +138,7 @@ pub(crate) struct Outcome {
     pub(crate) versions: usize,
 }
 
-/// A node, its agent, and everything that can inject to them.
+/// A node, its agent and the cluster, into which faults are injected.
 pub(crate) struct Faults {
     // Dropped in this order: the agent before its kubelet, the kubelet before its API server.
     agent: Option<Agent>,
@@ -246,9 +246,9 @@ impl Faults {
             let versions = self.history.since(mark).await?.len();
             return Ok(Outcome { until_correct, versions });
         }
-        let mut most = most.or(&oracle::expected(&self.node).await?);
+        let mut most = most.max_available(&oracle::expected(&self.node).await?);
         for (resource, devices) in std::mem::take(&mut self.recovered) {
-            most = most.and_more(&resource, devices);
+            most = most.add_available(&resource, devices);
         }
         let versions = self.history.since(mark).await?;
         for version in versions.iter().filter(|version| !self.foreign.contains(&version.revision)) {
@@ -327,9 +327,9 @@ impl Faults {
         self.node.wait_until_ready().await?;
         let mut here = Vec::new();
         for name in std::mem::take(&mut self.pods) {
-            match self.node.fate_of(&name).await? {
-                Fate::Running => here.push(name),
-                Fate::Ended(why) => {
+            match self.node.wait_for_outcome(&name).await? {
+                PodOutcome::Running => here.push(name),
+                PodOutcome::Ended(why) => {
                     self.notes.push(format!("{name} rejected: {why}"));
                     self.node.delete(&name).await?;
                 }
@@ -356,17 +356,17 @@ impl Faults {
             ["UnexpectedAdmissionError", "TopologyAffinityError"].iter().any(|end| why.ends_with(end))
         };
         // The previous mirror pod may remain for a while.
-        let fate = until("the static pod runs or is rejected", async || {
-            let fate = self.node.fate_of(&self.static_name()).await?;
-            let settled = match &fate {
-                Fate::Running => true,
-                Fate::Ended(why) => rejected(why),
+        let outcome = until("the static pod runs or is rejected", async || {
+            let outcome = self.node.wait_for_outcome(&self.static_name()).await?;
+            let settled = match &outcome {
+                PodOutcome::Running => true,
+                PodOutcome::Ended(why) => rejected(why),
             };
-            ensure!(settled, "it does neither: {fate:?}");
-            Ok(fate)
+            ensure!(settled, "it does neither: {outcome:?}");
+            Ok(outcome)
         })
         .await?;
-        if let Fate::Ended(why) = fate {
+        if let PodOutcome::Ended(why) = outcome {
             self.notes.push(format!("the static pod rejected: {why}"));
             self.toggle_static_pod()?;
             self.node.wait_until_gone(&self.static_name()).await?;
@@ -575,7 +575,7 @@ impl Faults {
         if !*unhealthy {
             *self.recovered.entry(resource.to_owned()).or_default() += devices.len().div_ceil(2) as u64;
         }
-        self.notes.push(format!("{resource}: half of them unhealthy is {unhealthy}"));
+        self.notes.push(format!("{resource}: every second device is unhealthy: {unhealthy}"));
         self.node.set_devices(resource, &devices)
     }
 

@@ -22,9 +22,16 @@ pub(crate) struct Version {
     pub(crate) zones: Option<Zones>,
 }
 
+/// What a watch of etcd has received.
+struct Seen {
+    versions: Vec<Version>,
+    /// The last error of the watch.
+    error: Option<anyhow::Error>,
+}
+
 /// Watches etcd and records every version.
 pub(crate) struct History {
-    seen: Arc<Mutex<Vec<Version>>>,
+    seen: Arc<Mutex<Seen>>,
     etcd: Client,
     key: String,
     watching: tokio::task::JoinHandle<()>,
@@ -37,7 +44,7 @@ impl History {
         let key = format!("/registry/topology.node.k8s.io/noderesourcetopologies/{node}");
         let first = newest(&etcd, &key).await?.context("there is no object yet")?;
         let from = first.revision + 1;
-        let seen = Arc::new(Mutex::new(vec![first]));
+        let seen = Arc::new(Mutex::new(Seen { versions: vec![first], error: None }));
         let watching = tokio::spawn(watch(etcd.clone(), key.clone(), from, Arc::clone(&seen)));
         Ok(Self { seen, etcd, key, watching })
     }
@@ -45,22 +52,26 @@ impl History {
     /// Returns the number of versions so far, including the current one.
     pub(crate) async fn mark(&self) -> Result<usize> {
         self.catch_up().await?;
-        Ok(lock(&self.seen).len())
+        Ok(lock(&self.seen).versions.len())
     }
 
     /// Returns every version since a mark.
     pub(crate) async fn since(&self, mark: usize) -> Result<Vec<Version>> {
         self.catch_up().await?;
-        Ok(lock(&self.seen)[mark..].to_vec())
+        Ok(lock(&self.seen).versions[mark..].to_vec())
     }
 
     async fn catch_up(&self) -> Result<()> {
         until("every version was seen", async || {
             let newest = newest(&self.etcd, &self.key).await?.map(|version| version.revision);
             let seen = lock(&self.seen);
-            let last = seen.last().context("nothing was seen")?;
+            let last = seen.versions.last().context("nothing was seen")?;
             let known = last.zones.as_ref().map(|_| last.revision);
-            ensure!(known == newest, "the newest version is {newest:?}, and {known:?} was seen");
+            ensure!(
+                known == newest,
+                "the newest version is {newest:?}, and {known:?} was seen; the watch's last error: {:?}",
+                seen.error
+            );
             Ok(())
         })
         .await
@@ -104,15 +115,17 @@ fn version(entry: &Value, deleted: bool) -> Result<Version> {
 }
 
 /// Watches until aborted; a watch that ends is resumed.
-async fn watch(etcd: Client, key: String, mut from: u64, seen: Arc<Mutex<Vec<Version>>>) {
+async fn watch(etcd: Client, key: String, mut from: u64, seen: Arc<Mutex<Seen>>) {
     loop {
-        // An error shows up in `catch_up`.
-        let _ = watch_once(&etcd, &key, &mut from, &seen).await;
+        // `catch_up` shows the error if the watch does not catch up.
+        if let Err(error) = watch_once(&etcd, &key, &mut from, &seen).await {
+            lock(&seen).error = Some(error);
+        }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-async fn watch_once(etcd: &Client, key: &str, from: &mut u64, seen: &Mutex<Vec<Version>>) -> Result<()> {
+async fn watch_once(etcd: &Client, key: &str, from: &mut u64, seen: &Mutex<Seen>) -> Result<()> {
     let create = json!({ "create_request": { "key": base64(key), "start_revision": from.to_string() } });
     let stream = etcd.request_stream(post("/v3/watch", &create)?).await?;
     let mut lines = std::pin::pin!(stream.lines());
@@ -121,7 +134,7 @@ async fn watch_once(etcd: &Client, key: &str, from: &mut u64, seen: &Mutex<Vec<V
         for event in response["result"]["events"].as_array().into_iter().flatten() {
             let version = version(&event["kv"], event["type"] == "DELETE")?;
             *from = version.revision + 1;
-            lock(seen).push(version);
+            lock(seen).versions.push(version);
         }
     }
     Ok(())

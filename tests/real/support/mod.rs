@@ -8,6 +8,7 @@ pub(crate) mod ca;
 pub(crate) mod cgroups;
 pub(crate) mod chart;
 pub(crate) mod cluster;
+#[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) mod document;
 #[allow(dead_code, reason = "the test injects a few, the program all")]
 pub(crate) mod faults;

@@ -32,7 +32,7 @@ pub(crate) enum Stop {
 
 /// A pod's outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum PodOutcome {
     /// The pod is running.
     Running,
     /// The kubelet rejected the pod, or it ended: the phase and the reason.
@@ -307,15 +307,15 @@ impl RealNode {
     /// Creates a pod and waits until it is running.
     pub(crate) async fn run(&self, spec: PodSpec) -> Result<()> {
         match self.try_to_run(spec.clone()).await? {
-            Fate::Running => Ok(()),
-            Fate::Ended(why) => bail!("pod {} does not run: {why}", spec.name()),
+            PodOutcome::Running => Ok(()),
+            PodOutcome::Ended(why) => bail!("pod {} does not run: {why}", spec.name()),
         }
     }
 
     /// Creates a pod and waits for its outcome: the kubelet may reject it.
-    pub(crate) async fn try_to_run(&self, spec: PodSpec) -> Result<Fate> {
+    pub(crate) async fn try_to_run(&self, spec: PodSpec) -> Result<PodOutcome> {
         self.submit(&spec).await?;
-        self.fate_of(spec.name()).await
+        self.wait_for_outcome(spec.name()).await
     }
 
     /// Creates a pod without waiting.
@@ -327,14 +327,14 @@ impl RealNode {
     }
 
     /// Waits until a pod is running or has ended.
-    pub(crate) async fn fate_of(&self, name: &str) -> Result<Fate> {
+    pub(crate) async fn wait_for_outcome(&self, name: &str) -> Result<PodOutcome> {
         until(&format!("pod {name} runs or has ended"), async || {
             self.kubelet_still_runs()?;
             let status = self.pods_api().get(name).await?.status.unwrap_or_default();
             let reason = status.reason.or(status.message).unwrap_or_default();
             match status.phase.as_deref() {
-                Some("Running") => Ok(Fate::Running),
-                Some(phase @ ("Failed" | "Succeeded")) => Ok(Fate::Ended(format!("{phase} {reason}"))),
+                Some("Running") => Ok(PodOutcome::Running),
+                Some(phase @ ("Failed" | "Succeeded")) => Ok(PodOutcome::Ended(format!("{phase} {reason}"))),
                 other => bail!("its phase is {other:?}"),
             }
         })
@@ -377,8 +377,8 @@ impl RealNode {
         self.exit(pod, code)?;
         until(&format!("pod {pod} has ended"), async || {
             self.kubelet_still_runs()?;
-            let fate = self.fate_of(pod).await?;
-            ensure!(fate != Fate::Running, "it runs");
+            let outcome = self.wait_for_outcome(pod).await?;
+            ensure!(outcome != PodOutcome::Running, "it runs");
             Ok(())
         })
         .await

@@ -180,7 +180,7 @@ impl Expected {
     }
 
     /// Returns the maximum of both availabilities.
-    pub(crate) fn or(mut self, other: &Self) -> Self {
+    pub(crate) fn max_available(mut self, other: &Self) -> Self {
         for (zone, resources) in &mut self.zones {
             for (name, figures) in resources {
                 let there = other.zones.get(zone).and_then(|resources| resources.get(name));
@@ -192,7 +192,7 @@ impl Expected {
 
     /// Adds `devices` to what may be available: devices that recovered are available until they are
     /// allocated.
-    pub(crate) fn and_more(mut self, resource: &str, devices: u64) -> Self {
+    pub(crate) fn add_available(mut self, resource: &str, devices: u64) -> Self {
         for figures in self.zones.values_mut().filter_map(|resources| resources.get_mut(resource)) {
             figures.available += devices;
         }
@@ -205,19 +205,20 @@ impl Expected {
     }
 
     /// Lists where a published object reports more as available than there is, which would mislead a
-    /// scheduler.
+    /// scheduler, and what it lacks.
     pub(crate) fn overstated(&self, published: &Zones) -> Vec<String> {
+        let of = |zones: &Zones, zone: &String, name: &String| zones.get(zone)?.get(name).copied();
         let mut found = Vec::new();
         for (zone, resources) in &self.zones {
-            for (name, want) in resources {
-                let have = published.get(zone).and_then(|resources| resources.get(name));
-                match have {
-                    None => found.push(format!("{zone} {name} is not there")),
-                    Some(have) if have.available > want.available => found.push(format!(
-                        "{zone} {name}: {} published as available, {} are",
-                        have.available, want.available
-                    )),
-                    Some(_) => {}
+            let missing = resources.keys().filter(|name| of(published, zone, name).is_none());
+            found.extend(missing.map(|name| format!("{zone} {name} is not there")));
+        }
+        for (zone, resources) in published {
+            for (name, have) in resources {
+                let available = of(&self.zones, zone, name).map_or(0, |want| want.available);
+                if have.available > available {
+                    let have = have.available;
+                    found.push(format!("{zone} {name}: {have} published as available, {available} are"));
                 }
             }
         }

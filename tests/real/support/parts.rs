@@ -138,7 +138,7 @@ fn missing_for_kubelet() -> Option<String> {
     }
     let places = ["/sys/devices/system/node", "/sys/devices/system/cpu", "/sys/bus/node/devices"];
     let absent = places.iter().find(|place| !Path::new(place).is_dir())?;
-    Some(format!("a described machine is put over {absent}, which this kernel does not have"))
+    Some(format!("a described machine is mounted over {absent}, which does not exist here"))
 }
 
 /// Builds what is missing and returns the script's output. The inner error is the reason why nothing can be
@@ -171,6 +171,7 @@ fn run_build(arguments: &[&str]) -> Result<Result<String, String>> {
 fn print_once(why: &str) {
     static PRINTED: Once = Once::new();
     PRINTED.call_once(|| {
-        let _ = writeln!(std::io::stderr(), "skipped, passing: the tests on real parts: {why}");
+        let _ =
+            writeln!(std::io::stderr(), "tests with real components are skipped (reported as passed): {why}");
     });
 }

@@ -112,7 +112,7 @@ impl PodSpec {
     }
 
     /// Sets pod-level whole CPUs and memory, which its containers share.
-    pub(crate) fn together(mut self, cpus: u32, memory: &str) -> Self {
+    pub(crate) fn pod_level_resources(mut self, cpus: u32, memory: &str) -> Self {
         self.whole.insert("cpu".to_owned(), json!(cpus.to_string()));
         self.whole.insert("memory".to_owned(), json!(memory));
         self

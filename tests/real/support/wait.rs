@@ -60,7 +60,7 @@ async fn poll<T>(
         let fatal = result.as_ref().is_err_and(|error| error.is::<Fatal>());
         if result.is_ok() || fatal || started.elapsed() > TIMEOUT {
             record(what, started.elapsed());
-            return result.with_context(|| format!("waited in vain until {what}"));
+            return result.with_context(|| format!("while waiting until {what}"));
         }
         tokio::time::sleep(pause(started.elapsed())).await;
     }

@@ -8,7 +8,7 @@ use fastrand::Rng;
 use numacast_sim::machine::{Device, DeviceSpec, MachineSpec};
 
 use super::agent::Agent;
-use super::node::{Fate, RealNode, Stop};
+use super::node::{PodOutcome, RealNode, Stop};
 use super::oracle;
 use super::pods::{PodSpec, pod};
 
@@ -87,7 +87,7 @@ impl Walk {
             self.node.submit(spec).await?;
         }
         for (spec, class) in specs {
-            let runs = self.node.fate_of(spec.name()).await? == Fate::Running;
+            let runs = self.node.wait_for_outcome(spec.name()).await? == PodOutcome::Running;
             self.pods.push(WalkPod { spec, class, runs });
         }
         let running = self.pods.iter().filter(|pod| pod.runs).count();
@@ -96,7 +96,7 @@ impl Walk {
     }
 
     /// Takes `steps` steps and compares after each.
-    pub(crate) async fn go(mut self, steps: usize) -> Result<()> {
+    pub(crate) async fn run(mut self, steps: usize) -> Result<()> {
         self.matches_oracle().await.context("nothing has happened")?;
         for _ in 0..steps {
             let what = self.step().await?;
@@ -144,7 +144,7 @@ impl Walk {
             let ended = self.node.finish(&name, code).await;
             // The kubelet may have ended it first, if it was restarted and did not readmit the pod.
             if let Err(error) = ended {
-                ensure!(self.node.fate_of(&name).await? != Fate::Running, error);
+                ensure!(self.node.wait_for_outcome(&name).await? != PodOutcome::Running, error);
             }
             one.runs = false;
             self.pods.push(one);
@@ -156,9 +156,9 @@ impl Walk {
 
     async fn start_one(&mut self) -> Result<String> {
         let (spec, class) = self.next_pod();
-        let fate = self.node.try_to_run(spec.clone()).await?;
-        let what = format!("{spec} was started: {fate:?}");
-        self.pods.push(WalkPod { spec, class, runs: fate == Fate::Running });
+        let outcome = self.node.try_to_run(spec.clone()).await?;
+        let what = format!("{spec} was started: {outcome:?}");
+        self.pods.push(WalkPod { spec, class, runs: outcome == PodOutcome::Running });
         Ok(what)
     }
 
@@ -240,7 +240,7 @@ impl Walk {
         }
         let WalkPod { spec, class, .. } = &self.pods[running[self.random.usize(..running.len())]];
         let name = spec.name().to_owned();
-        if self.node.fate_of(&name).await? != Fate::Running {
+        if self.node.wait_for_outcome(&name).await? != PodOutcome::Running {
             return Ok(format!("pod {name} was to be resized and had ended"));
         }
         let memory = memory(self.node.machine(), if self.random.bool() { 2 } else { 3 });

@@ -1,6 +1,7 @@
 //! A watch of the pods of a simulated API server.
 
 use std::collections::BTreeMap;
+use std::panic::Location;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -12,6 +13,8 @@ use numacast_sim::api_server::{ApiServer, PODS};
 use serde_json::json;
 
 pub(super) const NODE: &str = "worker";
+/// How long any wait may take, in virtual time: it only ends a test that would hang.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// An API server, and a watch of its pods.
 pub(super) struct Environment {
@@ -91,9 +94,19 @@ impl Environment {
         }
     }
 
-    pub(super) async fn read_until(&mut self, condition: impl Fn(&Self) -> bool) {
-        while !condition(self) {
-            self.read().await;
+    /// Reads events until `condition` holds.
+    #[track_caller]
+    pub(super) fn read_until(&mut self, condition: impl Fn(&Self) -> bool) -> impl Future<Output = ()> {
+        let caller = Location::caller();
+        async move {
+            let read = async {
+                while !condition(self) {
+                    self.read().await;
+                }
+            };
+            if tokio::time::timeout(TIMEOUT, read).await.is_err() {
+                panic!("the condition at {caller} never holds: {:?}, {:?}", self.trace, self.errors);
+            }
         }
     }
 

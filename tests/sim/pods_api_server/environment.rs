@@ -27,6 +27,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Streaming};
 
 use super::pods_endpoint::PodsEndpoint;
+use crate::support::eventually;
 
 const NODE: &str = "worker";
 
@@ -103,13 +104,16 @@ impl Environment {
     /// Lists until it succeeds, and returns the UIDs of all pods.
     pub(super) async fn list(&self) -> Vec<String> {
         let mut client = self.pods().await;
-        loop {
+        let list = eventually("the pods can be listed", async || {
             match client.list_pods(ListPodsRequest {}).await {
-                Ok(list) => return list.into_inner().pods.iter().map(uid).collect(),
+                Ok(list) => return Some(list),
                 Err(status) => assert_eq!(status.code(), Code::FailedPrecondition, "{status}"),
             }
+            // Within the rate limit.
             sleep(Duration::from_secs(1)).await;
-        }
+            None
+        });
+        list.await.into_inner().pods.iter().map(uid).collect()
     }
 
     /// Starts a watch, and reads its initial list.

@@ -12,7 +12,9 @@ use numacast_sim::kubelet::PodSpec;
 use serde_json::{Value, json};
 use tokio::sync::broadcast::Receiver;
 
-use super::{GIB, attributes, foreign_object, is_reported, node_events, owners, synced, zone};
+use super::{
+    GIB, attributes, foreign_object, node_events, owners, synced, wait_for_report, wait_for_watch, zone,
+};
 use crate::environment::{Environment, api_server, quick};
 use crate::support::{Node, sample};
 
@@ -28,7 +30,7 @@ async fn edit(server: &ApiServer, manager: &str, patch: Value) {
 
 /// Returns the number of foreign writes that the agent has counted.
 fn foreign_writes(env: &Environment) -> u64 {
-    let series = r#"numacast_foreign_writes_total{writer="manager"}"#;
+    let series = r#"numacast_foreign_writes_total{writer="publisher"}"#;
     sample(&env.metrics.encode(), series).map_or(0, |value| value.parse().unwrap())
 }
 
@@ -69,10 +71,11 @@ async fn an_edit_is_overwritten_and_reported() {
     edit(&env.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
     env.converges().await;
     let note = "a person with `kubectl-edit` changed zones";
-    env.wait_for(|| is_reported(&env.server, "ObjectTakenOver", note)).await;
+    wait_for_report(&env, "ObjectTakenOver", note).await;
     // Removed fields have no field manager.
     edit(&env.server, "kubectl-patch", json!({"attributes": null})).await;
-    env.wait_for(|| (!attributes(&env.server.topology("worker")?).is_empty()).then_some(())).await;
+    let has_attributes = || (!attributes(&env.server.topology("worker")?).is_empty()).then_some(());
+    env.wait_for("the attributes are written again", has_attributes).await;
     env.stop().await;
 }
 
@@ -119,9 +122,9 @@ async fn an_object_of_another_publisher_is_taken_over_once() {
     create_foreign_object(&server).await;
     let env = Environment::with(Node::with(quick()), server, |_| {});
     env.converges().await;
-    env.wait_for(|| is_clean(&env.server)).await;
+    env.wait_for("the foreign fields are removed", || is_clean(&env.server)).await;
     let note = "`nfd` wrote the NodeResourceTopology worker";
-    env.wait_for(|| is_reported(&env.server, "ObjectTakenOver", note)).await;
+    wait_for_report(&env, "ObjectTakenOver", note).await;
     env.stop().await;
 }
 
@@ -135,7 +138,7 @@ async fn a_competing_publisher_is_reported_and_not_overwritten() {
     for round in 0..20 {
         edit(&env.server, "rte", json!({"zones": [zone(&["cpu", &format!("example.com/{round}")])]})).await;
     }
-    env.wait_for(|| is_reported(&env.server, "CompetingPublisher", "`rte` keeps rewriting")).await;
+    wait_for_report(&env, "CompetingPublisher", "`rte` keeps rewriting").await;
     assert_eq!(writers(&mut changes), ["rte"; 20]);
     // The controller's nudges are not counted.
     for round in 20..23 {
@@ -143,7 +146,7 @@ async fn a_competing_publisher_is_reported_and_not_overwritten() {
         edit(&env.server, "numacast", nudge).await;
     }
     edit(&env.server, "rte", json!({"zones": [zone(&["cpu"])]})).await;
-    env.wait_for(|| (foreign_writes(&env) >= 22).then_some(())).await;
+    env.wait_for("22 foreign writes are counted", || (foreign_writes(&env) >= 22).then_some(())).await;
     assert_eq!(foreign_writes(&env), 22, "the first edit, and 21 others");
     writers(&mut changes);
     // Our own changes are still written.
@@ -164,7 +167,7 @@ async fn a_competing_publisher_is_overwritten_if_configured() {
         edit(&env.server, "rte", json!({"zones": zones})).await;
         env.converges().await;
     }
-    env.wait_for(|| is_reported(&env.server, "CompetingPublisher", "`rte` keeps rewriting")).await;
+    wait_for_report(&env, "CompetingPublisher", "`rte` keeps rewriting").await;
     env.stop().await;
 }
 
@@ -183,7 +186,7 @@ async fn two_agents_of_one_node_do_not_write_forever() {
             env.converges().await;
         }
     }
-    env.wait_for(|| is_reported(&env.server, "CompetingPublisher", "another `numacast` keeps")).await;
+    wait_for_report(&env, "CompetingPublisher", "another `numacast` keeps").await;
     assert_eq!(writers(&mut changes).len(), 10 + 3, "theirs, and three of ours");
     env.stop().await;
 }
@@ -207,15 +210,15 @@ async fn a_broken_watch_misses_nothing() {
     edit(&env.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
     env.server.compact_history();
     env.converges().await;
-    env.wait_for(|| (env.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
+    wait_for_watch(&env, true).await;
     // A new watch reports no event for a missing object.
     env.server.cut_connections();
     env.server.delete(&TOPOLOGIES, "", "worker");
     env.server.compact_history();
     env.converges().await;
-    env.wait_for(|| (env.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
+    wait_for_watch(&env, true).await;
     env.server.stop();
-    env.wait_for(|| (env.server.watchers(&TOPOLOGIES) == 0).then_some(())).await;
+    wait_for_watch(&env, false).await;
     env.server.delete(&TOPOLOGIES, "", "worker");
     env.server.resume();
     env.converges().await;
@@ -229,8 +232,8 @@ async fn an_object_older_than_the_history_is_watched() {
     env.server.add_node("another").unwrap();
     env.server.cut_connections();
     env.server.compact_history();
-    env.wait_for(|| (env.server.watchers(&TOPOLOGIES) == 0).then_some(())).await;
-    env.wait_for(|| (env.server.watchers(&TOPOLOGIES) > 0).then_some(())).await;
+    wait_for_watch(&env, false).await;
+    wait_for_watch(&env, true).await;
     edit(&env.server, "kubectl-edit", json!({"zones": [zone(&["cpu"])]})).await;
     env.converges().await;
     env.stop().await;

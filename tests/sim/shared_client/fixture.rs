@@ -12,7 +12,7 @@ use numacast_sim::kubelet::{Call, Fault, KubeletVersion, Options, PodSpec};
 use tokio::time::Instant;
 use tonic::Code;
 
-use crate::support::Node;
+use crate::support::{Node, with_frozen_clock};
 
 pub(super) type Outcome = Result<Arc<SharedResponse>, RequestError>;
 
@@ -96,9 +96,12 @@ impl Fixture {
         self.node.kubelet.fail_next(Call::List, 1, &Fault::Delay(delay));
         let client = self.client.clone();
         let first = tokio::spawn(async move { client.request(Request::List, Caller::Proxy).await.map(drop) });
-        while self.node.kubelet.traffic().calls.is_empty() {
-            tokio::task::yield_now().await;
-        }
+        with_frozen_clock(async {
+            while self.node.kubelet.traffic().calls.is_empty() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
         async move { first.await.unwrap().unwrap() }
     }
 

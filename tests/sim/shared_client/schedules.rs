@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::Code;
 
 use super::fixture::{CallLog, TIMEOUT, busiest_second, get};
-use crate::support::{machine, seed};
+use crate::support::machine;
 
 /// Default number of schedules.
 const SCHEDULES: u64 = 60;
@@ -159,8 +159,7 @@ impl Environment {
                 5..7 => self.change(&mut rng, true),
                 7..10 => self.delay(&mut rng),
                 10 if self.setup.rejections => {
-                    let text = Fault::Status(Code::ResourceExhausted, "rejected by rate limit".into());
-                    self.kubelet.fail_next(any_call(&mut rng), rng.usize(1..4), &text);
+                    self.kubelet.fail_next(any_call(&mut rng), rng.usize(1..4), &Fault::rate_limited());
                 }
                 11 if self.setup.outages => self.start_outage(&mut rng).await,
                 _ => {}
@@ -170,7 +169,7 @@ impl Environment {
 
     fn delay(&self, rng: &mut Rng) {
         let delay = Duration::from_micros(rng.u64(..150_000));
-        let fault = if rng.bool() { Fault::Late(delay) } else { Fault::Delay(delay) };
+        let fault = if rng.bool() { Fault::Stale(delay) } else { Fault::Delay(delay) };
         self.kubelet.fail_next(any_call(rng), rng.usize(1..4), &fault);
     }
 
@@ -329,7 +328,7 @@ async fn run(spec: &MachineSpec, seed: u64) -> Counts {
 
 #[test]
 fn no_response_is_older_than_its_request() {
-    let seed = seed();
+    let seed = numacast_sim::seed();
     let schedules = std::env::var("NUMACAST_SCHEDULES").map_or(SCHEDULES, |text| text.parse().unwrap());
     let spec = machine("two-by-eight");
     let mut sum = Counts::default();

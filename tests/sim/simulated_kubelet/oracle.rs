@@ -63,6 +63,18 @@ async fn the_oracle_reports_every_wrong_amount() {
         (resource.capacity, resource.allocatable, resource.available) = (0.into(), 0.into(), 0.into());
     }
     assert_eq!(expected.differences(&filled, Split::PerNode), Vec::<String>::new());
+    for (name, problem) in
+        [("node-0", "node-0 is repeated"), ("socket-0", "\"socket-0\" is not the name of a zone")]
+    {
+        let mut wrong = object.clone();
+        wrong.spec.zones.push(nrt::Zone { name: name.into(), ..object.spec.zones[0].clone() });
+        assert_eq!(expected.differences(&wrong, Split::PerNode), [problem]);
+    }
+    let mut wrong = object.clone();
+    let resources = wrong.spec.zones[0].resources.as_mut().unwrap();
+    resources.push(resources[0].clone());
+    let problem = format!("node-0 {} is repeated", resources[0].name);
+    assert_eq!(expected.differences(&wrong, Split::PerNode), [problem]);
 }
 
 #[tokio::test]

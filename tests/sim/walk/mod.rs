@@ -27,16 +27,6 @@ const MIB: u64 = 1 << 20;
 const MAX_ACTIONS: usize = 10;
 const NAMESPACE: &str = "default";
 
-/// Containers of a rejected pod that were allocated before another of its containers was rejected stay in the
-/// checkpoints until the next release, under a UID that no List has shown. From the checkpoints alone they
-/// look like a pod that was allocated CPUs only for an init container, so for a moment too little is reported
-/// as available. Enable once the agent knows the pods' UIDs.
-const REJECTED_PODS_KEEP_ENTRIES: bool = false;
-
-/// Init containers are allocated devices of pods for which the List shows nothing that the checkpoints could
-/// be matched with. Enable once the agent knows the pods' UIDs.
-const ONLY_HIDDEN_DEVICES: bool = false;
-
 /// Returns the machines of `tests/machines/`, by name.
 ///
 /// # Errors
@@ -327,9 +317,10 @@ impl Walk {
             }
             Err(rejection) => {
                 self.outcome.rejected += 1;
-                if !REJECTED_PODS_KEEP_ENTRIES {
-                    self.kubelet.release_stale();
-                }
+                // Until the next release, containers allocated before the rejection stay in the checkpoints,
+                // like a pod that was allocated CPUs only for an init container. The walk's reader has no
+                // pod source, so it cannot tell these apart.
+                self.kubelet.release_stale();
                 format!("rejecting {name}: {rejection}")
             }
         };

@@ -4,7 +4,7 @@ use numacast::machine::Id;
 use numacast::quantity::hugepages_name;
 use numacast_sim::kubelet::{ClaimedDevice, ContainerSpec, KubeletVersion, PodLevel, PodSpec, Role};
 
-use super::{MIB, ONLY_HIDDEN_DEVICES, Walk};
+use super::{MIB, Walk};
 
 impl Walk {
     /// Returns a pod that fits the machine or is slightly too large. There are few sizes, so that pods look
@@ -37,7 +37,8 @@ impl Walk {
         }
         let has_listed_devices =
             pod.containers.iter().any(|of| of.role != Role::Init && !of.devices.is_empty());
-        if !has_listed_devices && !ONLY_HIDDEN_DEVICES {
+        // Without a pod source, the reader cannot match such a pod in the checkpoints with the List.
+        if !has_listed_devices {
             pod.containers.iter_mut().for_each(|container| container.devices.clear());
         }
         if self.chance(15) {

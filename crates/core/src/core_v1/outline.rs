@@ -121,7 +121,7 @@ impl Pod {
         }
     }
 
-    /// Drops the outline. It has the source annotations, of which a pod may have 256 KiB.
+    /// Drops the outline. It may be large: a pod's source annotations may take up to 256 KiB.
     fn drop_outline(&mut self) {
         if let Some(RawPod::Outline(outline, _)) = self.raw.as_deref_mut() {
             *outline = Bytes::new();

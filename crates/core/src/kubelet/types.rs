@@ -207,16 +207,6 @@ pub struct ClaimedDevice {
     pub share: Option<String>,
 }
 
-/// The version of the podresources API that responded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Api {
-    /// CPUs, memory and devices.
-    V1,
-    /// Devices only; kubelets before 1.20.
-    V1alpha1,
-}
-
 /// Replaces every CPU id that no machine can have: Linux supports at most 8,192 CPUs. Not higher, since an
 /// [`IdSet`] is as large as its highest id.
 pub const INVALID_CPU: Id = 8192;

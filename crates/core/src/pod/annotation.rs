@@ -13,8 +13,8 @@ use crate::watch_event::ObjectMap;
 /// [`Annotation::MAX_BYTES`] each. Above it, the longest are dropped, as for one pod.
 pub const MAX_ANNOTATION_BYTES: usize = 8 << 20;
 
-/// How much is kept then. It is less than the maximum, so that not every further pod has the others searched
-/// for the longest annotations, and still enough for the same pods.
+/// How much is kept then. It is less than the maximum, so that not every later pod triggers another search;
+/// still enough for 110 pods with [`Annotation::MAX_BYTES`] each.
 const KEPT_BYTES: usize = MAX_ANNOTATION_BYTES / 8 * 7;
 
 /// The value of an annotation. Untrusted: written by the pod's creator.

@@ -2,6 +2,7 @@
 //! managers' policies are (upstream: scheduler-plugins, `resourcerequests/exclusive.go`).
 
 use super::PluginRelease;
+use crate::names::is_native_resource;
 use crate::pod::{Container, ContainerKind, Pod};
 use crate::quantity::is_huge_pages;
 
@@ -24,18 +25,14 @@ pub(super) fn is_exclusive_container(
     if container.kind == ContainerKind::Init && !is_old {
         return false;
     }
-    let is_device = |name: &str| !is_native(name) && (is_old || listed(name));
+    let is_device = |name: &str| !is_native_resource(name) && (is_old || listed(name));
     if container.others.iter().any(|(name, amount)| is_device(name) && *amount >= min_devices) {
         return true;
     }
     let whole_cpus = container.cpu_milli > 0 && container.cpu_milli.is_multiple_of(1000);
-    let huge_pages = || container.requested().any(|(name, _)| is_native(name) && is_huge_pages(name));
+    let huge_pages =
+        || container.requested().any(|(name, _)| is_native_resource(name) && is_huge_pages(name));
     pod.qos_guaranteed && (whole_cpus || container.memory > 0 || huge_pages())
-}
-
-/// Returns true if Kubernetes treats the resource as native: no domain, or its own.
-fn is_native(resource: &str) -> bool {
-    !resource.contains('/') || resource.contains("kubernetes.io/")
 }
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ impl FingerprintGate {
 
     /// Decides what may be published for `input`. `pods` are the node's pods in the API server, `None` before
     /// the first sync. Without them the fingerprint is withheld in the scheduler's view; in the other views
-    /// they determine which pods to wait for.
+    /// they determine only reservations, and which pods are reported as unaccounted.
     pub fn evaluate<'a>(
         &mut self,
         pods: Option<impl IntoIterator<Item = &'a Pod>>,

@@ -73,7 +73,8 @@ impl Placement {
         })
     }
 
-    pub(super) fn is_read(topology: &Topology) -> bool {
+    /// Returns true under the only policy for which the plugin reads a placement.
+    pub(super) fn is_used_by_plugin(topology: &Topology) -> bool {
         let policy = topology.attributes.iter().find(|(name, _)| name == nrt::POLICY);
         policy.is_some_and(|(_, value)| value == POLICY)
     }
@@ -188,12 +189,12 @@ mod tests {
         assert_eq!(placement.attribute(), (METADATA, placement.metadata.as_str()));
         assert_eq!(placement.zone_attribute(0), Some((VECTOR, placement.vectors[&0].as_str())));
         assert_eq!(placement.zone_attribute(1), None, "the busiest");
-        let is_read = |policy: &str| {
+        let is_used = |policy: &str| {
             let attributes = vec![(nrt::POLICY.to_owned(), policy.to_owned())];
-            Placement::is_read(&Topology { attributes, ..Topology::default() })
+            Placement::is_used_by_plugin(&Topology { attributes, ..Topology::default() })
         };
-        assert!(is_read("single-numa-node") && !is_read("restricted"));
-        assert!(!Placement::is_read(&Topology::default()));
+        assert!(is_used("single-numa-node") && !is_used("restricted"));
+        assert!(!Placement::is_used_by_plugin(&Topology::default()));
     }
 
     proptest! {

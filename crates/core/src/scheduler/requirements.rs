@@ -31,7 +31,7 @@ impl Requirements {
     }
 
     pub(super) fn apply_to(&self, pod: &Pod) -> bool {
-        pod.containers.iter().any(|container| !self.listed(pod, container).is_empty())
+        pod.containers.iter().any(|container| !self.expected_in_list(pod, container).is_empty())
     }
 
     /// Returns true if this List entry shows everything the pod is allocated. A pod that has left Pending may
@@ -41,7 +41,7 @@ impl Requirements {
             let usage = entry.containers.iter().find(|usage| *usage.name == *container.name);
             let least = |amount: u64| if pod.phase == Phase::Pending { amount } else { amount.min(1) };
             let met = |need: &Need<'_>| usage.is_some_and(|usage| need.listed(usage) >= least(need.amount));
-            self.listed(pod, container).iter().all(met)
+            self.expected_in_list(pod, container).iter().all(met)
         })
     }
 
@@ -87,9 +87,9 @@ impl Requirements {
         pod.containers.iter().filter_map(cpus).collect()
     }
 
-    /// Returns what the List shows for a container. It omits regular init containers: later containers reuse
-    /// their resources.
-    fn listed<'a>(&self, pod: &Pod, container: &'a Container) -> Vec<Need<'a>> {
+    /// Returns what the List is expected to show for a container. It omits regular init containers: later
+    /// containers reuse their resources.
+    fn expected_in_list<'a>(&self, pod: &Pod, container: &'a Container) -> Vec<Need<'a>> {
         match container.kind {
             ContainerKind::Init => Vec::new(),
             ContainerKind::App | ContainerKind::Sidecar => self.of_container(pod, container),

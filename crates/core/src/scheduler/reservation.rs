@@ -1,9 +1,12 @@
-//! Reservations: what the kubelet will allocate to bound pods and does not list yet, subtracted from the
-//! zones.
+//! Reservations: what pods are, or will be, allocated without the List showing it, subtracted from the zones.
+//! There are two kinds:
 //!
-//! A consumer that reads the object for each pod it places would otherwise place a second pod where the first
-//! is about to be admitted. The zone that the kubelet will choose is not known in advance, so the full amount
-//! is subtracted from every zone.
+//! - With `publish.reserve`, what the kubelet will allocate to bound pods and does not list yet. A consumer
+//!   that reads the object for each pod it places would otherwise place a second pod where the first is about
+//!   to be admitted. The zone that the kubelet will choose is not known in advance, so the full amount is
+//!   subtracted from every zone.
+//! - Always, for other pods, what their regular init containers keep (`NodeContext::leftover`), often in a
+//!   single zone.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +23,7 @@ pub struct Reservation {
     pub pod: PodName,
     /// CPUs, bytes or devices by resource name; no zeros.
     pub amounts: BTreeMap<String, u64>,
-    /// The zones it is subtracted from; `None` is every zone, if the zone is not known.
+    /// The zones it is subtracted from; `None` means every zone.
     pub zones: Option<IdSet>,
 }
 

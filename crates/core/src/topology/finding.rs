@@ -62,7 +62,7 @@ impl fmt::Display for Finding {
                 )
             }
             Self::UnknownCpus(cpus) => {
-                write!(f, "the kubelet names CPUs {cpus}, which are in no zone; they are left out")
+                write!(f, "the kubelet reports CPUs {cpus}, which are in no zone; they are not counted")
             }
             Self::ImpossibleMemory { nodes, resource, bytes } if nodes.len() == 1 => write!(
                 f,
@@ -84,7 +84,7 @@ impl fmt::Display for Finding {
                 let have = if nodes.len() == 1 { "has" } else { "have" };
                 write!(
                     f,
-                    "devices of {resource} are on {}, which {have} no zone; left out there",
+                    "devices of {resource} are on {}, which {have} no zone; they are not counted there",
                     describe(nodes)
                 )
             }
@@ -116,7 +116,7 @@ mod tests {
             ),
             (
                 Finding::UnknownCpus("8-9".into()),
-                "the kubelet names CPUs 8-9, which are in no zone; they are left out",
+                "the kubelet reports CPUs 8-9, which are in no zone; they are not counted",
             ),
             (
                 Finding::ImpossibleMemory { nodes: ids("1"), resource: resource(), bytes: 7 },
@@ -138,11 +138,11 @@ mod tests {
             ),
             (
                 Finding::DevicesOnUnknownNodes { resource: "a/b".into(), nodes: ids("3") },
-                "devices of a/b are on NUMA node 3, which has no zone; left out there",
+                "devices of a/b are on NUMA node 3, which has no zone; they are not counted there",
             ),
             (
                 Finding::DevicesOnUnknownNodes { resource: "a/b".into(), nodes: ids("3,5") },
-                "devices of a/b are on NUMA nodes 3,5, which have no zone; left out there",
+                "devices of a/b are on NUMA nodes 3,5, which have no zone; they are not counted there",
             ),
         ] {
             assert_eq!(finding.to_string(), message);

@@ -9,9 +9,10 @@ use crate::quantity::hugepages_name;
 
 const MEMORY: &str = "memory";
 
-/// MemTotal changes by a few pages from boot to boot, and the kubelet keeps the value from its start. Up
-/// to one part in 32 more than now is taken for such a change; more, for an underflow in the kubelet.
-const DRIFT: u64 = 32;
+/// MemTotal changes by a few pages from boot to boot, and the kubelet keeps the value from its start. A value
+/// up to 1/32 above the current MemTotal is accepted; a larger one is treated as an integer underflow in the
+/// kubelet.
+const MAX_DRIFT_DIVISOR: u64 = 32;
 
 pub(super) fn account(
     inputs: &Inputs<'_>,
@@ -76,7 +77,7 @@ fn pool(
     } else {
         // The kubelet omits entries that are 0.
         let bytes = offered.get(&(resource, node.id)).copied().unwrap_or(0);
-        let is_impossible = bytes > node.memory.saturating_add(node.memory / DRIFT);
+        let is_impossible = bytes > node.memory.saturating_add(node.memory / MAX_DRIFT_DIVISOR);
         if is_impossible { (derived, Some(bytes)) } else { (bytes, None) }
     };
     (Amounts { capacity: hardware.max(allocatable), allocatable, available: allocatable }, impossible)

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use crate::names::is_native_resource;
 use crate::util::glob::PodPattern;
 
 /// Configured exclusions and filler zones.
@@ -61,8 +62,7 @@ impl NodeExclusions {
 /// Returns the warning for an excluded resource. The scheduler plugin rejects native resources that no zone
 /// lists and ignores others (NodeResourceTopologyMatch, `filter.go`).
 fn resource_warning(name: &str) -> String {
-    let is_native = !name.contains('/');
-    let consequence = if is_native {
+    let consequence = if is_native_resource(name) {
         "under the policy single-numa-node the scheduler plugin rejects the node for every pod that requests it"
     } else {
         "the scheduler plugin does not check it, and the kubelet rejects pods that it cannot align \

@@ -20,10 +20,10 @@ pub(super) struct Unlisted<'a> {
     pub(super) containers: Vec<&'a ContainerUsage>,
     /// The memory of such containers, unless their pod has pod-level memory, which already includes it.
     pub(super) memory: Vec<&'a MemoryBlock>,
-    /// CPUs of all checkpoint entries except those of pods known to have terminated. The checkpoints are read
-    /// after the List and may be newer. An entry that matches no listed pod belongs to a pod that is
-    /// allocated CPUs for an init container only, or to one that terminated before it was first observed;
-    /// such entries are removed within the CPU Manager's reconcile period.
+    /// CPUs of all checkpoint entries except those of pods known to have terminated, or excluded. The
+    /// checkpoints are read after the List and may be newer. An entry that matches no listed pod belongs to a
+    /// pod that is allocated CPUs for an init container only, or to one that terminated before it was first
+    /// observed; such entries are removed within the CPU Manager's reconcile period.
     pub(super) cpus: IdSet,
 }
 

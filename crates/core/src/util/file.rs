@@ -15,7 +15,7 @@ pub fn version(path: &Path) -> Option<FileVersion> {
     Some((m.dev(), m.ino(), m.size(), m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()))
 }
 
-/// Returns the content of a file of at most `limit` bytes, which are whole MiB.
+/// Returns the content of a file of at most `limit` bytes. `limit` must be a multiple of 1 MiB.
 ///
 /// # Errors
 /// The I/O error; `FileTooLarge` for a larger file.

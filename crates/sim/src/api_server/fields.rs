@@ -88,7 +88,7 @@ pub(super) fn apply(
 
 /// `new` with its changes from `live` recorded as owned by the updating manager.
 pub(super) fn update(live: Option<&Value>, mut new: Value, writer: &Writer<'_>) -> Value {
-    // The writer may replace the entries, by others that own anything.
+    // The writer may replace `managedFields`, with entries that own any fields.
     let replaced = Some(entries(&new)).filter(|entries| !entries.is_empty());
     let mut entries = replaced.or_else(|| live.map(entries)).unwrap_or_default();
     let (after, before) = (leaves(&new), live.map(leaves).unwrap_or_default());

@@ -21,9 +21,9 @@ enum Form {
     Texts,
     One(&'static [Field]),
     Each(&'static [Field]),
-    /// Strings by string.
+    /// A map from string to string.
     Map,
-    /// Quantities by string.
+    /// A map from string to quantity.
     Amounts,
 }
 use Form::{Amounts, Each, Flag, Number, One, Text, Texts, Time};

@@ -34,7 +34,7 @@ pub enum Fault {
     /// No response ever.
     Hang,
     /// A delayed response: the state is read before the delay, so it may be stale.
-    Late(Duration),
+    Stale(Duration),
     /// A gRPC frame of these bytes, without trailers.
     Bytes(Vec<u8>),
     /// A successful response whose message is these bytes.
@@ -43,7 +43,16 @@ pub enum Fault {
     CutShort,
 }
 
+/// The message with which the rate limiter rejects a call.
+pub(super) const RATE_LIMITED: &str = "rejected by rate limit";
+
 impl Fault {
+    /// The error of a call that the rate limiter rejects.
+    #[must_use]
+    pub fn rate_limited() -> Self {
+        Self::Status(Code::ResourceExhausted, RATE_LIMITED.into())
+    }
+
     /// Returns true if the response is written as raw bytes, not as a message.
     pub(super) fn is_raw(&self) -> bool {
         matches!(self, Self::Bytes(_) | Self::Message(_) | Self::CutShort)
@@ -61,7 +70,8 @@ pub struct RecordedResponse {
     pub pods_known: bool,
     /// Whether its managers were initialized.
     pub managers_ready: bool,
-    /// The fault in the response; `None` for a limit on the pods that omitted nothing allocated.
+    /// The fault in the response. In a List, `None` also for `Empty` or `Partial` if no allocated pod was
+    /// omitted.
     pub fault: Option<Fault>,
     /// The state that the response reported, without the pods that it omitted.
     pub model: Model,

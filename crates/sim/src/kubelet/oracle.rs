@@ -221,8 +221,7 @@ impl Expected {
     /// The object may omit a resource that no zone has, and may have additional empty zones (fillers).
     #[must_use]
     pub fn differences(&self, object: &NodeResourceTopology, split: Split) -> Vec<String> {
-        let published = published(object);
-        let mut differences = Vec::new();
+        let (published, mut differences) = published(object);
         let zones: BTreeSet<Id> = self.zones.keys().chain(published.keys()).copied().collect();
         for zone in zones {
             let nothing = BTreeMap::new();
@@ -300,21 +299,29 @@ fn is_memory(name: &str) -> bool {
     name == MEMORY || name.starts_with("hugepages-")
 }
 
-/// The zones of an object by id.
-fn published(object: &NodeResourceTopology) -> BTreeMap<Id, BTreeMap<String, Amounts>> {
+/// The zones of an object by id, and a sentence for each name that is unknown or repeated.
+fn published(object: &NodeResourceTopology) -> (BTreeMap<Id, BTreeMap<String, Amounts>>, Vec<String>) {
     let id = |name: &str| name.strip_prefix("node-").and_then(|id| id.parse::<Id>().ok());
-    let mut zones = BTreeMap::new();
+    let (mut zones, mut problems) = (BTreeMap::new(), Vec::new());
     for zone in &object.spec.zones {
-        let Some(id) = id(&zone.name) else { continue };
-        let resources = zone.resources.iter().flatten().map(|resource| {
+        let Some(id) = id(&zone.name) else {
+            problems.push(format!("{:?} is not the name of a zone", zone.name));
+            continue;
+        };
+        let mut resources = BTreeMap::new();
+        for resource in zone.resources.iter().flatten() {
             let amounts = Amounts {
                 capacity: resource.capacity.ceil(),
                 allocatable: resource.allocatable.ceil(),
                 available: resource.available.ceil(),
             };
-            (resource.name.clone(), amounts)
-        });
-        zones.insert(id, resources.collect());
+            if resources.insert(resource.name.clone(), amounts).is_some() {
+                problems.push(format!("{} {} is repeated", zone.name, resource.name));
+            }
+        }
+        if zones.insert(id, resources).is_some() {
+            problems.push(format!("{} is repeated", zone.name));
+        }
     }
-    zones
+    (zones, problems)
 }

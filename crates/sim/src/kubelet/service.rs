@@ -14,7 +14,7 @@ use prost::bytes::Bytes;
 use tonic::{Code, Request, Response, Status};
 use tower::Service as _;
 
-use super::faults::{Call, Fault, RecordedResponse};
+use super::faults::{Call, Fault, RATE_LIMITED, RecordedResponse};
 use super::model::Model;
 use super::settings::KubeletVersion;
 use super::{Shared, State, responses};
@@ -31,7 +31,7 @@ impl Service {
         let limited = self.0.options.limited && state.model.version >= KubeletVersion::V1_27;
         if !state.limiter.admit(Instant::now()) && limited {
             state.calls.rejected += 1;
-            return Err(Status::resource_exhausted("rejected by rate limit"));
+            return Err(Status::resource_exhausted(RATE_LIMITED));
         }
         state.calls.count(call);
         Ok(state.faults.take(call))
@@ -55,7 +55,7 @@ impl Service {
         let mut pods = list(&mut self.0.lock(), fault.as_ref());
         match fault {
             Some(Fault::Oversize(bytes)) => pods.push(pad(bytes)),
-            Some(Fault::Late(delay)) => tokio::time::sleep(delay).await,
+            Some(Fault::Stale(delay)) => tokio::time::sleep(delay).await,
             _ => {}
         }
         Ok(pods)
@@ -241,7 +241,7 @@ impl v1::pod_resources_lister_server::PodResourcesLister for Service {
                 let padding = v1::ContainerDevices { resource_name: "x".repeat(bytes), ..Default::default() };
                 response.devices.push(padding);
             }
-            Some(Fault::Late(delay)) => tokio::time::sleep(delay).await,
+            Some(Fault::Stale(delay)) => tokio::time::sleep(delay).await,
             _ => {}
         }
         Ok(Response::new(response))

@@ -21,12 +21,12 @@ const NO_INSTANCE: Duration = Duration::from_secs(30);
 
 /// Buffer for the events of one read, at some 50 bytes each.
 const BUFFER: usize = 16 << 10;
-/// An admission causes some ten wakeups in as many milliseconds. If there are more wakeups than this...
+/// Maximum number of wakeups within [`WINDOW`]. An admission causes some ten in as many milliseconds.
 const MAX_WAKEUPS: f64 = 30.0;
-/// ...within about this time...
+/// Approximate time in which wakeups are counted.
 const WINDOW: Duration = Duration::from_millis(100);
-/// ...events are read after this delay, in larger batches: the kernel queues 16,384 of them, and reports an
-/// overflow.
+/// Delay before events are read if there are more wakeups than that, so that they are read in larger batches:
+/// the kernel queues 16,384 of them, and reports an overflow.
 const BATCH_DELAY: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Debug)]

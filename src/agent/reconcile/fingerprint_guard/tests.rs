@@ -13,7 +13,7 @@ struct Bench {
     guard: FingerprintGuard,
     pods: PodCache,
     start: Instant,
-    events: Vec<(Reason, String)>,
+    report: PodReport,
 }
 
 impl Bench {
@@ -22,12 +22,12 @@ impl Bench {
         let start = Instant::now();
         let mut guard = FingerprintGuard::new(settings, start);
         guard.accept(account(&[]));
-        Self { guard, pods, start, events: Vec::new() }
+        Self { guard, pods, start, report: PodReport::default() }
     }
 
     fn check(&mut self, scope: Scope, milliseconds: u64) -> Option<Newest> {
         let now = self.start + Duration::from_millis(milliseconds);
-        self.guard.check(&self.pods, &NodeExclusions::default(), scope, now, &mut self.events)
+        self.guard.check(&self.pods, &NodeExclusions::default(), scope, now, &mut self.report)
     }
 
     /// Returns when the guard is to be checked again, in milliseconds after its start.
@@ -46,7 +46,7 @@ fn published(newest: Option<Newest>) -> (bool, bool) {
 fn nothing_is_published_without_an_account() {
     let mut guard = FingerprintGuard::new(GateSettings::default(), Instant::now());
     let (pods, exclude) = (PodCache::none(), NodeExclusions::default());
-    assert!(guard.check(&pods, &exclude, Scope::All, Instant::now(), &mut Vec::new()).is_none());
+    assert!(guard.check(&pods, &exclude, Scope::All, Instant::now(), &mut PodReport::default()).is_none());
 }
 
 #[test]
@@ -57,13 +57,13 @@ fn the_first_object_waits_for_the_pods_and_is_withheld_without_them() {
     assert_eq!(published(bench.check(Scope::All, 2000)), (true, true));
     assert_eq!(bench.recheck_after(), Some(60_000));
     assert!(bench.check(Scope::All, 59_999).is_none());
-    assert!(bench.events.is_empty());
+    assert!(bench.report.events.is_empty());
     assert_eq!(published(bench.check(Scope::All, 60_000)), (false, true));
-    let [(Reason::PodsUnknown, note)] = &bench.events[..] else { panic!("{:?}", bench.events) };
+    let [(Reason::PodsUnknown, note)] = &bench.report.events[..] else { panic!("{:?}", bench.report.events) };
     assert!(note.contains("the scheduler plugin cannot use"), "{note}");
     bench.guard.accept(account(&[]));
     assert_eq!(published(bench.check(Scope::All, 120_000)), (false, true));
-    assert_eq!(bench.events.len(), 1, "it is reported once");
+    assert_eq!(bench.report.events.len(), 1, "it is reported once");
 }
 
 #[test]
@@ -132,7 +132,9 @@ fn a_pod_that_is_not_admitted_is_given_up() {
     assert!(bench.check(Scope::All, 60_000).is_none(), "a match is delayed for a moment");
     assert_eq!(bench.recheck_after(), Some(60_050));
     assert_eq!(published(bench.check(Scope::All, 60_050)), (true, false));
-    let [(Reason::PodAdmissionTimeout, note)] = &bench.events[..] else { panic!("{:?}", bench.events) };
+    let [(Reason::PodAdmissionTimeout, note)] = &bench.report.events[..] else {
+        panic!("{:?}", bench.report.events)
+    };
     assert!(note.contains("the pod ns/a within 60s") && note.contains("not withheld"), "{note}");
 }
 
@@ -143,7 +145,8 @@ fn a_pod_that_nothing_waits_for_is_given_up_silently() {
         let mut bench = Bench::new(settings, PodCache::fixed(vec![pod("a")]));
         bench.check(Scope::All, 0);
         bench.check(Scope::All, 60_000);
-        bench.events
+        assert_eq!(bench.report.given_up, 1, "it is counted");
+        bench.report.events
     };
     assert!(given_up(false).is_empty());
     let events = given_up(true);
@@ -158,5 +161,5 @@ fn a_kubelet_that_does_not_respond_does_not_use_up_a_pods_time() {
     bench.guard.is_responding = false;
     assert_eq!(published(bench.check(Scope::All, 30_000)), (true, true));
     assert_eq!(published(bench.check(Scope::All, 90_000)), (false, true));
-    assert!(bench.events.is_empty());
+    assert!(bench.report.events.is_empty());
 }

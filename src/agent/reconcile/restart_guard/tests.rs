@@ -203,11 +203,12 @@ fn device_plugins_are_waited_for() {
 }
 
 #[test]
-fn the_time_does_not_run_while_the_api_server_is_down() {
+fn the_wait_starts_over_while_the_api_server_cannot_be_reached() {
     let (mut guard, second, start) = restarted();
     let partial = scan(second, &["a"], &["nic"]);
-    for (after, is_down) in [(Duration::ZERO, true), (LIMIT, true), (LIMIT + LIMIT / 2, false)] {
-        assert!(waits(&guard.check(&partial, is_down, None, start + after), "1 of the 2"), "{after:?}");
+    for (after, is_unreachable) in [(Duration::ZERO, true), (LIMIT, true), (LIMIT + LIMIT / 2, false)] {
+        let check = guard.check(&partial, is_unreachable, None, start + after);
+        assert!(waits(&check, "1 of the 2"), "{after:?}");
     }
     assert!(gives_up(&check(&mut guard, &partial, start + LIMIT * 2)));
 }
@@ -217,7 +218,8 @@ fn what_was_allocatable_is_expected_if_the_policy_is_unknown() {
     let (mut guard, second, start) = restarted();
     let mut empty = scan(second, &["a", "b"], &["nic"]);
     empty.inventory = Arc::new(Inventory::default());
-    assert!(waits(&check(&mut guard, &empty, start), "offers no CPUs"));
+    let expected = "offers no CPUs, although it had some before the restart";
+    assert!(waits(&check(&mut guard, &empty, start), expected));
     let config = Some(KubeletConfig::default());
     let allocatable = empty.inventory.allocatable.clone();
     empty.inventory = Arc::new(Inventory { config, allocatable, ..Inventory::default() });
@@ -239,9 +241,9 @@ fn a_static_policy_without_cpus_or_memory_has_not_started() {
         Scan { inventory: Arc::new(inventory), ..scan(KubeletInstance::default(), &[], &[]) }
     };
     let (cpus, memory) = (with(config("static", "None")), with(config("none", "Static")));
-    assert!(waits(&check(&mut guard, &cpus, start), "CPU manager policy is static"));
+    assert!(waits(&check(&mut guard, &cpus, start), "CPU Manager policy is static"));
     assert!(waits(&check(&mut guard, &memory, start), "Memory Manager policy is Static"));
     let later = check(&mut guard, &cpus, start + LIMIT * 9);
-    assert!(waits(&later, "CPU manager policy is static"));
+    assert!(waits(&later, "CPU Manager policy is static"));
     assert_eq!(check(&mut guard, &with(config("none", "None")), start), Check::Pass);
 }

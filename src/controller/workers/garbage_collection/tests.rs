@@ -95,11 +95,11 @@ async fn a_late_response_that_a_node_is_gone_is_requested_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn held_back_garbage_is_reported_however_many_agents_are_silent() {
+async fn held_back_garbage_is_reported_however_many_agents_are_not_ready() {
     let parts = Parts::new(fake::cluster(|_| async { (201, json!({"metadata": {"name": "e"}})) }));
     let workers = parts.workers();
     let node = Regarding::Node { name: "a", uid: "u" };
-    while workers.events.post(Reason::AgentSilent, node, "").await {}
+    while workers.events.post(Reason::AgentNotReady, node, "").await {}
     let mut reported = Reported::default();
     workers.hold_back(&Doubt::NoNodes { objects: 3 }, &mut reported).await;
     assert!(reported.is_posted);

@@ -6,16 +6,17 @@ use serde_json::{Map, Value};
 use super::super::error::PodErrors;
 use super::super::resource_names::unprefixed;
 use super::{DEVICES, STATUS};
+use crate::kubelet::INVALID_CPU;
 use crate::machine::{HIGHEST_NODE, Id, IdSet};
 use crate::proxy::allocations::CpusAndMemory;
-use crate::quantity::Quantity;
+use crate::quantity::{Quantity, is_huge_pages};
 
 /// Resources that are shares of a device: 100 is the whole device.
 const SHARES: [&str; 5] = ["gpu", "gpu-core", "gpu-memory-ratio", "rdma", "fpga"];
 /// Maximum number of amounts of memory of one pod: 64 nodes with memory and three sizes of huge pages.
 const MAX_MEMORY: usize = 256;
-/// Linux can be built for 8192 CPUs at most.
-const MAX_CPU: Id = 8191;
+/// The highest CPU id of any machine.
+const MAX_CPU: Id = INVALID_CPU - 1;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct JsonDevice {
@@ -161,7 +162,7 @@ fn add_memory(entry: &Value, all: &mut Vec<(Box<str>, u64, Id)>) -> Result<(), &
         Some(_) => return Err("the resources of a NUMA node are not a JSON object"),
     };
     for (name, amount) in resources {
-        if name != "memory" && !name.starts_with("hugepages-") {
+        if name != "memory" && !is_huge_pages(name) {
             continue;
         }
         if all.len() >= MAX_MEMORY {

@@ -67,7 +67,6 @@ func (p *plugins) setDevices(resource string, devices []device) error {
 		one = &plugin{
 			resource: resource,
 			dir:      p.dir,
-			socket:   strings.ReplaceAll(resource, "/", "_") + ".sock",
 			changed:  make(chan struct{}),
 			sent:     map[stream]<-chan struct{}{},
 			running:  true,
@@ -109,7 +108,6 @@ func (p *plugins) served() error {
 type plugin struct {
 	resource string
 	dir      string
-	socket   string
 
 	mu      sync.Mutex
 	devices []device
@@ -118,6 +116,8 @@ type plugin struct {
 	sent    map[stream]<-chan struct{} // what closes when the devices sent last are no longer so
 
 	server     *grpc.Server
+	listened   int      // how often it has listened
+	lost       bool     // the kubelet ended its stream from this server
 	registered identity // the kubelet's socket at the last registration
 
 	api.UnsafeDevicePluginServer
@@ -173,8 +173,10 @@ func (p *plugin) served() bool {
 
 // run keeps the plugin served and registered for as long as the process lives.
 func (p *plugin) run() {
+	said := ""
 	for {
-		if err := p.look(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err := p.look(); err != nil && !errors.Is(err, fs.ErrNotExist) && err.Error() != said {
+			said = err.Error()
 			log.Printf("plugin %s: %v", p.resource, err)
 		}
 		time.Sleep(lookEvery)
@@ -183,7 +185,7 @@ func (p *plugin) run() {
 
 // look does what is missing. A kubelet that starts removes every socket in the
 // directory and then makes its own: the first means serving again, the second
-// registering again.
+// registering again. So does a stream that the kubelet ended.
 func (p *plugin) look() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -195,7 +197,7 @@ func (p *plugin) look() error {
 	if err != nil {
 		return err
 	}
-	if _, err := os.Stat(p.path()); p.server == nil || errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(p.path()); p.server == nil || p.lost || errors.Is(err, fs.ErrNotExist) {
 		if err := p.listen(); err != nil {
 			return err
 		}
@@ -210,10 +212,21 @@ func (p *plugin) look() error {
 	return nil
 }
 
-func (p *plugin) path() string { return filepath.Join(p.dir, p.socket) }
+// socket is another name each time the plugin listens. A kubelet that gets another
+// registration before it noticed the end of the last connection mistakes one for the
+// other (runClient and deregisterClient of its plugin/v1beta1/handler.go): 1.37 then
+// answers "already connected" to this socket forever, and older ones close the new
+// connection, after which this plugin registers again.
+func (p *plugin) socket() string {
+	return fmt.Sprintf("%s-%d.sock", strings.ReplaceAll(p.resource, "/", "_"), p.listened)
+}
+
+func (p *plugin) path() string { return filepath.Join(p.dir, p.socket()) }
 
 func (p *plugin) listen() error {
 	p.halt()
+	p.listened++
+	p.lost = false
 	listener, err := net.Listen("unix", p.path())
 	if err != nil {
 		return err
@@ -244,7 +257,7 @@ func (p *plugin) register(kubelet string) error {
 	defer conn.Close() //nolint:errcheck // nothing hangs on it
 	_, err = api.NewRegistrationClient(conn).Register(ctx, &api.RegisterRequest{
 		Version:      api.Version,
-		Endpoint:     p.socket,
+		Endpoint:     p.socket(),
 		ResourceName: p.resource,
 		Options:      &api.DevicePluginOptions{},
 	})
@@ -262,20 +275,33 @@ func (p *plugin) snapshot() ([]*api.Device, <-chan struct{}) {
 	return devices, p.changed
 }
 
-// note remembers what a stream has been sent; nil, when it has ended.
+// begin returns which server it is that a stream begins at.
+func (p *plugin) begin() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.listened
+}
+
+// note remembers what a stream has been sent.
 func (p *plugin) note(to stream, sent <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if sent == nil {
-		delete(p.sent, to)
-	} else {
-		p.sent[to] = sent
+	p.sent[to] = sent
+}
+
+// end forgets a stream.
+func (p *plugin) end(of stream, server int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.sent, of)
+	if server == p.listened {
+		p.lost = true
 	}
 }
 
 // ListAndWatch sends the devices, and all of them again whenever they change.
 func (p *plugin) ListAndWatch(_ *api.Empty, to stream) error {
-	defer p.note(to, nil)
+	defer p.end(to, p.begin())
 	for {
 		devices, changed := p.snapshot()
 		if err := to.Send(&api.ListAndWatchResponse{Devices: devices}); err != nil {

@@ -32,15 +32,16 @@ pub(super) struct CommandLine {
     pub(super) config_dir: Option<String>,
     /// `--root-dir`
     pub(super) root_dir: Option<String>,
-    /// `--hostname-override`
+    /// `--hostname-override`, as the kubelet uses it; `None` if it is empty.
     hostname: Option<String>,
     /// Keys set by flags. Each replaces the key of the files entirely.
     pub(super) keys: Map<String, Value>,
 }
 
 impl CommandLine {
-    /// Finds the command line of the kubelet of `node` among the processes in `proc`: the only one running,
-    /// or the only one whose `--hostname-override` is this node.
+    /// Finds the command line of the kubelet of `node` among the processes in `proc`. Kubelets whose
+    /// `--hostname-override` is another node are ignored. Of several others, it is the only one whose
+    /// `--hostname-override` is this node.
     pub(super) fn find(proc: &Path, node: &str) -> Option<Self> {
         let processes = std::fs::read_dir(proc).ok()?.flatten();
         let pids =
@@ -92,7 +93,10 @@ impl CommandLine {
             "config" => self.config = text(),
             "config-dir" => self.config_dir = text(),
             "root-dir" => self.root_dir = text(),
-            "hostname-override" => self.hostname = text(),
+            // As in `GetHostname` of `k8s.io/component-helpers/node/util`.
+            "hostname-override" => {
+                self.hostname = Some(value.trim().to_lowercase()).filter(|name| !name.is_empty());
+            }
             "reserved-memory" => self.add_reserved_memory(value),
             _ => {}
         }
@@ -201,5 +205,15 @@ mod tests {
         run("34", "kubelet --config=/e --hostname-override=worker");
         assert_eq!(found(), None);
         assert_eq!(CommandLine::find(Path::new("/nowhere"), "worker"), None);
+    }
+
+    #[test]
+    fn the_overridden_hostname_is_normalized_as_in_the_kubelet() {
+        let hostname = |value: &str| {
+            let flag = format!("--hostname-override={value}");
+            CommandLine::parse_flags([flag.as_str()].into_iter()).hostname
+        };
+        assert_eq!(hostname(" Worker.Example "), Some("worker.example".to_owned()));
+        assert_eq!([hostname(""), hostname("  ")], [None, None]);
     }
 }

@@ -42,9 +42,10 @@ impl ConfigFiles {
         let (_, file, dir) = self.locate();
         let changed =
             |path: &PathBuf| path.metadata().and_then(|of| of.modified()).is_ok_and(|at| at > start);
+        let drop_ins = dir.as_deref().and_then(|dir| drop_ins(dir).ok());
+        let DropIns { files, dirs } = drop_ins.unwrap_or_default();
         // Deleting a file changes its directory.
-        let drop_ins = dir.iter().flat_map(|dir| drop_ins(dir).unwrap_or_default());
-        file.into_iter().chain(drop_ins).chain(dir.clone()).find(changed)
+        file.into_iter().chain(files).chain(dirs).chain(dir).find(changed)
     }
 
     /// Returns the file or directory that was replaced, if any: if it is mounted by itself, as into a
@@ -86,7 +87,7 @@ impl ConfigFiles {
         if let Some(dir) = dir {
             // A removed directory would look empty.
             self.check(&dir).map_err(|reason| unread_drop_ins(&dir, &reason))?;
-            for file in drop_ins(&dir)? {
+            for file in drop_ins(&dir)?.files {
                 merge(&mut config, read(&file)?);
             }
             place = format!("{place} with the drop-ins of {}", dir.display());
@@ -135,29 +136,38 @@ fn read(file: &Path) -> Result<Value, String> {
     read_text(file).and_then(|text| parse_mapping(&text)).map_err(|reason| unread(file, &reason))
 }
 
-/// Returns the files `*.conf` in `dir` and below in the order in which the kubelet merges them: by name, with
-/// a directory's files at its place.
-fn drop_ins(dir: &Path) -> Result<Vec<PathBuf>, String> {
-    let mut found = Vec::new();
+#[derive(Default)]
+struct DropIns {
+    /// The files `*.conf` in the order in which the kubelet merges them: by name, with a directory's files at
+    /// its place.
+    files: Vec<PathBuf>,
+    /// The directories below the searched one.
+    dirs: Vec<PathBuf>,
+}
+
+/// Returns the drop-ins in `dir` and below.
+fn drop_ins(dir: &Path) -> Result<DropIns, String> {
+    let mut found = DropIns::default();
     walk(dir, &mut found).map_err(|error| unread_drop_ins(dir, &error.to_string()))?;
-    if found.len() > MAX_DROP_INS {
+    if found.files.len() > MAX_DROP_INS {
         return Err(format!("there are more than {MAX_DROP_INS} drop-ins in {}", dir.display()));
     }
     Ok(found)
 }
 
-fn walk(dir: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
+fn walk(dir: &Path, found: &mut DropIns) -> std::io::Result<()> {
     let mut entries = std::fs::read_dir(dir)?.collect::<Result<Vec<_>, _>>()?;
     entries.sort_by_key(std::fs::DirEntry::file_name);
     for entry in entries {
-        if found.len() > MAX_DROP_INS {
+        if found.files.len() > MAX_DROP_INS {
             break;
         }
         // As in the kubelet, symlinks to directories are not followed; symlinks to files are read.
         if entry.file_type()?.is_dir() {
+            found.dirs.push(entry.path());
             walk(&entry.path(), found)?;
         } else if entry.path().extension() == Some(OsStr::new("conf")) {
-            found.push(entry.path());
+            found.files.push(entry.path());
         }
     }
     Ok(())
@@ -337,17 +347,18 @@ mod tests {
 
     #[test]
     fn a_file_that_changed_since_is_found() {
-        let host = Host::new(&[("k/config.yaml", ""), ("d/a.conf", ""), ("d/b.conf", "")]);
+        let all = ["k/config.yaml", "d/a.conf", "d/sub/b.conf", "d/sub", "d"];
+        let host = Host::new(&[(all[0], ""), (all[1], ""), (all[2], "")]);
         let at = |path: &str| host.0.path().join(path);
         let (before, start) = (Duration::from_secs(1_000_000), Duration::from_secs(2_000_000));
         let set = |path: &str, time: Duration| {
             std::fs::File::open(at(path)).unwrap().set_modified(UNIX_EPOCH + time).unwrap();
         };
-        ["k/config.yaml", "d/a.conf", "d/b.conf", "d"].iter().for_each(|path| set(path, before));
+        all.iter().for_each(|path| set(path, before));
         let files = ConfigFiles { dir: Some(at("d")), ..host.files() };
         let changed = || files.changed_since(UNIX_EPOCH + start);
         assert_eq!(changed(), None);
-        for path in ["k/config.yaml", "d/b.conf", "d"] {
+        for path in all {
             set(path, start + before);
             assert_eq!(changed(), Some(at(path)));
             set(path, before);

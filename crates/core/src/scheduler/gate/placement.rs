@@ -17,7 +17,7 @@ impl FingerprintGate {
         pods: Option<impl IntoIterator<Item = &'a Pod>>,
         input: &GateInput<'_>,
     ) -> Option<Placement> {
-        let is_published = self.settings.placement && Placement::is_read(input.topology);
+        let is_published = self.settings.placement && Placement::is_used_by_plugin(input.topology);
         if !is_published || self.settings.view != FingerprintView::Scheduler {
             return None;
         }

@@ -123,8 +123,9 @@ impl FingerprintGate {
         verdict: &mut Verdict,
     ) -> PodState {
         let wait = self.wait_of(pod, input, now);
-        // A List received after the pod was seen to have left Pending has the pod's own entry.
-        let is_current = wait.ran_at_list.is_some_and(|number| number != input.list_number);
+        // The List after `ran_at_list` may have been requested before the pod left Pending. The following ones were not: they
+        // have the pod's own entry, and what a terminating pod is still allocated.
+        let is_current = wait.ran_at_list.is_some_and(|number| input.list_number > number + 1);
         let own = entries.iter().filter(|entry| is_current || !self.is_predecessors(pod, entry));
         let own: Vec<&&PodUsage> = own.collect();
         if let Some(entry) = own.iter().find(|entry| input.requirements.are_met(pod, entry)) {
@@ -132,9 +133,7 @@ impl FingerprintGate {
             self.entries.insert(pod.full_name(), entry);
             return self.listed_state(pod, now, verdict);
         }
-        // What a terminating pod is still allocated is in any List that was requested after it left Pending.
-        // The List after `ran_at_list` may have been requested before, the following ones were not.
-        if is_terminating(pod) && wait.ran_at_list.is_some_and(|number| input.list_number > number + 1) {
+        if is_terminating(pod) && is_current {
             return PodState::Accounted;
         }
         let left = self.settings.give_up_after.saturating_sub(wait.responding);

@@ -76,7 +76,8 @@ fn every_exclusion_has_a_warning() {
     let mut exclude = NodeExclusions::default();
     assert!(exclude.is_empty());
     assert_eq!(exclude.warnings(), Vec::<String>::new());
-    exclude.resources = ["hugepages-2Mi", "example.com/nic"].map(str::to_owned).into();
+    exclude.resources =
+        ["hugepages-2Mi", "example.com/nic", "own.kubernetes.io/nic"].map(str::to_owned).into();
     let infra = PodPattern { namespace: "infra".parse().unwrap(), name: Pattern::any() };
     exclude.pods = vec![infra, PodPattern { namespace: Pattern::any(), name: "dns".parse().unwrap() }];
     exclude.outside_namespace = Some("team".into());
@@ -85,6 +86,7 @@ fn every_exclusion_has_a_warning() {
     let starts = [
         "example.com/nic is excluded: the scheduler plugin does not check it",
         "hugepages-2Mi is excluded: under the policy single-numa-node the scheduler plugin rejects the node",
+        "own.kubernetes.io/nic is excluded: under the policy single-numa-node the scheduler plugin rejects the node",
         "pods infra/*, */dns are excluded: what they are allocated looks free",
         "pods outside the namespace team are excluded: what they are allocated looks free",
     ];

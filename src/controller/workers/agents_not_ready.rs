@@ -9,7 +9,7 @@ use crate::controller::events::Reason;
 use crate::controller::names::first_names;
 use crate::controller::node_problems::{CoveredNodes, Problem};
 
-/// Limits of the check interval, which is a tenth of `silent_after`.
+/// Limits of the check interval, which is a tenth of `not_ready_after`.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -26,8 +26,8 @@ impl State {
 }
 
 impl Workers<'_> {
-    pub(super) async fn report_silent_agents(&self) {
-        let interval = (self.settings.silent_after / 10).clamp(MIN_INTERVAL, MAX_INTERVAL);
+    pub(super) async fn report_agents_not_ready(&self) {
+        let interval = (self.settings.not_ready_after / 10).clamp(MIN_INTERVAL, MAX_INTERVAL);
         let mut last_count = 0;
         loop {
             sleep(interval).await;
@@ -39,29 +39,31 @@ impl Workers<'_> {
             };
             let (count, unreported) = {
                 let mut state = self.state();
-                state.silent.set(covered.silent.keys().map(|name| &**name), now);
-                (state.silent.count(now), state.silent.unreported(now))
+                let nodes = &mut state.without_ready_agent;
+                nodes.set(covered.without_ready_agent.keys().map(|name| &**name), now);
+                (nodes.count(now), nodes.unreported(now))
             };
             self.metrics.agents(Some((covered.count, count)));
             log(&mut last_count, count, &unreported);
             for name in unreported {
-                let Some(problem) = covered.silent.get(&name) else { continue };
-                if !self.post(Reason::AgentSilent, &name, problem).await {
+                let Some(problem) = covered.without_ready_agent.get(&name) else { continue };
+                if !self.post(Reason::AgentNotReady, &name, problem).await {
                     break;
                 }
-                self.state().silent.reported(&name, Instant::now());
+                self.state().without_ready_agent.reported(&name, Instant::now());
             }
         }
     }
 
     /// Posts an Event about a Node. Returns false if it must be retried later.
     pub(super) async fn post(&self, reason: Reason, name: &str, problem: &Problem) -> bool {
-        let Some(uid) = self.uid_of(name) else { return true };
-        let minutes = self.settings.silent_after.as_secs_f64() / 60.0;
+        let Some(uid) = self.uid_of(name) else { return false };
+        let minutes = self.settings.not_ready_after.as_secs_f64() / 60.0;
         let note = format!("for at least {} min: {problem}", (minutes * 10.0).round() / 10.0);
         self.events.post(reason, Regarding::Node { name, uid: &uid }, &note).await
     }
 
+    /// Returns the Node's UID; `None` if the Node is not known now.
     fn uid_of(&self, name: &str) -> Option<Box<str>> {
         self.state().nodes.trusted(Instant::now())?.get(name).map(|node| node.uid.clone())
     }
@@ -72,8 +74,22 @@ fn log(last_count: &mut usize, count: usize, names: &[Box<str>]) {
         return;
     }
     match (count, names) {
-        (0, _) => info!("no agent is silent any longer"),
+        (0, _) => info!("no Ready Nodes are without a Ready agent any longer"),
         (_, []) => warn!("{count} Ready Nodes have no Ready agent"),
         (_, names) => warn!("{count} Ready Nodes have no Ready agent, among them {}", first_names(names)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::controller::fake::{self, Parts};
+
+    #[tokio::test]
+    async fn an_event_about_a_node_that_is_not_known_now_is_retried() {
+        let parts = Parts::new(fake::cluster(|_| async { (201, json!({"metadata": {"name": "e"}})) }));
+        assert!(!parts.workers().post(Reason::AgentNotReady, "a", &Problem::NoAgent).await);
     }
 }

@@ -1,11 +1,13 @@
+//! The decoded part of a Koordinator `Device`.
+
 use serde::Deserialize;
 
 use crate::machine::{HIGHEST_NODE, Id};
 
-/// The devices of one node.
+/// The devices of one node that Koordinator reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(from = "RawObject")]
-pub struct Devices {
+pub struct KoordinatorDevices {
     /// The accelerators' vendor as in the label, such as `nvidia` or `huawei`; empty if not reported.
     pub vendor: Box<str>,
     /// All devices, in the reported order.
@@ -85,7 +87,7 @@ struct RawFunction {
     bus: Option<Box<str>>,
 }
 
-impl From<RawObject> for Devices {
+impl From<RawObject> for KoordinatorDevices {
     fn from(raw: RawObject) -> Self {
         let vendor = raw.metadata.and_then(|metadata| metadata.labels?.vendor).unwrap_or_default();
         let devices = raw.spec.and_then(|spec| spec.devices).into_iter().flatten();
@@ -118,7 +120,7 @@ mod tests {
 
     #[test]
     fn only_the_needed_part_of_a_device_is_decoded() {
-        let devices: Devices = serde_json::from_value(json!({
+        let devices: KoordinatorDevices = serde_json::from_value(json!({
             "apiVersion": "scheduling.koordinator.sh/v1alpha1", "kind": "Device",
             "metadata": {"name": "w", "labels": {"node.koordinator.sh/gpu-vendor": "huawei", "x": "y"}, "annotations": {}},
             "spec": {"devices": [
@@ -156,7 +158,8 @@ mod tests {
             json!({"metadata": null, "spec": null}),
             json!({"metadata": {}, "spec": {"devices": null}}),
         ] {
-            assert_eq!(serde_json::from_value::<Devices>(bare).unwrap(), Devices::default());
+            let devices: KoordinatorDevices = serde_json::from_value(bare).unwrap();
+            assert_eq!(devices, KoordinatorDevices::default());
         }
     }
 }
