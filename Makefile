@@ -104,6 +104,7 @@ lint:
 	cargo clippy --locked --workspace --test '*' --features numacast/demo -- -D warnings
 	cargo clippy --locked -- -D warnings
 	cargo clippy --locked --package numacast-core -- -D warnings
+	CARGO_TARGET_DIR=target/pure cargo check --locked --manifest-path tests/pure/Cargo.toml --tests
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --offline check bans licenses sources; \
 	else echo 'lint: cargo-deny is not installed; the dependency rules of deny.toml were not checked'; fi
 

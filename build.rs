@@ -37,10 +37,12 @@ const SETS: [Set; 4] = [
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo:rerun-if-changed=proto");
+    // Beside this file: tests/pure uses it too, from its own directory.
+    let proto = Path::new(file!()).with_file_name("proto");
+    println!("cargo:rerun-if-changed={}", proto.display());
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
     for Set { folder, files, elsewhere } in SETS {
-        let root = Path::new("proto").join(folder);
+        let root = proto.join(folder);
         let target = out.join(folder);
         std::fs::create_dir_all(&target)?;
         let descriptors = protox::compile(files, [&root])?;

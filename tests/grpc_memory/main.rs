@@ -119,8 +119,8 @@ impl Client {
         let _ = self.0.write_all(bytes);
     }
 
-    /// Waits until the server has read everything and the tasks woken by it have run: it has one thread, so this also holds for
-    /// what other clients sent before.
+    /// Waits until the server has read everything and the tasks woken by it have run. The server has one
+    /// thread, so this also holds for what other clients sent before.
     fn settle(&mut self) {
         self.try_settle().unwrap();
     }

@@ -67,8 +67,8 @@ impl HostFiles for HostRoots {
 pub struct RecordedFiles {
     /// Path to text.
     pub read: BTreeMap<String, String>,
-    /// Path to the I/O error. Earlier versions wrote it as `refused`.
-    #[serde(default, alias = "refused", skip_serializing_if = "BTreeMap::is_empty")]
+    /// Path to the I/O error.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub errors: BTreeMap<String, String>,
     /// Directory to the names in it. If a directory is missing here, its names are taken from the paths in
     /// `read`.

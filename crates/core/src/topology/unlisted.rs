@@ -112,8 +112,12 @@ fn match_by_memory<'a>(
             matches.add_certain(uid, pod);
             continue;
         }
-        let sorted = index.most_memory_first(uids.iter().copied().filter(|uid| !chosen.contains(uid)));
-        for uid in sorted.into_iter().take(pods.len()) {
+        let (taken, free): (Vec<_>, Vec<_>) = uids.iter().partition(|uid| chosen.contains(*uid));
+        if free.len() < pods.len() {
+            // Some pod of this group has no UID of its own: one that another group took may be that pod's.
+            taken.into_iter().for_each(|uid| pods.iter().for_each(|pod| matches.add(uid, pod)));
+        }
+        for uid in index.most_memory_first(free.into_iter()).into_iter().take(pods.len()) {
             chosen.insert(uid);
             pods.iter().for_each(|pod| matches.add(uid, pod));
         }
@@ -324,6 +328,16 @@ mod tests {
         let with_pod_level = [pod_level, container("app", "", 64)];
         let pods = [pod("shared", &shared)];
         assert_eq!(matched(&pods, &[("u1", &with_pod_level), ("u2", &shared)]), ["u2 {\"app\"}"]);
+    }
+
+    /// A pod without an entry of its own may have ended since the List, or the entry is its own.
+    #[test]
+    fn an_entry_that_pods_of_two_kinds_may_have_counts_in_full() {
+        let pods = [pod("small", &[container("init", "", 64)]), pod("large", &[container("app", "", 64)])];
+        let entry = [container("init", "", 64), container("app", "", 64)];
+        assert_eq!(matched(&pods, &[("u1", &entry)]), ["u1 {}"]);
+        let own = [container("init", "", 64)];
+        assert_eq!(matched(&pods, &[("u1", &entry), ("u2", &own)]), ["u1 {\"app\"}", "u2 {\"init\"}"]);
     }
 
     #[test]

@@ -123,8 +123,8 @@ impl FingerprintGate {
         verdict: &mut Verdict,
     ) -> PodState {
         let wait = self.wait_of(pod, input, now);
-        // The List after `ran_at_list` may have been requested before the pod left Pending. The following ones were not: they
-        // have the pod's own entry, and what a terminating pod is still allocated.
+        // The List after `ran_at_list` may have been requested before the pod left Pending. The following ones
+        // were not: they have the pod's own entry, and what a terminating pod is still allocated.
         let is_current = wait.ran_at_list.is_some_and(|number| input.list_number > number + 1);
         let own = entries.iter().filter(|entry| is_current || !self.is_predecessors(pod, entry));
         let own: Vec<&&PodUsage> = own.collect();
