@@ -28,8 +28,8 @@ pub enum PurgeError {
     #[error("{0}; run the command again")]
     Cluster(ClusterError),
     #[error(
-        "the DaemonSet {namespace}/{name} runs no agents of numacast, so nothing was deleted: pass the agents' DaemonSet \
-         with --daemon-set; if there is none, pass --set controller.daemonSet="
+        "the DaemonSet {namespace}/{name} runs no agents of numacast, so nothing was deleted: name the agents' DaemonSet in \
+         --daemon-set, or use --set controller.daemonSet= if it does not exist"
     )]
     NotOurs { namespace: String, name: String },
     #[error(

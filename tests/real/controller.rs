@@ -682,8 +682,8 @@ async fn a_purge_skips_what_cannot_be_deleted_and_other_daemon_sets() -> Result<
     let all = names("worker", 12);
     fleet.add_objects(&all, "numacast").await?;
     let (code, _, stderr) = run(&kubeconfig, &["--purge", "--daemon-set", "kube-proxy"]).await?;
-    let not_ours = "numacast: the DaemonSet numacast/kube-proxy runs no agents of numacast, so nothing was deleted: pass \
-                    the agents' DaemonSet with --daemon-set; if there is none, pass --set controller.daemonSet=\n";
+    let not_ours = "numacast: the DaemonSet numacast/kube-proxy runs no agents of numacast, so nothing was deleted: name \
+                    the agents' DaemonSet in --daemon-set, or use --set controller.daemonSet= if it does not exist\n";
     ensure!((code, stderr.as_str()) == (Some(1), not_ours), "{stderr}");
     ensure!(sets.get_opt("kube-proxy").await?.is_some() && fleet.object_names().await?.len() == 12);
 

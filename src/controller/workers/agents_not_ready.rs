@@ -74,7 +74,7 @@ fn log(last_count: &mut usize, count: usize, names: &[Box<str>]) {
         return;
     }
     match (count, names) {
-        (0, _) => info!("no Ready Nodes are without a Ready agent any longer"),
+        (0, _) => info!("all covered Ready Nodes have a Ready agent again"),
         (_, []) => warn!("{count} Ready Nodes have no Ready agent"),
         (_, names) => warn!("{count} Ready Nodes have no Ready agent, among them {}", first_names(names)),
     }
