@@ -239,8 +239,17 @@ async fn a_recreated_node_owns_the_next_object_once_the_token_names_it() -> Resu
     // The agent's token is bound to the earlier Node, and the policy allows no other owner.
     let next = world.recreated(&first).await?;
     ensure!(next["metadata"].get("ownerReferences").is_none(), "{}", next["metadata"]);
-    let log = world.agent.log_tail();
-    ensure!(log.contains("with the UID in its token") && log.contains("created without an owner"), "{log}");
+    // It is logged after the API server's response.
+    until("the agent logs why", async || {
+        world.agent.still_runs()?;
+        let log = world.agent.log_tail();
+        ensure!(
+            log.contains("with the UID in its token") && log.contains("created without an owner"),
+            "{log}"
+        );
+        Ok(())
+    })
+    .await?;
 
     // The kubelet renews tokens.
     let admin = world.cluster.client();
