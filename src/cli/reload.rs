@@ -19,8 +19,9 @@ use crate::config::{Config, Effective, Origin, Shown};
 use crate::telemetry::{LogSwitch, start_logs};
 use crate::topology::ZoneRules;
 
-/// Interval at which the file is read again.
-const INTERVAL: Duration = Duration::from_secs(2);
+/// Interval at which the file is read again. A changed ConfigMap arrives about a minute later anyway, and each
+/// read costs an idle node CPU time.
+const INTERVAL: Duration = Duration::from_secs(10);
 /// Minimum age of the file when it is read again: a newer one may be incomplete.
 const SETTLED: Duration = Duration::from_secs(1);
 

@@ -80,6 +80,12 @@ impl Environment {
         std::fs::rename(at(".new"), at("numacast.yaml")).unwrap();
     }
 
+    /// Replaces the configuration file and has it read at once.
+    fn reload(&self, text: &str) {
+        self.configure(text);
+        self.signal(Signal::HUP);
+    }
+
     fn signal(&self, signal: Signal) {
         let id = i32::try_from(self.agent.id().unwrap()).unwrap();
         kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
@@ -121,7 +127,7 @@ async fn the_log_level_changes_with_the_file() {
     env.lines_until("`log.level` changed in ").await;
     env.start_pod("b").await;
     env.lines_until("DEBUG").await;
-    env.configure("log: {level: info}\n");
+    env.reload("log: {level: info}\n");
     env.lines_until("`log.level` changed in ").await;
     assert!(!any(&env.start_pod("c").await, "DEBUG"));
 }
@@ -145,7 +151,7 @@ async fn a_swapped_volume_of_a_config_map_is_read_again() {
 #[tokio::test]
 async fn a_flag_takes_precedence_over_a_changed_file() {
     let mut env = Environment::start("", &["--log-level", "info"]).await;
-    env.configure("log: {level: debug}\nzones: {fillers: false}\n");
+    env.reload("log: {level: debug}\nzones: {fillers: false}\n");
     let lines = env.lines_until(" changed in ").await;
     assert!(any(&lines, "`zones.fillers` changed in ") && !any(&lines, "`log.level`"), "{lines:#?}");
     assert!(!any(&env.start_pod("a").await, "DEBUG"));
@@ -199,7 +205,7 @@ async fn sigusr1_works_for_the_proxy_and_the_pods_api_server() {
 #[tokio::test]
 async fn changed_exclusions_apply_and_other_keys_need_a_restart() {
     let mut env = Environment::start("", &[]).await;
-    env.configure("exclude: {resources: {worker: [example.com/nic]}}\nscan: {poll: 1s, notifyFile: /n}\n");
+    env.reload("exclude: {resources: {worker: [example.com/nic]}}\nscan: {poll: 1s, notifyFile: /n}\n");
     let lines = env.lines_until(" and is in effect now").await;
     assert!(any(&lines, "`scan.notifyFile`, `scan.poll` changed in "), "{lines:#?}");
     assert!(any(&lines, ": restart numacast to apply it"), "{lines:#?}");
@@ -208,7 +214,7 @@ async fn changed_exclusions_apply_and_other_keys_need_a_restart() {
         zones.iter().any(|zone| zone.resources.iter().flatten().any(|r| r.name == "example.com/nic"))
     };
     env.wait_for(|| !lists_nics(&env)).await;
-    env.configure("");
+    env.reload("");
     env.wait_for(|| lists_nics(&env)).await;
     // Keys that were never applied are not reported when they are removed.
     assert!(!any(&env.lines_until("`exclude.resources` changed in ").await, "scan.poll"));
@@ -217,12 +223,11 @@ async fn changed_exclusions_apply_and_other_keys_need_a_restart() {
 #[tokio::test]
 async fn an_invalid_file_changes_nothing_and_is_reported_once() {
     let mut env = Environment::start("exclude: {resources: {worker: [example.com/nic]}}\n", &[]).await;
-    env.configure("log: {level: loud}\nexclude: {}\nscna: 1\n");
+    env.reload("log: {level: loud}\nexclude: {}\nscna: 1\n");
     let lines = env.lines_until("; the configuration read before stays in effect").await;
     let error = lines.last().unwrap();
     assert!(error.contains("`loud`") && error.contains("unknown key `scna`"), "{error}");
-    env.configure("log: {level: loud}\nexclude: {}\nscna: 1\n");
-    env.signal(Signal::HUP);
+    env.reload("log: {level: loud}\nexclude: {}\nscna: 1\n");
     assert!(!any(&env.lines_until(" is unchanged").await, "stays in effect"));
     std::fs::remove_file(env.node.root().join("etc/numacast.yaml")).unwrap();
     env.signal(Signal::HUP);
