@@ -101,6 +101,7 @@ fn while_a_scan_is_due_only_a_withheld_fingerprint_is_published() {
     let mut bench = Bench::new(GateSettings::default(), PodCache::fixed(vec![pod("a")]));
     assert!(bench.check(Scope::Urgent, 0).is_none());
     assert_eq!(published(bench.check(Scope::Urgent, 50)), (true, true));
+    assert!(bench.check(Scope::All, 51).is_none(), "it is published already");
 }
 
 #[test]
