@@ -13,8 +13,8 @@ use tokio::time::timeout;
 
 use crate::support::Node;
 
-/// Upper bound for events that take seconds at most.
-const TIMEOUT: Duration = Duration::from_secs(30);
+/// Upper bound for events that take twice the interval, 20 seconds, at most.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const TOKEN: &str = "a-secret-token";
 
 /// A running binary between a simulated kubelet and API server.
