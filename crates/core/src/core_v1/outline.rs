@@ -57,6 +57,10 @@ fn try_outline(bytes: &[u8]) -> Result<Vec<u8>, WireError> {
                 (outlined::METADATA, outlined::ANNOTATIONS, Value::Bytes(entry)) => {
                     is_source_annotation(bytes, entry)?
                 }
+                // prost reads an entry of a map whatever its wire type, and would find another field here.
+                (outlined::METADATA, outlined::ANNOTATIONS, _) => {
+                    return Err(WireError { reason: "an annotation that is no message", at: record.start });
+                }
                 (outlined::METADATA, inner, _) => outlined::OF_METADATA.contains(&inner),
                 (outlined::STATUS, inner, _) => outlined::OF_STATUS.contains(&inner),
                 _ => false,
@@ -161,6 +165,21 @@ mod tests {
         let other = "x".repeat(200);
         let [source, mirror] = SOURCE_ANNOTATIONS;
         assert_eq!(outline(&pod(&[source, &other, mirror])), pod(&SOURCE_ANNOTATIONS));
+    }
+
+    #[test]
+    fn an_annotation_of_another_wire_type_has_no_outline() {
+        let pod = |annotation: &[u8]| {
+            let mut pod = Vec::new();
+            wire::put_bytes(&mut pod, outlined::METADATA, &[b"\x0a\x01a", annotation].concat());
+            wire::put_bytes(&mut pod, 100, &[0; 100]);
+            pod
+        };
+        // An annotation with the key `b`, whose key and length read as a varint are followed by the name `b`.
+        assert!(!outline(&pod(b"\x62\x03\x0a\x01b")).is_empty());
+        let entry = pod(b"\x60\x03\x0a\x01b");
+        assert_eq!(core::Pod::decode(&*entry).unwrap().metadata.unwrap().name, "a");
+        assert_eq!(outline(&entry), Bytes::new());
     }
 
     #[test]
