@@ -57,7 +57,7 @@ fn try_outline(bytes: &[u8]) -> Result<Vec<u8>, WireError> {
                 (outlined::METADATA, outlined::ANNOTATIONS, Value::Bytes(entry)) => {
                     is_source_annotation(bytes, entry)?
                 }
-                // prost reads an entry of a map whatever its wire type, and would find another field here.
+                // prost decodes an entry of a map whatever its wire type: the fields after it would differ.
                 (outlined::METADATA, outlined::ANNOTATIONS, _) => {
                     return Err(WireError { reason: "an annotation that is no message", at: record.start });
                 }
@@ -175,7 +175,7 @@ mod tests {
             wire::put_bytes(&mut pod, 100, &[0; 100]);
             pod
         };
-        // An annotation with the key `b`, whose key and length read as a varint are followed by the name `b`.
+        // The same four bytes after the field's key: an entry of three bytes, or the number 3 and the name `b`.
         assert!(!outline(&pod(b"\x62\x03\x0a\x01b")).is_empty());
         let entry = pod(b"\x60\x03\x0a\x01b");
         assert_eq!(core::Pod::decode(&*entry).unwrap().metadata.unwrap().name, "a");
