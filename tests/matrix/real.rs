@@ -24,10 +24,16 @@ const COMMON: &str = "two-by-eight";
 /// is a failure.
 const CANNOT_START: [(&str, &str); 1] = [("memory-less-bare", "could not detect number of cpus")];
 
-/// The error of a kubelet that rejects its own checkpoint at a restart: once pods shared memory of several
+/// The error of a kubelet that rejects its own memory checkpoint at a restart: once pods shared memory of several
 /// NUMA nodes, it may record groups of nodes that it does not compute again. It starts when the file is
 /// removed.
-const CHECKPOINT_REJECTED: &str = "[memorymanager] the expected machine state is different from the real one";
+const MEMORY_REJECTED: &str = "[memorymanager] the expected machine state is different from the real one";
+
+/// The error of a kubelet that rejects its own CPU checkpoint at a restart, on `HYBRID` only: once it has assigned a
+/// CPU to two pods (kubernetes/kubernetes#140495) and one of them ended, the CPU is also in the shared pool.
+const CPUS_REJECTED: &str = "overlaps with default cpuset";
+/// The machine with cores of two kinds.
+const HYBRID: &str = "hybrid";
 
 /// Machines on which a kubelet before 1.36 practically never finishes an admission: its device hints try every subset of the
 /// NUMA nodes, here 2^34.
@@ -127,9 +133,9 @@ pub(crate) async fn run(cell: &Cell, index: usize, cluster: &Cluster, steps: usi
         Ok(node) => {
             if let Err(error) = walk(node, cell, steps, &mut outcome).await {
                 let error = format!("{error:#}");
-                match error.contains(CHECKPOINT_REJECTED) {
-                    true => outcome.kubelet_error = Some(CHECKPOINT_REJECTED.to_owned()),
-                    false => outcome.aborted = Some(error),
+                match rejected_checkpoint(&cell.machine, &error) {
+                    Some(known) => outcome.kubelet_error = Some(known.to_owned()),
+                    None => outcome.aborted = Some(error),
                 }
             }
         }
@@ -146,6 +152,12 @@ pub(crate) async fn run(cell: &Cell, index: usize, cluster: &Cluster, steps: usi
         }
     }
     outcome
+}
+
+/// Returns the known error by which a kubelet on this machine rejected its own checkpoint, if it is one.
+fn rejected_checkpoint(machine: &str, error: &str) -> Option<&'static str> {
+    let known = [(MEMORY_REJECTED, true), (CPUS_REJECTED, machine == HYBRID)];
+    known.into_iter().find_map(|(text, expected)| (expected && error.contains(text)).then_some(text))
 }
 
 fn setup(cell: &Cell, name: &str) -> Result<NodeSetup> {
