@@ -24,8 +24,12 @@ const FAULT_PERIOD: u64 = 7_000;
 const STOP_PERIOD: u64 = 90_000;
 /// More events than the kernel queues for one reader.
 const LOST_EVENTS: u32 = 20_000;
-/// Allowed growth of resident memory over the second half of the run: the allocator's noise.
+/// Allowed steady growth of resident memory over the second half of the run: the allocator's noise.
 const MAX_GROWTH_KIB: f64 = 256.0;
+/// Allowed growth in steps beside it: hyper's read buffer of one connection. When a read needs more than the
+/// buffer has, the buffer doubles (`BytesMut::reserve`), up to twice hyper's `DEFAULT_MAX_BUFFER_SIZE` of 408 KiB
+/// (`hyper::proto::h1::io`), and the heap keeps the pages. With perf, such a reallocation was seen at each step.
+const MAX_STEP_KIB: f64 = 816.0;
 
 const GIB: u64 = 1 << 30;
 
@@ -210,8 +214,8 @@ fn report(
     )?;
     writeln!(
         out,
-        "| {:22} | {:>7} | {:>7} | {:>7} | {:>26} |",
-        "", "first", "last", "max", "growth over the second half"
+        "| {:22} | {:>7} | {:>7} | {:>7} | growth over the second half: {:>6} | {:>6} |",
+        "", "first", "last", "max", "steady", "in all"
     )?;
     let mut within_limits = true;
     for (index, (name, value)) in series.into_iter().enumerate() {
@@ -219,13 +223,27 @@ fn report(
         let (first, last, max) =
             (values().next().unwrap_or(0), values().next_back().unwrap_or(0), values().max().unwrap_or(0));
         let points: Vec<(f64, f64)> = second.iter().map(|(at, sample)| (*at, value(sample) as f64)).collect();
-        let growth = growth(&points);
-        writeln!(out, "| {name:22} | {first:7} | {last:7} | {max:7} | {growth:27.1} |")?;
-        // Descriptors and threads stay constant, except for a connection that is being reopened.
-        within_limits &= growth <= if index < 2 { MAX_GROWTH_KIB } else { 1.0 };
+        let (steady, growth) = (steady_growth(&points), growth(&points));
+        writeln!(out, "| {name:22} | {first:7} | {last:7} | {max:7} | {steady:35.1} | {growth:6.1} |")?;
+        within_limits &= match index {
+            0 | 1 => steady <= MAX_GROWTH_KIB && growth <= MAX_GROWTH_KIB + MAX_STEP_KIB,
+            // Descriptors and threads stay constant, except for a connection that is being reopened.
+            _ => growth <= 1.0,
+        };
     }
     writeln!(out, "{}", if within_limits { "nothing grows" } else { "it GROWS" })?;
     Ok(within_limits)
+}
+
+/// Returns the increase from the first to the last point at the median slope of all pairs of points (Theil-Sen):
+/// that of a steady growth, which one step does not change.
+fn steady_growth(points: &[(f64, f64)]) -> f64 {
+    let pairs = points.iter().enumerate().flat_map(|(index, one)| {
+        points[index + 1..].iter().map(move |other| (other.1 - one.1) / (other.0 - one.0))
+    });
+    let mut slopes: Vec<f64> = pairs.collect();
+    slopes.sort_by(f64::total_cmp);
+    slopes.get(slopes.len() / 2).map_or(0.0, |median| median * length(points))
 }
 
 /// Returns the increase from the first to the last point along a least-squares line.
@@ -237,6 +255,10 @@ fn growth(points: &[(f64, f64)]) -> f64 {
         up += (point.0 - x) * (point.1 - y);
         down += (point.0 - x) * (point.0 - x);
     }
-    let length = points.last().map_or(0.0, |last| last.0) - points.first().map_or(0.0, |first| first.0);
-    if down > 0.0 { up / down * length } else { 0.0 }
+    if down > 0.0 { up / down * length(points) } else { 0.0 }
+}
+
+/// Returns the seconds from the first to the last point.
+fn length(points: &[(f64, f64)]) -> f64 {
+    points.last().map_or(0.0, |last| last.0) - points.first().map_or(0.0, |first| first.0)
 }
