@@ -168,6 +168,22 @@ mod tests {
     }
 
     #[test]
+    fn outlines_keep_phase_and_conditions() {
+        let pod = |status: &[u8]| {
+            let mut pod = Vec::new();
+            wire::put_bytes(&mut pod, outlined::METADATA, b"\x0a\x01a");
+            wire::put_bytes(&mut pod, outlined::STATUS, status);
+            pod
+        };
+        let mut kept = Vec::new();
+        wire::put_bytes(&mut kept, 1, b"Running");
+        wire::put_bytes(&mut kept, 2, b"\x0a\x05Ready");
+        let mut status = kept.clone();
+        wire::put_bytes(&mut status, 3, &[b'x'; 200]);
+        assert_eq!(outline(&pod(&status)), pod(&kept));
+    }
+
+    #[test]
     fn an_annotation_of_another_wire_type_has_no_outline() {
         let pod = |annotation: &[u8]| {
             let mut pod = Vec::new();
@@ -199,6 +215,8 @@ mod tests {
             assert_eq!(bytes, sizes.iter().sum::<usize>());
             sizes
         };
+        // As many bytes as a thousand typical pods.
+        assert_eq!(kept(MAX_RAW_BYTES, &[100; 100_000]), vec![100; 100_000]);
         assert_eq!(kept(300, &[50, 130, 120]), [50, 130, 120]);
         assert_eq!(kept(299, &[50, 130, 120]), [50, 5, 120]);
         assert_eq!(kept(175, &[50, 130, 120]), [50, 5, 120]);
