@@ -9,10 +9,10 @@
 //! it. Otherwise, such as for several types of device or another rule for containers:
 //!
 //! 1. add a file beside `mapping.rs` (with several types of device, `koordinator.rs` is the closer example).
-//!    Its function parses the annotation, stops after `MAX_IDS` entries, and passes the devices of each
-//!    resource, a `RequestedDevice` for each, to `PodReader::allocate`, which chooses the containers by
-//!    their requests, or to `PodReader::allocate_to`, which takes a container's name. Call it in
-//!    `Rules::read_pod`;
+//!    Its function parses the annotation, stops after `MAX_IDS + 1` entries (one too many is an error), and
+//!    passes the devices of each resource, a `RequestedDevice` for each, to `PodReader::allocate`, which
+//!    chooses the containers by their requests, or to `PodReader::allocate_to`, which takes a container's
+//!    name. Call it in `Rules::read_pod`;
 //! 2. add a switch to [`Annotations`] (a configuration key) and to [`Annotations::are_merged`], without which
 //!    nothing is read;
 //! 3. add the annotation's own key to [`Rules::keys`]: other annotations are not kept;
