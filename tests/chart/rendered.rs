@@ -92,8 +92,12 @@ fn the_image_of_the_scheduler_follows_the_version_of_the_cluster() -> Result<()>
     ] {
         let objects = helm.render(&["--set", "scheduler.enabled=true", "--kube-version", version])?;
         let deployment = objects.one("Deployment", "numacast-scheduler")?;
-        let image = deployment["spec"]["template"]["spec"]["containers"][0]["image"].as_str().unwrap_or_default();
-        ensure!(image == format!("registry.k8s.io/scheduler-plugins/kube-scheduler:{tag}"), "{version}: {image}");
+        let image =
+            deployment["spec"]["template"]["spec"]["containers"][0]["image"].as_str().unwrap_or_default();
+        ensure!(
+            image == format!("registry.k8s.io/scheduler-plugins/kube-scheduler:{tag}"),
+            "{version}: {image}"
+        );
         let rule = serde_json::to_value(config_of(&objects, "numacast-agent")?.fingerprint.plugin_release)?;
         ensure!(rule == release, "{version}: {rule}");
     }

@@ -283,9 +283,14 @@ fn roles_are_narrow(objects: &Objects) -> Result<()> {
     for binding in objects.all("RoleBinding").chain(objects.all("ClusterRoleBinding")) {
         let reference = &binding["roleRef"];
         let (kind, name) = (reference["kind"].as_str(), reference["name"].as_str());
-        let built_in = ["system:kube-scheduler", "system:volume-scheduler", "extension-apiserver-authentication-reader"];
-        let is_built_in = built_in.contains(&name.unwrap_or_default()) && name_of(binding).contains("-scheduler");
-        ensure!(is_built_in || objects.one(kind.unwrap_or_default(), name.unwrap_or_default()).is_ok(), "{reference} is not there");
+        let built_in =
+            ["system:kube-scheduler", "system:volume-scheduler", "extension-apiserver-authentication-reader"];
+        let is_built_in =
+            built_in.contains(&name.unwrap_or_default()) && name_of(binding).contains("-scheduler");
+        ensure!(
+            is_built_in || objects.one(kind.unwrap_or_default(), name.unwrap_or_default()).is_ok(),
+            "{reference} is not there"
+        );
         for subject in items(&binding["subjects"]) {
             let runs = objects.pods().any(|(_, pod)| pod["spec"]["serviceAccountName"] == subject["name"]);
             ensure!(runs && subject["namespace"] == "numa", "{} is bound to {subject}", name_of(binding));
