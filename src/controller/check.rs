@@ -127,7 +127,7 @@ impl State {
             self.of_nodes.push(name.clone());
         }
         self.invalid.extend(summary.invalid.clone().map(|error| (name.clone(), error)));
-        let is_ours = summary.describes_node && summary.meta.writers.other.is_none();
+        let is_ours = summary.describes_node && !summary.meta.is_kept && summary.meta.writers.other.is_none();
         self.without_policy.extend((is_ours && summary.policy.is_none()).then(|| name.clone()));
         self.foreign.extend(summary.meta.writers.other.clone().map(|other| (name.clone(), other)));
         self.fleet.add(summary);
