@@ -70,6 +70,11 @@ impl Config {
         self.publish.reserve.unwrap_or(reads_directly && self.pods.source.may_be_api_server())
     }
 
+    /// Returns whether the object has the NUMA node of each container, for the plugin's preemption.
+    pub fn has_placement(&self) -> bool {
+        self.consumer == Consumer::SchedulerPlugins
+    }
+
     /// Returns the proxy's socket.
     pub fn proxy_socket(&self) -> Socket {
         socket(&self.paths().proxy_dir, PROXY_SOCKET, self.proxy.group)

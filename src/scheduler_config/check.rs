@@ -1,5 +1,7 @@
 //! What of a scheduler's configuration contradicts ours.
 
+use serde_json::{Map, Value};
+
 use super::file::{Cache, File, Profile};
 use super::{API_VERSION, PLUGIN, SchedulerConfigError, caches};
 use crate::config::{Config, Nudge};
@@ -81,8 +83,7 @@ fn of_profile(config: &Config, profile: &Profile) -> Vec<String> {
             found.extend(of_direct(config, "cacheResyncPeriodSeconds is 0, the default", false));
         }
     }
-    let has_placement = config.agent_settings().gate.placement;
-    if profile.text("preemptionMode", "Disabled") == "Enabled" && !has_placement {
+    if profile.text("preemptionMode", "Disabled") == "Enabled" && !config.has_placement() {
         found.push(
             "preemptionMode is Enabled, but objects have the NUMA node of each container only with `consumer: \
              schedulerPlugins`: no pod is evicted"
@@ -122,19 +123,21 @@ fn of_extension_points(profile: &Profile) -> Vec<String> {
     found
 }
 
+/// Returns a sentence for each argument that the plugin does not know.
+fn unknown<'a>(
+    of: &'a str,
+    known: &'a [&str],
+    args: Option<&'a Map<String, Value>>,
+) -> impl Iterator<Item = String> {
+    let names = args.into_iter().flat_map(Map::keys).filter(|name| !known.contains(&name.as_str()));
+    names.map(move |name| format!("{of}{name} is no argument of the plugin: the scheduler does not start"))
+}
+
 /// Returns arguments and values that the plugin does not know.
 fn of_names(profile: &Profile) -> Vec<String> {
-    let mut found = Vec::new();
-    let names = |of: &str, known: &[&str], value: Option<&serde_json::Map<String, serde_json::Value>>| {
-        let unknown = value.into_iter().flat_map(serde_json::Map::keys);
-        let unknown = unknown.filter(|name| !known.contains(&name.as_str()));
-        unknown
-            .map(|name| format!("{of}{name} is no argument of the plugin: the scheduler does not start"))
-            .collect()
-    };
-    found.extend::<Vec<String>>(names("", &ARGS, profile.args()));
-    let cache = profile.arg("cache").and_then(serde_json::Value::as_object);
-    found.extend::<Vec<String>>(names("cache.", &CACHE_ARGS, cache));
+    let cache = profile.arg("cache").and_then(Value::as_object);
+    let mut found: Vec<String> =
+        unknown("", &ARGS, profile.args()).chain(unknown("cache.", &CACHE_ARGS, cache)).collect();
     let strategy = profile.text("scoringStrategy.type", "LeastAllocated");
     if !STRATEGIES.contains(&strategy) {
         found.push(format!(
@@ -178,7 +181,8 @@ fn of_over_reserve(config: &Config, profile: &Profile, period: u64) -> Vec<Strin
     );
     say(
         profile.text("cache.foreignPodsDetect", "All") == "None",
-        "cache.foreignPodsDetect is None: what other schedulers and static pods take is not noticed until a pod is rejected"
+        "cache.foreignPodsDetect is None: the plugin does not notice pods of other schedulers, and may place its own where they \
+         already use the resources"
             .to_owned(),
     );
     say(

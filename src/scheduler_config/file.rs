@@ -7,6 +7,9 @@ use serde_json::{Map, Value};
 
 use super::{PLUGIN, SchedulerConfigError};
 
+/// Plugins that sort pods: the default, and those of scheduler-plugins.
+const SORTERS: [&str; 4] = ["PrioritySort", "Coscheduling", "QOSSort", "TopologicalSort"];
+
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct File {
@@ -93,19 +96,12 @@ impl Profile {
 
     /// Returns whether pods are sorted, without which the scheduler does not start.
     pub(super) fn sorts_pods(&self) -> bool {
-        let is_disabled =
-            ["queueSort", "multiPoint"].iter().any(|point| self.disables(point, "PrioritySort"));
-        let is_enabled = |point| self.lists(point, "PrioritySort", |set| &set.enabled);
-        let has_other =
+        let is_disabled = ["queueSort", "multiPoint"].iter().any(|point| self.disables(point, SORTERS[0]));
+        let has_own =
             self.set("queueSort").and_then(|set| set.enabled.as_ref()).is_some_and(|all| !all.is_empty());
-        !is_disabled || has_other || is_enabled("multiPoint") || self.sorts_by_other()
-    }
-
-    /// Returns whether one of upstream's plugins that sort pods is enabled.
-    fn sorts_by_other(&self) -> bool {
-        ["Coscheduling", "QOSSort", "TopologicalSort"]
-            .iter()
-            .any(|name| self.lists("multiPoint", name, |set| &set.enabled))
+        !is_disabled
+            || has_own
+            || SORTERS.iter().any(|name| self.lists("multiPoint", name, |set| &set.enabled))
     }
 
     fn set(&self, point: &str) -> Option<&PluginSet> {

@@ -1,11 +1,9 @@
 //! The objects that Helm renders.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
-use numacast::config::{Config, Layers};
 use numacast::scheduler_config::{disagreements, profile};
 use serde_json::{Value, json};
 
@@ -48,12 +46,6 @@ fn every_value_gives_objects_that_keep_the_rules() -> Result<()> {
     rules::check(&helm.render(&["--set-string", "serviceAccount.agent.name=1"])?)
 }
 
-/// Returns the configuration of one component.
-fn config_of(objects: &Objects, name: &str) -> Result<Config> {
-    let effective = Layers::default().text(objects.configuration(name)?, Path::new(name)).finish();
-    Ok(effective.map_err(|errors| anyhow::anyhow!("{name}: {errors:?}"))?.config)
-}
-
 #[test]
 fn the_configuration_of_the_scheduler_fits_that_of_the_agents() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
@@ -67,8 +59,8 @@ fn the_configuration_of_the_scheduler_fits_that_of_the_agents() -> Result<()> {
         let objects = helm.render(&["--set", values])?;
         let map = objects.one("ConfigMap", "numacast-scheduler")?;
         let text = map["data"]["scheduler.yaml"].as_str().context("no configuration")?;
-        let mut config = config_of(&objects, "numacast-agent")?;
-        config.controller = config_of(&objects, "numacast-controller")?.controller;
+        let mut config = objects.config("numacast-agent")?;
+        config.controller = objects.config("numacast-controller")?.controller;
         let found = disagreements(&config, text)?;
         ensure!(found.is_empty(), "{values}: {found:?}");
         // What the chart adds to the profile that is printed: leader election.
@@ -98,7 +90,7 @@ fn the_image_of_the_scheduler_follows_the_version_of_the_cluster() -> Result<()>
             image == format!("registry.k8s.io/scheduler-plugins/kube-scheduler:{tag}"),
             "{version}: {image}"
         );
-        let rule = serde_json::to_value(config_of(&objects, "numacast-agent")?.fingerprint.plugin_release)?;
+        let rule = serde_json::to_value(objects.config("numacast-agent")?.fingerprint.plugin_release)?;
         ensure!(rule == release, "{version}: {rule}");
     }
     let digest = format!("sha256:{}", "a".repeat(64));
@@ -106,7 +98,7 @@ fn the_image_of_the_scheduler_follows_the_version_of_the_cluster() -> Result<()>
     let objects = helm.render(&["--set", &set])?;
     let deployment = objects.one("Deployment", "numacast-scheduler")?.to_string();
     ensure!(deployment.contains(&format!("kube-scheduler@{digest}")), "{deployment}");
-    let rule = config_of(&objects, "numacast-agent")?.fingerprint.plugin_release;
+    let rule = objects.config("numacast-agent")?.fingerprint.plugin_release;
     ensure!(serde_json::to_value(rule)? == "v0.34");
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use numacast::config::{Endpoint, Layers, PodsApiSource, TlsFiles};
+use numacast::config::{Endpoint, PodsApiSource, TlsFiles};
 use serde_json::{Value, json};
 
 use crate::helm::{Objects, items, name_of, words};
@@ -222,8 +222,7 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
     let maps = objects.all("ConfigMap").filter(|map| map["data"]["config.yaml"].is_string());
     for map in maps {
         let name = name_of(map);
-        let effective = Layers::default().text(objects.configuration(name)?, Path::new(name)).finish();
-        let config = effective.map_err(|errors| anyhow::anyhow!("{name}: {errors:?}"))?.config;
+        let config = objects.config(name)?;
         let Some((_, pod)) = objects.pods().find(|(object, _)| name_of(object) == name) else { continue };
         let mounts: Vec<&str> = items(&pod["spec"]["containers"][0]["volumeMounts"])
             .filter_map(|mount| mount["mountPath"].as_str())
