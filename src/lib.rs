@@ -23,6 +23,7 @@ pub mod proxy;
 #[cfg(test)]
 #[path = "../crates/core/src/randomised.rs"]
 mod randomised;
+pub mod scheduler_config;
 pub mod telemetry;
 pub mod util;
 

@@ -1,3 +1,5 @@
+mod scheduler;
+
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -39,6 +41,7 @@ enum Verb {
         /// A key such as exclude.pods, or a section such as exclude; every key if it is left out
         key: Option<String>,
     },
+    Scheduler(Box<scheduler::Args>),
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -61,6 +64,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
             let blocks: Vec<String> = explain(key.as_deref())?.into_iter().map(explanation).collect();
             super::print(&blocks.join("\n"))?;
         }
+        Verb::Scheduler(args) => return scheduler::run(*args),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -175,9 +175,8 @@ pub struct Fingerprint {
     pub method: FingerprintMethod,
     /// The plugin's `cache.informerMode`: `dedicated` or `shared`. The two must be equal.
     ///
-    /// The plugin's default is `Dedicated`, without a `cache` section `Shared`. A wrong one stops the plugin
-    /// from placing pods: `dedicated` counts pods that have ended for as long as they exist, `shared` does
-    /// not.
+    /// The plugin's default is `Dedicated`. A wrong one stops the plugin from placing pods: `dedicated` counts
+    /// pods that have ended for as long as they exist, `shared` does not.
     pub informer_mode: Informer,
     /// The release of scheduler-plugins, whose rule for exclusive resources applies: `v0.34` (tags up to
     /// v0.34.7, and v0.35.4-devel) or `v0.35` (v0.35.7 and later).

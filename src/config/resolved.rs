@@ -57,7 +57,7 @@ impl Config {
     }
 
     /// Returns which pods the fingerprint covers.
-    pub(super) fn view(&self) -> FingerprintView {
+    pub fn view(&self) -> FingerprintView {
         self.fingerprint.view.unwrap_or(match self.consumer {
             Consumer::SchedulerPlugins => FingerprintView::Scheduler,
             _ => FingerprintView::None,
@@ -65,9 +65,14 @@ impl Config {
     }
 
     /// Returns whether to reserve resources for bound pods. Only the API server reports bindings.
-    pub(super) fn reserves(&self) -> bool {
+    pub fn reserves(&self) -> bool {
         let reads_directly = matches!(self.consumer, Consumer::SchedulerPluginsDirect | Consumer::Kai);
         self.publish.reserve.unwrap_or(reads_directly && self.pods.source.may_be_api_server())
+    }
+
+    /// Returns whether the object has the NUMA node of each container, for the plugin's preemption.
+    pub fn has_placement(&self) -> bool {
+        self.consumer == Consumer::SchedulerPlugins
     }
 
     /// Returns the proxy's socket.

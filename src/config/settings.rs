@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{Config, Consumer, Kubelet, KubeletConfig, Nudge, Paths, PodSource, PodsApiSource};
+use super::{Config, Kubelet, KubeletConfig, Nudge, Paths, PodSource, PodsApiSource};
 use crate::agent::{self, ConfigSources};
 use crate::cluster::{Cluster, ClusterError};
 use crate::controller::{self, NoNamespace, NudgePlan};
@@ -62,7 +62,7 @@ impl Config {
                 release: fingerprint.plugin_release,
                 withhold_after: fingerprint.withhold_after.get(),
                 reserve: self.reserves(),
-                placement: self.consumer == Consumer::SchedulerPlugins,
+                placement: self.has_placement(),
                 ..GateSettings::default()
             },
             status_file: fingerprint.status_file,
@@ -201,6 +201,7 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Consumer;
     use super::*;
 
     fn of_controller(change: impl FnOnce(&mut Config)) -> controller::Settings {

@@ -10,6 +10,10 @@ use super::scheduler_pods::SchedulerPods;
 use super::settings::Settings;
 use crate::cluster::{Cluster, ClusterError, NrtSummary, SlimNode, SlimPod};
 
+/// The problem of an object without policies.
+const NO_POLICY: &str = "it has no policies, so schedulers ignore its zones: the agent cannot read the kubelet's \
+                         configuration; the Event PoliciesUnknown on the Node has the reason";
+
 /// Maximum number of problems of each kind in the report.
 const MAX_PROBLEMS: usize = 100;
 
@@ -63,6 +67,8 @@ struct State {
     foreign: Vec<(String, String)>,
     /// Objects with an invalid quantity, and the error.
     invalid: Vec<(String, String)>,
+    /// Objects of ours that name no policy of the Topology Manager.
+    without_policy: Vec<String>,
     /// Why the DaemonSet cannot be used.
     daemon_set_problem: Option<String>,
     /// Namespace and labels of the scheduler's pods, if none is running.
@@ -121,6 +127,8 @@ impl State {
             self.of_nodes.push(name.clone());
         }
         self.invalid.extend(summary.invalid.clone().map(|error| (name.clone(), error)));
+        let is_ours = summary.describes_node && !summary.meta.is_kept && summary.meta.writers.other.is_none();
+        self.without_policy.extend((is_ours && summary.policy.is_none()).then(|| name.clone()));
         self.foreign.extend(summary.meta.writers.other.clone().map(|other| (name.clone(), other)));
         self.fleet.add(summary);
     }
@@ -156,6 +164,7 @@ impl State {
         report.add(orphans.map(|name| format!("object {name}: there is no Node of this name")).collect());
         let foreign = |(name, other): &(String, String)| format!("object {name}: {other} wrote its zones");
         report.add(self.foreign.iter().map(foreign).collect());
+        report.add(self.without_policy.iter().map(|name| format!("object {name}: {NO_POLICY}")).collect());
         report.add(self.fleet.newer.iter().map(|name| format!("object {name}: {NEWER}")).collect());
         report.add(self.missing_scheduler.iter().map(|pods| format!("{NO_SCHEDULER} {pods}")).collect());
         report.add(self.invalid.iter().map(|(name, error)| format!("object {name}: {error}")).collect());
@@ -172,7 +181,7 @@ mod tests {
     use crate::cluster::NrtMeta;
 
     fn summary(name: &str) -> NrtSummary {
-        NrtSummary::new(NrtMeta::ours(name))
+        NrtSummary { policy: Some("none".to_owned()), ..NrtSummary::new(NrtMeta::ours(name)) }
     }
 
     fn state(nodes: &[(&str, bool, bool)], agents: &[(&str, bool)]) -> State {
@@ -207,6 +216,7 @@ mod tests {
         state.add(NrtSummary { describes_node: false, ..summary("rack") });
         let invalid = Some("cpu: `x` is nothing".into());
         state.add(NrtSummary { describes_node: false, invalid, ..summary("odd") });
+        state.add(NrtSummary { policy: None, ..summary("b") });
         let report = state.report();
         assert_eq!(
             report.problems,
@@ -216,6 +226,7 @@ mod tests {
                 "Node c: no agent runs on it",
                 "object gone: there is no Node of this name",
                 "object d: nfd-topology-updater wrote its zones",
+                &format!("object b: {NO_POLICY}"),
                 "object odd: cpu: `x` is nothing",
             ]
         );

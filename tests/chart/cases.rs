@@ -43,7 +43,7 @@ const EVERYTHING: [&str; 14] = [
 ];
 
 /// Single settings, or a few related ones.
-const SWITCHES: [&[&str]; 64] = [
+const SWITCHES: [&[&str]; 68] = [
     &[],
     &["nameOverride=zones"],
     &["fullnameOverride=zones"],
@@ -76,6 +76,7 @@ const SWITCHES: [&[&str]; 64] = [
     &["kubelet.configFile=/var/lib/kubelet/config.yaml"],
     &["kubelet.configFile=/etc/kubernetes/kubelet.conf", "kubelet.configDir=/etc/kubernetes/kubelet.conf.d"],
     &["kubelet.mountDir=true"],
+    &["kubelet.mountDir=true", "config.kubelet.config.file=/host/var/lib/kubelet/config.yaml"],
     &[
         "kubelet.mountDir=true",
         "kubelet.configFile=/var/lib/kubelet/config.yaml",
@@ -146,6 +147,16 @@ const SWITCHES: [&[&str]; 64] = [
         "controller.config.controller.lease=",
         "controller.config.controller.daemonSet=",
         "controller.replicas=1",
+    ],
+    &["scheduler.enabled=true", "scheduler.config.parallelism=32", "podMonitor.enabled=true"],
+    &["scheduler.enabled=true", "config.consumer=schedulerPlugins", "networkPolicy.enabled=true"],
+    &[
+        "scheduler.enabled=true",
+        "scheduler.name=zones",
+        "scheduler.replicas=1",
+        "scheduler.cacheResyncPeriodSeconds=30",
+        "config.consumer=schedulerPlugins",
+        "config.fingerprint.informerMode=shared",
     ],
     &["crd.install=false"],
     &["rbac.create=false", "purge.enabled=false", "openshift.securityContextConstraints=true"],

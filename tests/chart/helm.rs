@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
+use numacast::config::{Config, Layers};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -138,6 +139,12 @@ impl Objects {
     pub(crate) fn configuration(&self, name: &str) -> Result<&str> {
         let text = self.one("ConfigMap", name)?["data"]["config.yaml"].as_str();
         text.with_context(|| format!("the ConfigMap {name} has no config.yaml"))
+    }
+
+    /// Returns the configuration of one component, as the binary reads it.
+    pub(crate) fn config(&self, name: &str) -> Result<Config> {
+        let effective = Layers::default().text(self.configuration(name)?, Path::new(name)).finish();
+        Ok(effective.map_err(|errors| anyhow::anyhow!("{name}: {errors:?}"))?.config)
     }
 }
 

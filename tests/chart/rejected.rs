@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use crate::helm::{Helm, chart};
 
 /// Rejected settings, with a part of the error.
-const BY_THE_SCHEMA: [(&str, &str); 45] = [
+const BY_THE_SCHEMA: [(&str, &str); 47] = [
     ("agent=null", "missing property 'agent'"),
     ("fullnameOverride=1st", "at '/fullnameOverride'"),
     ("agnet.enabled=true", "additional properties 'agnet' not allowed"),
@@ -52,6 +52,8 @@ const BY_THE_SCHEMA: [(&str, &str); 45] = [
     ("controller.replicas=two", "at '/controller/replicas': got string, want integer"),
     ("controller.replicas=-1", "at '/controller/replicas'"),
     ("kubelet.dir=var/lib/kubelet", "at '/kubelet/dir'"),
+    ("scheduler.name=default-scheduler", "at '/scheduler/name'"),
+    ("scheduler.cacheResyncPeriodSeconds=0", "at '/scheduler/cacheResyncPeriodSeconds'"),
     ("kubelet.dir=/var/lib/kubelet/", "at '/kubelet/dir'"),
     ("kubelet.mountDir=yes", "at '/kubelet/mountDir': got string, want boolean"),
     ("image.digest=sha256:abc", "at '/image/digest'"),
@@ -66,7 +68,7 @@ const BY_THE_SCHEMA: [(&str, &str); 45] = [
 ];
 
 /// Settings that the schema cannot reject but the templates do.
-const BY_THE_TEMPLATES: [(&str, &str); 31] = [
+const BY_THE_TEMPLATES: [(&str, &str); 35] = [
     (
         "controller.config.controller.lease=",
         "controller.config.controller.lease: without a Lease there is no leader election",
@@ -123,6 +125,16 @@ const BY_THE_TEMPLATES: [(&str, &str); 31] = [
         "config.proxy.dir: /run/numacast/pod-resources is, contains or is below the directory of another socket",
     ),
     ("config.kubelet.config.source=file", "no file is mounted; set kubelet.configFile"),
+    ("scheduler.enabled=true,config.consumer=kai", "scheduler.enabled: config.consumer is kai"),
+    ("scheduler.enabled=true,scheduler.config.profiles=x", "scheduler.config.profiles: the chart sets it"),
+    (
+        "scheduler.enabled=true,serviceAccount.scheduler.name=numacast-agent",
+        "serviceAccount.scheduler.name: the agents have that account",
+    ),
+    (
+        "config.kubelet.config.file=/etc/kubelet.yaml",
+        "the chart does not mount that file; set kubelet.configFile",
+    ),
     (
         "config.kubelet.config.overrides.topologyManagerPolicyOptions.max-allowable-numa-nodes=four",
         "max-allowable-numa-nodes: four: kubelets accept numbers from 8 on",

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
+use numacast::scheduler_config::{disagreements, profile};
 use serde_json::{Value, json};
 
 use crate::cases;
@@ -43,6 +44,63 @@ fn every_value_gives_objects_that_keep_the_rules() -> Result<()> {
         rules::check(&objects).with_context(|| release.to_owned())?;
     }
     rules::check(&helm.render(&["--set-string", "serviceAccount.agent.name=1"])?)
+}
+
+#[test]
+fn the_configuration_of_the_scheduler_fits_that_of_the_agents() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let cached = "scheduler.enabled=true,config.consumer=schedulerPlugins";
+    for values in [
+        "scheduler.enabled=true",
+        cached,
+        &format!("{cached},scheduler.cacheResyncPeriodSeconds=30"),
+        &format!("{cached},config.fingerprint.informerMode=shared"),
+    ] {
+        let objects = helm.render(&["--set", values])?;
+        let map = objects.one("ConfigMap", "numacast-scheduler")?;
+        let text = map["data"]["scheduler.yaml"].as_str().context("no configuration")?;
+        let mut config = objects.config("numacast-agent")?;
+        config.controller = objects.config("numacast-controller")?.controller;
+        let found = disagreements(&config, text)?;
+        ensure!(found.is_empty(), "{values}: {found:?}");
+        // What the chart adds to the profile that is printed: leader election.
+        let mut rendered: Value = serde_saphyr::from_str(text)?;
+        let lease = rendered.as_object_mut().and_then(|keys| keys.remove("leaderElection"));
+        ensure!(lease.is_some_and(|lease| lease["resourceName"] == "numacast-scheduler"), "{text}");
+        let printed: Value = serde_saphyr::from_str(&profile(&config, "numa-scheduler")?)?;
+        ensure!(rendered == printed, "{values}: {text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_image_of_the_scheduler_follows_the_version_of_the_cluster() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    for (version, tag, release) in [
+        ("1.30.4", "v0.30.12", "v0.34"),
+        ("1.34.1-gke.200", "v0.34.7", "v0.34"),
+        ("1.35.0", "v0.35.7", "v0.35"),
+        ("1.37.0+k3s1", "v0.35.7", "v0.35"),
+    ] {
+        let objects = helm.render(&["--set", "scheduler.enabled=true", "--kube-version", version])?;
+        let deployment = objects.one("Deployment", "numacast-scheduler")?;
+        let image =
+            deployment["spec"]["template"]["spec"]["containers"][0]["image"].as_str().unwrap_or_default();
+        ensure!(
+            image == format!("registry.k8s.io/scheduler-plugins/kube-scheduler:{tag}"),
+            "{version}: {image}"
+        );
+        let rule = serde_json::to_value(objects.config("numacast-agent")?.fingerprint.plugin_release)?;
+        ensure!(rule == release, "{version}: {rule}");
+    }
+    let digest = format!("sha256:{}", "a".repeat(64));
+    let set = format!("scheduler.enabled=true,scheduler.image.tag=v0.33.5,scheduler.image.digest={digest}");
+    let objects = helm.render(&["--set", &set])?;
+    let deployment = objects.one("Deployment", "numacast-scheduler")?.to_string();
+    ensure!(deployment.contains(&format!("kube-scheduler@{digest}")), "{deployment}");
+    let rule = objects.config("numacast-agent")?.fingerprint.plugin_release;
+    ensure!(serde_json::to_value(rule)? == "v0.34");
+    Ok(())
 }
 
 /// Returns what is relevant to a schema: an object's keys and the types of its values, with the text of

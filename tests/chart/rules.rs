@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use numacast::config::{Endpoint, Layers, PodsApiSource, TlsFiles};
+use numacast::config::{Endpoint, PodsApiSource, TlsFiles};
 use serde_json::{Value, json};
 
 use crate::helm::{Objects, items, name_of, words};
@@ -164,6 +164,9 @@ fn account_exists(objects: &Objects, pod: &Value) -> Result<()> {
 /// is served.
 fn ports_and_probes(objects: &Objects, object: &Value, pod: &Value) -> Result<()> {
     let container = &pod["spec"]["containers"][0];
+    if container["command"] == json!(["/bin/kube-scheduler"]) {
+        return scheduler_is_probed(container);
+    }
     let serves = matches!(object["kind"].as_str(), Some("DaemonSet" | "Deployment"));
     let config = if serves { objects.configuration(name_of(object))? } else { "health: {address: none}" };
     let config: Value = serde_saphyr::from_str(config)?;
@@ -190,6 +193,17 @@ fn ports_and_probes(objects: &Objects, object: &Value, pod: &Value) -> Result<()
     Ok(())
 }
 
+/// Checks that kube-scheduler is probed at its only port, over TLS.
+fn scheduler_is_probed(container: &Value) -> Result<()> {
+    for (probe, path) in [("readinessProbe", "/readyz"), ("livenessProbe", "/livez")] {
+        let right = json!({"path": path, "port": 10259, "scheme": "HTTPS"});
+        ensure!(container[probe]["httpGet"] == right, "{probe} is {}", container[probe]);
+    }
+    let ports: Vec<_> = items(&container["ports"]).map(|port| &port["containerPort"]).collect();
+    ensure!(ports == [&json!(10259)], "the ports are {ports:?}");
+    Ok(())
+}
+
 /// Checks the selector, which is immutable: three labels, which the pods have.
 fn workload_selects_its_pods(object: &Value) -> Result<()> {
     let Some(selector) = object["spec"]["selector"]["matchLabels"].as_object() else { return Ok(()) };
@@ -208,8 +222,7 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
     let maps = objects.all("ConfigMap").filter(|map| map["data"]["config.yaml"].is_string());
     for map in maps {
         let name = name_of(map);
-        let effective = Layers::default().text(objects.configuration(name)?, Path::new(name)).finish();
-        let config = effective.map_err(|errors| anyhow::anyhow!("{name}: {errors:?}"))?.config;
+        let config = objects.config(name)?;
         let Some((_, pod)) = objects.pods().find(|(object, _)| name_of(object) == name) else { continue };
         let mounts: Vec<&str> = items(&pod["spec"]["containers"][0]["volumeMounts"])
             .filter_map(|mount| mount["mountPath"].as_str())
@@ -269,7 +282,14 @@ fn roles_are_narrow(objects: &Objects) -> Result<()> {
     for binding in objects.all("RoleBinding").chain(objects.all("ClusterRoleBinding")) {
         let reference = &binding["roleRef"];
         let (kind, name) = (reference["kind"].as_str(), reference["name"].as_str());
-        objects.one(kind.unwrap_or_default(), name.unwrap_or_default())?;
+        let built_in =
+            ["system:kube-scheduler", "system:volume-scheduler", "extension-apiserver-authentication-reader"];
+        let is_built_in =
+            built_in.contains(&name.unwrap_or_default()) && name_of(binding).contains("-scheduler");
+        ensure!(
+            is_built_in || objects.one(kind.unwrap_or_default(), name.unwrap_or_default()).is_ok(),
+            "{reference} is not there"
+        );
         for subject in items(&binding["subjects"]) {
             let runs = objects.pods().any(|(_, pod)| pod["spec"]["serviceAccountName"] == subject["name"]);
             ensure!(runs && subject["namespace"] == "numa", "{} is bound to {subject}", name_of(binding));

@@ -264,3 +264,27 @@ fn a_certificate_that_is_missing_is_a_warning_and_may_come_later() {
 const KUBECONFIG: &str = r#"{"apiVersion": "v1", "kind": "Config", "current-context": "a",
 "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}], "users": [{"name": "a", "user": {}}],
 "contexts": [{"name": "a", "context": {"cluster": "a", "user": "a"}}]}"#;
+
+#[test]
+fn the_configuration_of_a_scheduler_is_printed_and_compared() {
+    let printed = numacast(&["config", "scheduler", "--name", "numa"]).success().to_owned();
+    assert!(printed.contains("schedulerName: numa\n"), "{printed}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    let check = ["config", "scheduler", "--check", path];
+    std::fs::write(file.path(), &printed).unwrap();
+    assert_eq!(numacast(&check).success(), format!("{path} fits the configuration\n"));
+
+    let other = numacast(&[&check[..], &["--set", "fingerprint.informerMode=shared"]].concat());
+    assert_eq!((other.code, other.stdout.lines().count()), (Some(1), 1), "{other:?}");
+    assert!(other.stdout.starts_with("profile numa: cache.informerMode is Dedicated"), "{other:?}");
+
+    std::fs::write(file.path(), "kind: Pod\n").unwrap();
+    let expected = format!("numacast: {path}: its kind is \"Pod\", not KubeSchedulerConfiguration");
+    assert_eq!(numacast(&check).error(), expected);
+    let error = numacast(&["config", "scheduler", "--check", "/nonexistent"]);
+    assert!(error.error().starts_with("numacast: cannot read /nonexistent: "), "{error:?}");
+    let error = numacast(&["config", "scheduler", "--set", "consumer=kai"]);
+    assert!(error.error().contains("set it to schedulerPlugins"), "{error:?}");
+    assert!(numacast(&["config", "scheduler", "--name", "a b"]).error().contains("--name a b"));
+}

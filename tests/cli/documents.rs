@@ -13,7 +13,9 @@ use crate::support::numacast;
 /// Returns the documentation files, relative to the repository's root.
 fn documents() -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> =
-        ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/parts/README.md"].map(Into::into).into();
+        ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "tests/parts/README.md"]
+            .map(Into::into)
+            .into();
     let docs = std::fs::read_dir(root("docs")).unwrap().map(|entry| entry.unwrap().file_name());
     found.extend(docs.map(|name| Path::new("docs").join(name)));
     found.extend(root("charts/numacast/README.md").exists().then(|| "charts/numacast/README.md".into()));

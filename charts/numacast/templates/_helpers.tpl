@@ -51,12 +51,32 @@ annotations:
 {{- end }}
 
 {{- define "numacast.image" -}}
-{{- with .Values.image }}
-{{- if .digest }}
-{{- printf "%s@%s" .repository .digest }}
-{{- else }}
-{{- printf "%s:%s" .repository (.tag | default $.Chart.AppVersion) }}
+{{- include "numacast.imageOf" (dict "image" .Values.image "tag" .Chart.AppVersion) }}
 {{- end }}
+
+{{/* An image by digest or tag. Takes (dict "image" (the values) "tag" (the default)). */}}
+{{- define "numacast.imageOf" -}}
+{{- if .image.digest }}
+{{- printf "%s@%s" .image.repository .image.digest }}
+{{- else }}
+{{- printf "%s:%s" .image.repository (.image.tag | default .tag) }}
+{{- end }}
+{{- end }}
+
+{{/* The release of scheduler-plugins: the value, or the newest one for the cluster's version. A scheduler may be one minor
+     version older than the API server. */}}
+{{- define "numacast.schedulerRelease" -}}
+{{- $releases := dict "30" "v0.30.12" "31" "v0.31.8" "32" "v0.32.7" "33" "v0.33.5" "34" "v0.34.7" }}
+{{- $minor := regexFind "^[0-9]+" .Capabilities.KubeVersion.Minor }}
+{{- .Values.scheduler.image.tag | default (get $releases $minor) | default "v0.35.7" }}
+{{- end }}
+
+{{/* What the scheduler's deployment means for the agents: who reads the objects, and the rule of the plugin's release. */}}
+{{- define "numacast.agentConfigForScheduler" -}}
+{{- if .Values.scheduler.enabled }}
+{{- $minor := include "numacast.schedulerRelease" . | regexFind "^v0\\.[0-9]+" }}
+consumer: schedulerPluginsDirect
+fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30" "v0.31" "v0.32" "v0.33" "v0.34")) }}}
 {{- end }}
 {{- end }}
 
@@ -194,6 +214,9 @@ metrics:
 {{- $_ := set $kubelet "dir" (printf "%s%s" $root .) }}
 {{- end }}
 {{- end }}
+{{- if and (dig "kubelet" "config" "file" "" (.Values.config | default dict)) (not .Values.kubelet.configFile) }}
+{{- $_ := set $kubelet "source" "file" }}
+{{- end }}
 {{- $own := include "numacast.endpoints" . | fromYaml }}
 {{- $_ := set $own "host" (dict "root" $root "proc" "/proc") }}
 {{- $_ := set $own "kubelet" (dict "dir" (printf "%s%s" $root .Values.kubelet.dir) "config" $kubelet) }}
@@ -203,6 +226,7 @@ metrics:
 {{- range include "numacast.served" . | fromYamlArray }}
 {{- $_ := set $own .key (dict "dir" .dir) }}
 {{- end }}
+{{- $own = merge $own (include "numacast.agentConfigForScheduler" . | fromYaml) }}
 {{- $config := mergeOverwrite $own (deepCopy (.Values.config | default dict)) }}
 {{- include "numacast.checkShared" (dict "config" $config "of" "config") }}
 {{- toYaml $config }}
@@ -218,8 +242,13 @@ metrics:
 {{- $_ := set $own "publish" (dict "apiVersion" .) }}
 {{- end }}
 {{- /* Nudges are of no use to consumers without the overreserving cache. */}}
-{{- if ne (dig "consumer" "schedulerPlugins" (.Values.config | default dict)) "schedulerPlugins" }}
+{{- if ne (include "numacast.consumer" .) "schedulerPlugins" }}
 {{- $_ := set $own.controller "nudge" "off" }}
+{{- else if .Values.scheduler.enabled }}
+{{- $_ := set $own.controller "scheduler" (printf "%s/app.kubernetes.io/component=scheduler" .Release.Namespace) }}
+{{- if gt (int .Values.scheduler.cacheResyncPeriodSeconds) 10 }}
+{{- $_ := set $own.controller "nudge" (printf "%ds" (int .Values.scheduler.cacheResyncPeriodSeconds)) }}
+{{- end }}
 {{- end }}
 {{- $config := mergeOverwrite $own (deepCopy (.Values.controller.config | default dict)) }}
 {{- include "numacast.checkShared" (dict "config" $config "of" "controller.config") }}
@@ -366,6 +395,7 @@ tolerations:
 {{- define "numacast.controllerContainer" -}}
 image: {{ include "numacast.image" .root | quote }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+terminationMessagePolicy: FallbackToLogsOnError
 command: [/numacast]
 env:
 - {name: POD_NAME, valueFrom: {fieldRef: {apiVersion: v1, fieldPath: metadata.name}}}
@@ -411,6 +441,33 @@ securityContext:
 {{- end }}
 {{- end }}
 
+{{/* The scheduler's configuration file. `numacast config scheduler` prints the same profile. */}}
+{{- define "numacast.schedulerConfig" -}}
+{{- $values := .Values.scheduler }}
+{{- $version := "kubescheduler.config.k8s.io/v1" }}
+{{- $plugin := "NodeResourceTopologyMatch" }}
+{{- $args := dict "apiVersion" $version "kind" (printf "%sArgs" $plugin) "scoringStrategy" (dict "type" $values.scoringStrategy) }}
+{{- if eq (include "numacast.consumer" .) "schedulerPlugins" }}
+{{- $informer := dig "fingerprint" "informerMode" "dedicated" (include "numacast.agentConfig" . | fromYaml) }}
+{{- $_ := set $args "cacheResyncPeriodSeconds" (int $values.cacheResyncPeriodSeconds) }}
+{{- $_ := set $args "cache" (dict "foreignPodsDetect" "All" "resyncMethod" "Autodetect" "informerMode" (title $informer)) }}
+{{- else }}
+{{- $_ := set $args "discardReservedNodes" true }}
+{{- end }}
+{{- $enabled := dict "multiPoint" (dict "enabled" (list (dict "name" $plugin))) }}
+{{- $profile := dict "schedulerName" $values.name "plugins" $enabled "pluginConfig" (list (dict "name" $plugin "args" $args)) }}
+{{- $lease := printf "%s-scheduler" (include "numacast.fullname" .) }}
+{{- $election := dict "leaderElect" true "resourceLock" "leases" "resourceName" $lease "resourceNamespace" .Release.Namespace }}
+{{- $own := dict "apiVersion" $version "kind" "KubeSchedulerConfiguration" "leaderElection" $election "profiles" (list $profile) }}
+{{- $own = merge $own (dict "podInitialBackoffSeconds" 1 "podMaxBackoffSeconds" 2) }}
+{{- range $key, $_ := $values.config }}
+{{- if hasKey $own $key }}
+{{- fail (printf "scheduler.config.%s: the chart sets it" $key) }}
+{{- end }}
+{{- end }}
+{{- merge $own (deepCopy $values.config) | toYaml }}
+{{- end }}
+
 {{/* The kubelet's HTTPS port. */}}
 {{- define "numacast.kubeletPort" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
@@ -432,8 +489,11 @@ securityContext:
 {{- if and (not (dig "controller" "lease" "a lease" $controller)) (gt (int .Values.controller.replicas) 1) }}
 {{- fail "controller.config.controller.lease: without a Lease there is no leader election; set controller.replicas to 1" }}
 {{- end }}
+{{- if and .Values.scheduler.enabled (has (dig "consumer" "" $config) (list "kai" "none")) }}
+{{- fail (printf "scheduler.enabled: config.consumer is %s, but this scheduler reads the objects; remove config.consumer, or set it to schedulerPlugins or schedulerPluginsDirect" $config.consumer) }}
+{{- end }}
 {{- $root := . }}
-{{- range list "controller" "purge" }}
+{{- range list "controller" "purge" "scheduler" }}
 {{- if eq (include "numacast.serviceAccountName" (dict "root" $root "component" .)) (include "numacast.serviceAccountName" (dict "root" $root "component" "agent")) }}
 {{- fail (printf "serviceAccount.%s.name: the agents have that account, and would get its permission to delete" .) }}
 {{- end }}
@@ -456,6 +516,9 @@ securityContext:
 {{- $maxNodes := dig "topologyManagerPolicyOptions" "max-allowable-numa-nodes" "8" ($kubelet.overrides | default dict) | toString }}
 {{- if not (regexMatch "^([89]|[1-9][0-9]{1,5})$" $maxNodes) }}
 {{- fail (printf "config.kubelet.config.overrides.topologyManagerPolicyOptions.max-allowable-numa-nodes: %s: kubelets accept numbers from 8 on, and admissionPolicy rejects others" $maxNodes) }}
+{{- end }}
+{{- if and (dig "file" "" $kubelet) (not .Values.kubelet.mountDir) (not .Values.agent.extraVolumeMounts) }}
+{{- fail "config.kubelet.config.file: the chart does not mount that file; set kubelet.configFile instead, which mounts and reads it" }}
 {{- end }}
 {{- if and (eq (dig "source" "" $kubelet) "file") (not .Values.kubelet.configFile) (not .Values.kubelet.mountDir) (not (dig "file" "" $kubelet)) }}
 {{- fail "config.kubelet.config.source: file: no file is mounted; set kubelet.configFile to the kubelet's configuration file" }}
@@ -505,6 +568,14 @@ securityContext:
 {{- end }}
 {{- if and (has (dig "kubelet" "config" "source" "" $config) (list "auto" "configz")) (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) }}
 {{- $warnings = append $warnings (printf "kubelets report their configuration from Kubernetes 1.33 on, and this is %s: set kubelet.configFile, or objects have no policies." .Capabilities.KubeVersion.Version) }}
+{{- end }}
+{{- if .Values.scheduler.enabled }}
+{{- if and (gt (int (regexFind "^[0-9]+" .Capabilities.KubeVersion.Minor)) 36) (not .Values.scheduler.image.tag) }}
+{{- $warnings = append $warnings (printf "no known release of scheduler-plugins is for Kubernetes 1.%s; v0.35.7 is used: see whether there is a newer one, and set scheduler.image.tag." .Capabilities.KubeVersion.Minor) }}
+{{- end }}
+{{- if eq (include "numacast.consumer" .) "schedulerPlugins" }}
+{{- $warnings = append $warnings (printf "the scheduler ignores objects that are created after it started: restart it when all nodes have one, and whenever nodes join (`kubectl --namespace %s rollout restart deployment/%s-scheduler`)." .Release.Namespace (include "numacast.fullname" .)) }}
+{{- end }}
 {{- end }}
 {{- if not .Values.rbac.create }}
 {{- $warnings = append $warnings "no roles are created (rbac.create is false): docs/rbac.md lists what the accounts need." }}
