@@ -1,6 +1,6 @@
 # The commands for people. `make` alone lists them.
 
-.PHONY: help demo check test previous core pure matrix faults real-faults contract proxy-load pods-load fleet fleet-load model soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image reproduce sbom clean
+.PHONY: help demo check test previous core pure matrix faults real-faults e2e cluster contract proxy-load pods-load fleet fleet-load model soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image reproduce sbom clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster (ARGS=--help)'
@@ -62,6 +62,15 @@ real-faults: parts
 contract: shipped
 	tests/parts/build scheduler
 	cargo test --locked --test contract -- --binary target/shipped/numacast $(ARGS)
+
+# NODES, MACHINE: see --help.
+e2e: image
+	tests/e2e/packages
+	cargo test --locked --test e2e -- $(ARGS)
+
+cluster: image
+	tests/e2e/packages
+	cargo test --locked --test e2e -- --up --machine two-by-eight $(ARGS)
 
 proxy-load: shipped
 	tests/parts/build podresources

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+};
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
@@ -25,6 +27,16 @@ impl Ca {
         let key = KeyPair::generate()?;
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         Ok((CertificateParams::new(names)?.signed_by(&key, &self.0)?.pem(), key.serialize_pem()))
+    }
+
+    /// Issues a client's certificate for a user in a group, as Kubernetes reads it; returns it and its key as PEM.
+    pub(crate) fn issue_to(&self, user: &str, group: &str) -> Result<(String, String)> {
+        let key = KeyPair::generate()?;
+        let mut params = CertificateParams::new(Vec::new())?;
+        params.distinguished_name.push(DnType::CommonName, user);
+        params.distinguished_name.push(DnType::OrganizationName, group);
+        params.extended_key_usages.push(ExtendedKeyUsagePurpose::ClientAuth);
+        Ok((params.signed_by(&key, &self.0)?.pem(), key.serialize_pem()))
     }
 
     /// Returns its own certificate as PEM.

@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context, Result};
+
 /// A cgroup of one name in every hierarchy, with everything below it; removed when dropped.
 #[derive(Debug)]
 pub(crate) struct Cgroups {
@@ -25,6 +27,33 @@ impl Cgroups {
     /// Returns the kubelet's `cgroupRoot`.
     pub(crate) fn root(&self) -> String {
         format!("/{}", self.name)
+    }
+}
+
+#[allow(dead_code, reason = "only `make e2e` runs containers")]
+impl Cgroups {
+    /// Creates a cgroup below one that exists, in every hierarchy. Processes can run in both and in those below them:
+    /// a new cgroup has no CPUs.
+    pub(crate) fn fill(path: &Path) -> Result<()> {
+        let below = path.strip_prefix("/").unwrap_or(path);
+        for hierarchy in hierarchies() {
+            let place = hierarchy.join(below);
+            std::fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
+            if !hierarchy.join("cpuset.cpus").exists() {
+                continue;
+            }
+            let mut place = hierarchy.clone();
+            for name in below {
+                let parent = place.clone();
+                place.push(name);
+                for file in ["cpuset.cpus", "cpuset.mems"] {
+                    let value = std::fs::read(parent.join(file))?;
+                    std::fs::write(place.join(file), value)
+                        .with_context(|| format!("{}", place.display()))?;
+                }
+            }
+        }
+        Ok(())
     }
 }
 

@@ -2,9 +2,8 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{ChildStdin, ChildStdout, Command};
+use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -16,6 +15,7 @@ use serde_json::{Map, Value, json};
 
 use super::cgroups::Cgroups;
 use super::cluster::{Cluster, Programs, free_port};
+use super::fakenode::FakeNode;
 use super::parts;
 use super::pods::PodSpec;
 use super::process::{Process, tethered};
@@ -92,12 +92,6 @@ pub(crate) struct RealNode {
     listed: BTreeMap<String, BTreeSet<String>>,
 }
 
-struct FakeNode {
-    process: Process,
-    requests: ChildStdin,
-    responses: BufReader<ChildStdout>,
-}
-
 #[allow(dead_code, reason = "not every test program uses everything")]
 impl NodeSetup {
     /// Sets a name other than the machine's.
@@ -170,7 +164,7 @@ impl NodeSetup {
         std::fs::write(dir.join("kubelet/config.yaml"), serde_json::to_vec_pretty(&config)?)?;
         let mut node = RealNode {
             kubelet: RefCell::new(None),
-            fakenode: RefCell::new(FakeNode::start(&dir, &programs, runs_pods)?),
+            fakenode: RefCell::new(start_fakenode(&dir, &programs, runs_pods)?),
             namespace: cluster.namespace(),
             client: cluster.client(),
             kubeconfig: cluster.kubeconfig_as(&format!("system:node:{name}"), &["system:nodes"])?,
@@ -521,7 +515,7 @@ impl RealNode {
         let nowhere = self.dir.join("nowhere");
         std::fs::create_dir_all(&nowhere)?;
         let mut command = tethered("nsenter");
-        command.args(["-m", "-t", &self.fakenode.borrow().process.id().to_string()]);
+        command.args(["-m", "-t", &self.fakenode.borrow().id().to_string()]);
         command.arg(format!("--wdns={}", nowhere.display())).arg("--");
         Ok(command)
     }
@@ -617,34 +611,16 @@ impl RealNode {
     }
 }
 
-impl FakeNode {
-    fn start(dir: &Path, programs: &Programs, runs_pods: bool) -> Result<Self> {
-        let mut command = tethered(parts::script("in-machine"));
-        command.arg(dir).arg(&programs.fakenode).arg("--runtime-socket").arg(dir.join("runtime.sock"));
-        if runs_pods {
-            command.arg("--run-containers").arg(parts::script("in-pod"));
-            command
-                .env("NUMACAST_IMAGE", env!("CARGO_BIN_EXE_numacast"))
-                .env("NUMACAST_REACH", dir.join("reach.json"));
-        }
-        let (process, requests, output) = Process::start_with_pipes("fakenode", dir, command)?;
-        let mut fakenode = Self { process, requests, responses: BufReader::new(output) };
-        fakenode.response().with_context(|| fakenode.process.log_tail())?;
-        Ok(fakenode)
+fn start_fakenode(dir: &Path, programs: &Programs, runs_pods: bool) -> Result<FakeNode> {
+    let mut command = tethered(parts::script("in-machine"));
+    command.arg(dir).arg(&programs.fakenode).arg("--runtime-socket").arg(dir.join("runtime.sock"));
+    if runs_pods {
+        command.arg("--run-containers").arg(parts::script("in-pod"));
+        command
+            .env("NUMACAST_IMAGE", env!("CARGO_BIN_EXE_numacast"))
+            .env("NUMACAST_REACH", dir.join("reach.json"));
     }
-
-    fn request(&mut self, request: &Value) -> Result<()> {
-        writeln!(self.requests, "{request}")?;
-        self.response().with_context(|| format!("fakenode, request {request}"))
-    }
-
-    fn response(&mut self) -> Result<()> {
-        let mut line = String::new();
-        self.responses.read_line(&mut line)?;
-        let response: Value = serde_json::from_str(&line).context("fakenode does not respond")?;
-        ensure!(response["ok"] == true, "{}", response["error"]);
-        Ok(())
-    }
+    FakeNode::start(dir, command)
 }
 
 /// Returns a name that no other node of any test program has.

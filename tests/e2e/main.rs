@@ -1,0 +1,76 @@
+//! numacast on a real cluster: `make e2e`, and the cluster alone: `make cluster`.
+//!
+//! The cluster is real: etcd, the API server, the controller manager, schedulers, kube-proxy, and kubelets with
+//! containerd, runc and CNI plugins. Only the hardware of the nodes is described (`tests/machines`). It runs in
+//! namespaces of its own on this machine, so it takes no ports and leaves no network rules behind.
+
+#[path = "../real/support/mod.rs"]
+#[allow(dead_code, unused_imports)] // the tests use the rest
+mod support;
+
+mod cluster;
+mod images;
+mod network;
+mod outside;
+mod steps;
+mod table;
+mod tools;
+mod worker;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+
+/// Installs numacast by its chart on a real cluster of described machines and does what its users do: pods, upgrades, removed nodes,
+/// uninstall. Fails at the first step that does not end as it has to. Needs root; the directory that it prints has all logs.
+#[derive(Debug, Parser)]
+#[command(name = "e2e")]
+struct Options {
+    /// The machine of every node, a file of tests/machines without its extension; several are run one after another. By default
+    /// two-by-eight and eight-by-sixty-four, with --up only the first.
+    #[arg(long, value_name = "NAME")]
+    machine: Vec<String>,
+    /// The number of nodes.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
+    nodes: u8,
+    /// The archive of the image. By default the one that `make image` made.
+    #[arg(long, value_name = "FILE")]
+    image: Option<PathBuf>,
+    /// Only bring up the cluster, with the images loaded, and keep it until interrupted.
+    #[arg(long)]
+    up: bool,
+    /// The seed of the pods, instead of a new one.
+    #[arg(long, env = "NUMACAST_SEED")]
+    seed: Option<u64>,
+    /// The program is in the namespaces already; the directory of the cluster.
+    #[arg(long, hide = true)]
+    inside: Option<PathBuf>,
+}
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    match &options.inside {
+        Some(dir) => runtime()?.block_on(inside(&options, dir)),
+        None => runtime()?.block_on(outside::run(&options)),
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
+/// Brings up the cluster and takes the steps.
+async fn inside(options: &Options, dir: &std::path::Path) -> Result<ExitCode> {
+    let mut table = table::Table::default();
+    let cluster = cluster::Cluster::start(options, dir, &mut table).await?;
+    if options.up {
+        cluster.keep().await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
+    table.note(&format!("NUMACAST_SEED={seed}"));
+    steps::run(cluster, &mut table, seed).await?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,354 @@
+//! What the cluster's users do, in order.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use fastrand::Rng;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::{Api, ResourceExt};
+use numacast_core::machine::IdSet;
+use serde_json::{Value, json};
+
+use crate::cluster::Cluster;
+use crate::images;
+use crate::support::nrt;
+use crate::support::parts::repository;
+use crate::support::wait::{Fatal, until};
+use crate::table::Table;
+use crate::worker::Worker;
+
+/// The release and its namespace.
+const RELEASE: &str = "numacast";
+/// The name by which pods choose the scheduler.
+const SCHEDULER: &str = "numa-scheduler";
+/// The pods of the step that counts rejections.
+const PODS: usize = 50;
+
+/// Takes every step.
+pub(crate) async fn run(mut cluster: Cluster, table: &mut Table, seed: u64) -> Result<()> {
+    let mut rng = Rng::with_seed(seed);
+    table.step("kubeadm's ConfigMap", kubeadm(&cluster)).await?;
+    let installed = Instant::now();
+    table.step("helm install --wait, scheduler.enabled", install(&cluster)).await?;
+    table.step("objects with policies", objects(&cluster)).await?;
+    table.step("a Guaranteed pod on one zone", aligned(&cluster)).await?;
+    table.note(&format!(
+        "{:>6.1} s  from helm install to the first aligned pod",
+        installed.elapsed().as_secs_f64()
+    ));
+    table.step("helm test", helm_test(&cluster)).await?;
+    table.step("a pod that fits no zone stays Pending", pending(&cluster)).await?;
+    table.step("pods through the scheduler", many(&cluster, &mut rng)).await?;
+    table.step("memory of the containers", memory(&cluster)).await?;
+    table.step("rollout restart", restart(&cluster)).await?;
+    table.step("helm upgrade --wait", upgrade(&cluster)).await?;
+    table.step("a node is drained and removed", remove_node(&mut cluster)).await?;
+    table.step("helm uninstall", uninstall(&cluster)).await?;
+    Ok(())
+}
+
+/// What kubeadm leaves in a cluster, by which the chart recognises it.
+async fn kubeadm(cluster: &Cluster) -> Result<()> {
+    let configuration = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n";
+    let literal = format!("--from-literal=ClusterConfiguration={configuration}");
+    cluster
+        .tools
+        .kubectl(&["--namespace", "kube-system", "create", "configmap", "kubeadm-config", &literal])
+        .await?;
+    Ok(())
+}
+
+fn chart() -> String {
+    repository().join("charts/numacast").display().to_string()
+}
+
+async fn install(cluster: &Cluster) -> Result<String> {
+    let chart = chart();
+    let arguments = ["install", RELEASE, &chart, "--namespace", RELEASE, "--create-namespace", "--wait"];
+    let output = cluster.tools.helm(&[&arguments[..], &["--set", "scheduler.enabled=true"]].concat()).await?;
+    std::fs::write(cluster.dir().join("notes.txt"), &output)?;
+    let image = agents(cluster).await?.first().and_then(|pod| pod.spec.clone()).context("no agent runs")?;
+    Ok(image.containers[0].image.clone().unwrap_or_default())
+}
+
+/// Returns the agents' pods.
+async fn agents(cluster: &Cluster) -> Result<Vec<Pod>> {
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), RELEASE);
+    let params = ListParams::default().labels("app.kubernetes.io/component=agent");
+    Ok(pods.list(&params).await?.items)
+}
+
+/// Waits until every node has an object with its policies and zones.
+async fn objects(cluster: &Cluster) -> Result<String> {
+    let zones = cluster.machine.nodes.len();
+    let mut attributes = BTreeMap::new();
+    for worker in &cluster.workers {
+        attributes = until(&format!("{} has an object with policies", worker.name), async || {
+            let object = nrt::api(&cluster.client).get(&worker.name).await?;
+            let found = object.data["zones"].as_array().map_or(0, Vec::len);
+            ensure!(found == zones, "it has {found} zones, not {zones}");
+            let attributes = attributes_of(&object.data);
+            let policy = attributes.get("topologyManagerPolicy").map(String::as_str);
+            ensure!(policy == Some("single-numa-node"), "its policy is {policy:?}");
+            Ok(attributes)
+        })
+        .await?;
+    }
+    let scope = attributes.get("topologyManagerScope").cloned().unwrap_or_default();
+    Ok(format!("{} objects, {zones} zones each, single-numa-node, scope {scope}", cluster.workers.len()))
+}
+
+fn attributes_of(object: &Value) -> BTreeMap<String, String> {
+    let attributes = object["attributes"].as_array().into_iter().flatten();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    attributes.map(|one| (text(&one["name"]), text(&one["value"]))).collect()
+}
+
+async fn helm_test(cluster: &Cluster) -> Result<String> {
+    let output = cluster.tools.helm(&["test", RELEASE, "--namespace", RELEASE, "--logs"]).await?;
+    let mut lines = output.lines().map(str::trim).filter(|line| !line.is_empty());
+    Ok(lines.next_back().unwrap_or_default().to_owned())
+}
+
+/// A pod of the default namespace with the same requests and limits.
+fn pod(name: &str, cpus: u64, extra: &Value, arguments: &[&str]) -> Result<Pod> {
+    let mut resources = json!({"cpu": cpus.to_string(), "memory": "32Mi"});
+    for (resource, amount) in extra.as_object().into_iter().flatten() {
+        resources[resource] = amount.clone();
+    }
+    Ok(serde_json::from_value(json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "schedulerName": SCHEDULER,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": false,
+            "containers": [{
+                "name": "main",
+                "image": images::PAUSE,
+                "args": arguments,
+                "resources": {"requests": resources, "limits": resources},
+            }],
+        },
+    }))?)
+}
+
+fn pods(cluster: &Cluster) -> Api<Pod> {
+    Api::default_namespaced(cluster.client.clone())
+}
+
+/// Creates a pod and waits until it runs; a pod that ends instead is an error.
+async fn run_pod(cluster: &Cluster, pod: &Pod) -> Result<Pod> {
+    let api = pods(cluster);
+    api.create(&PostParams::default(), pod).await?;
+    until(&format!("{} runs", pod.name_any()), async || {
+        let pod = api.get(&pod.name_any()).await?;
+        match phase(&pod) {
+            "Running" => Ok(pod),
+            "Failed" | "Succeeded" => Err(Fatal(format!("it ended: {:?}", pod.status)).into()),
+            other => bail!("it is {other}: {}", scheduled(&pod)),
+        }
+    })
+    .await
+}
+
+fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}
+
+/// Returns what the scheduler says about a pod.
+fn scheduled(pod: &Pod) -> String {
+    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions
+        .filter(|one| one.type_ == "PodScheduled")
+        .find_map(|one| one.message.clone())
+        .unwrap_or_default()
+}
+
+fn worker_of<'a>(cluster: &'a Cluster, pod: &Pod) -> Result<&'a Worker> {
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).context("the pod has no node")?;
+    cluster.workers.iter().find(|worker| worker.name == node).with_context(|| format!("there is no {node}"))
+}
+
+/// The largest pod that fits a zone, with a device if the machine has any, is on one zone.
+async fn aligned(cluster: &Cluster) -> Result<String> {
+    let device = cluster.machine.devices.first().map(|device| device.resource.clone());
+    let extra = device.as_ref().map_or(json!({}), |device| json!({device: "1"}));
+    let pod = run_pod(cluster, &pod("aligned", largest(cluster)?, &extra, &[])?).await?;
+    let worker = worker_of(cluster, &pod)?;
+    let (cpus, mems) = worker.cpuset(&pod, "main")?;
+    let zone = one_zone(cluster, &cpus)?;
+    ensure!(mems.iter().eq([zone]), "its memory is on {mems}, its CPUs on {zone}");
+    pods(cluster).delete("aligned", &DeleteParams::default()).await?;
+    gone(cluster, "aligned").await?;
+    let device = device.map_or(String::new(), |device| format!(", 1 {device}"));
+    Ok(format!("{}: CPUs {cpus}{device}, all of zone {zone}", worker.name))
+}
+
+/// Returns the CPUs of the largest zone, less those that the kubelet reserves.
+fn largest(cluster: &Cluster) -> Result<u64> {
+    let reserved =
+        cluster.machine.kubelet.get("reservedSystemCPUs").and_then(Value::as_str).unwrap_or_default();
+    let reserved: IdSet = reserved.parse().map_err(|error| anyhow::anyhow!("reservedSystemCPUs: {error}"))?;
+    let sizes = cluster.machine.nodes.iter().map(|node| node.cpus.difference(&reserved).len());
+    sizes.max().context("the machine has no node")
+}
+
+/// Returns the only zone that has these CPUs.
+fn one_zone(cluster: &Cluster, cpus: &IdSet) -> Result<u16> {
+    ensure!(!cpus.is_empty(), "the container has no CPUs of its own");
+    let zones = cluster.machine.nodes.iter().filter(|node| node.cpus.intersects(cpus));
+    let zones: Vec<u16> = zones.map(|node| node.id).collect();
+    ensure!(zones.len() == 1, "the CPUs {cpus} are on the zones {zones:?}");
+    Ok(zones[0])
+}
+
+async fn gone(cluster: &Cluster, name: &str) -> Result<()> {
+    until(&format!("{name} is gone"), async || {
+        ensure!(pods(cluster).get_opt(name).await?.is_none(), "it is still there");
+        Ok(())
+    })
+    .await
+}
+
+/// A pod with more CPUs than any zone has, and fewer than the node.
+async fn pending(cluster: &Cluster) -> Result<String> {
+    let api = pods(cluster);
+    api.create(&PostParams::default(), &pod("too-large", largest(cluster)? + 1, &json!({}), &[])?).await?;
+    let message = until("the scheduler says why", async || {
+        let pod = api.get("too-large").await?;
+        ensure!(phase(&pod) == "Pending", Fatal(format!("it is {}", phase(&pod))));
+        let message = scheduled(&pod);
+        ensure!(!message.is_empty(), "it says nothing");
+        Ok(message)
+    })
+    .await?;
+    ensure!(message.contains("cannot align"), "the scheduler says: {message}");
+    api.delete("too-large", &DeleteParams::default()).await?;
+    gone(cluster, "too-large").await?;
+    Ok(message)
+}
+
+/// Pods of random sizes, all created at once, each of which ends soon after it starts.
+async fn many(cluster: &Cluster, rng: &mut Rng) -> Result<String> {
+    let api = pods(cluster);
+    let most = largest(cluster)?;
+    for number in 0..PODS {
+        let pod = pod(&format!("pod-{number}"), rng.u64(1..=most), &json!({}), &["-for", "1s"])?;
+        api.create(&PostParams::default(), &pod).await?;
+    }
+    let pods = until("all have ended", async || {
+        let pods = api.list(&ListParams::default()).await?.items;
+        let open = pods.iter().filter(|pod| !matches!(phase(pod), "Succeeded" | "Failed")).count();
+        ensure!(open == 0, "{open} of {} have not", pods.len());
+        Ok(pods)
+    })
+    .await?;
+    let refused: Vec<String> = pods.iter().filter(|pod| phase(pod) == "Failed").map(reason).collect();
+    ensure!(
+        refused.is_empty(),
+        "{} of {} were refused by the kubelet: {refused:?}",
+        refused.len(),
+        pods.len()
+    );
+    api.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
+    Ok(format!("{} pods of 1 to {most} CPUs, 0 refused by the kubelet", pods.len()))
+}
+
+fn reason(pod: &Pod) -> String {
+    let status = pod.status.clone().unwrap_or_default();
+    format!("{}: {}", status.reason.unwrap_or_default(), status.message.unwrap_or_default())
+}
+
+/// The largest of the agents and of the other containers, as their cgroups count them.
+async fn memory(cluster: &Cluster) -> Result<String> {
+    let api: Api<Pod> = Api::namespaced(cluster.client.clone(), RELEASE);
+    let mut most: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    for pod in api.list(&ListParams::default()).await? {
+        if phase(&pod) != "Running" {
+            continue;
+        }
+        let name = pod.spec.as_ref().context("a pod without a spec")?.containers[0].name.clone();
+        let found = worker_of(cluster, &pod)?.memory(&pod, &name)?;
+        let most = most.entry(name).or_default();
+        *most = (most.0.max(found.0), most.1.max(found.1));
+    }
+    let mib = |bytes: u64| {
+        let tenths = bytes * 10 >> 20;
+        format!("{}.{}", tenths / 10, tenths % 10)
+    };
+    let words = most
+        .iter()
+        .map(|(name, (usage, rss))| format!("{name} {} MiB ({} anonymous)", mib(*usage), mib(*rss)));
+    Ok(words.collect::<Vec<_>>().join(", "))
+}
+
+async fn restart(cluster: &Cluster) -> Result<()> {
+    for workload in
+        ["daemonset/numacast-agent", "deployment/numacast-controller", "deployment/numacast-scheduler"]
+    {
+        cluster.tools.kubectl(&["--namespace", RELEASE, "rollout", "restart", workload]).await?;
+    }
+    for workload in
+        ["daemonset/numacast-agent", "deployment/numacast-controller", "deployment/numacast-scheduler"]
+    {
+        cluster
+            .tools
+            .kubectl(&["--namespace", RELEASE, "rollout", "status", workload, "--timeout=3m"])
+            .await?;
+    }
+    Ok(())
+}
+
+async fn upgrade(cluster: &Cluster) -> Result<()> {
+    let chart = chart();
+    let arguments = ["upgrade", RELEASE, &chart, "--namespace", RELEASE, "--reuse-values", "--wait"];
+    cluster.tools.helm(&[&arguments[..], &["--set", "config.log.level=debug"]].concat()).await?;
+    Ok(())
+}
+
+/// The last node goes: its object must go as well, the others' stay.
+async fn remove_node(cluster: &mut Cluster) -> Result<String> {
+    let Some(mut worker) = cluster.workers.pop().filter(|_| !cluster.workers.is_empty()) else {
+        return Ok("skipped: there is one node only".to_owned());
+    };
+    let drain = ["drain", &worker.name, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=2m"];
+    cluster.tools.kubectl(&drain).await?;
+    worker.stop_kubelet()?;
+    Api::<Node>::all(cluster.client.clone()).delete(&worker.name, &DeleteParams::default()).await?;
+    until("its object is gone", async || {
+        ensure!(nrt::api(&cluster.client).get_opt(&worker.name).await?.is_none(), "it is still there");
+        Ok(())
+    })
+    .await?;
+    let left = nrt::api(&cluster.client).list(&ListParams::default()).await?.items.len();
+    ensure!(left == cluster.workers.len(), "{left} objects are left of {} nodes", cluster.workers.len());
+    Ok(format!("{} has no object any more", worker.name))
+}
+
+/// Everything goes but the CRD.
+async fn uninstall(cluster: &Cluster) -> Result<String> {
+    cluster.tools.helm(&["uninstall", RELEASE, "--namespace", RELEASE, "--wait"]).await?;
+    let objects = nrt::api(&cluster.client).list(&ListParams::default()).await?.items.len();
+    ensure!(objects == 0, "{objects} objects are left");
+    let mut left = Vec::new();
+    for scope in ["true", "false"] {
+        let scope = format!("--namespaced={scope}");
+        let kinds =
+            cluster.tools.kubectl(&["api-resources", &scope, "--verbs=list", "--output=name"]).await?;
+        let kinds = kinds.lines().map(str::to_owned).collect::<Vec<_>>().join(",");
+        let label = format!("app.kubernetes.io/instance={RELEASE}");
+        let listed =
+            ["get", &kinds, "--all-namespaces", "--ignore-not-found", "--output=name", "--selector", &label];
+        left.extend(cluster.tools.kubectl(&listed).await?.lines().map(str::to_owned));
+    }
+    // A pod that ends takes a moment longer than the object that made it.
+    left.retain(|name| !name.starts_with("pod/") && !name.starts_with("endpointslice"));
+    let only_crd = left.iter().all(|name| name.starts_with("customresourcedefinition"));
+    ensure!(only_crd, "left behind: {left:?}");
+    Ok("the CRD is left".to_owned())
+}

@@ -1,0 +1,51 @@
+//! Programs that run to their end.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+/// Runs a shell script that stops at the first error.
+pub(crate) fn shell(script: &str) -> Result<()> {
+    output_of(Command::new("sh").arg("-euc").arg(script)).map(drop)
+}
+
+/// Runs a command and returns its standard output; an error has the standard error.
+pub(crate) fn output_of(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
+    let error = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(output.status.success(), "{command:?} ended with {}: {error}\n{text}", output.status);
+    Ok(text)
+}
+
+/// kubectl and Helm with a kubeconfig.
+#[derive(Clone, Debug)]
+pub(crate) struct Tools {
+    programs: PathBuf,
+    kubeconfig: PathBuf,
+    /// Where Helm keeps what it keeps.
+    home: PathBuf,
+}
+
+impl Tools {
+    pub(crate) fn new(programs: &Path, kubeconfig: &Path, home: &Path) -> Self {
+        Self { programs: programs.into(), kubeconfig: kubeconfig.into(), home: home.into() }
+    }
+
+    /// Runs `helm` and returns its output.
+    pub(crate) async fn helm(&self, arguments: &[&str]) -> Result<String> {
+        self.run("helm", arguments).await
+    }
+
+    /// Runs `kubectl` and returns its output.
+    pub(crate) async fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        self.run("kubectl", arguments).await
+    }
+
+    async fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        let mut command = Command::new(self.programs.join(program));
+        command.args(arguments).env("KUBECONFIG", &self.kubeconfig).env("HOME", &self.home);
+        tokio::task::spawn_blocking(move || output_of(&mut command)).await?
+    }
+}

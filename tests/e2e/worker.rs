@@ -1,0 +1,249 @@
+//! A node: a described machine with containerd, a kubelet and kube-proxy.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::{Api, Client, ResourceExt};
+use numacast_core::machine::IdSet;
+use serde_json::{Map, Value, json};
+
+use crate::cluster::{Plan, within};
+use crate::support::cgroups::Cgroups;
+use crate::support::fakenode::FakeNode;
+use crate::support::parts;
+use crate::support::process::{Process, tethered};
+use crate::support::wait::until;
+use crate::tools::output_of;
+use crate::{images, network, outside};
+
+/// A running node.
+pub(crate) struct Worker {
+    pub(crate) name: String,
+    kubelet: Option<Process>,
+    // Ended in this order.
+    processes: Vec<Process>,
+    machine: FakeNode,
+    dir: PathBuf,
+    cgroup: PathBuf,
+}
+
+impl Worker {
+    /// Returns the name of a node.
+    pub(crate) fn name_of(number: u8) -> String {
+        format!("node-{number}")
+    }
+
+    /// Starts the machine and everything on it, with the images loaded.
+    pub(crate) async fn start(plan: &Plan<'_>, number: u8, archives: &[PathBuf]) -> Result<Self> {
+        let name = Self::name_of(number);
+        let dir = plan.dir.join(&name);
+        std::fs::create_dir_all(dir.join("kubelet"))?;
+        plan.machine.write_tree(&dir)?;
+        let cgroup = Path::new(&std::env::var(outside::CGROUP)?).join(&name);
+        Cgroups::fill(&cgroup)?;
+        let config = kubelet_config(plan, &cgroup);
+        std::fs::write(dir.join("kubelet/config.yaml"), serde_json::to_vec_pretty(&config)?)?;
+        let machine = start_machine(plan, &dir)?;
+        network::connect(number, plan.nodes, machine.id())?;
+        let mut worker = Self { name, kubelet: None, processes: Vec::new(), machine, dir, cgroup };
+        worker.prepare(number)?;
+        worker.start_containerd().await?;
+        worker.import(archives)?;
+        for resource in &plan.machine.devices {
+            let request =
+                json!({"do": "setDevices", "resource": resource.resource, "devices": resource.devices});
+            worker.machine.request(&request)?;
+        }
+        let kubeconfig = plan.kubeconfig(&worker.name, plan.server())?;
+        let mut kubelet = worker.command();
+        kubelet.arg(plan.program("kubelet")).args(["--config", "/var/lib/kubelet/config.yaml"]);
+        kubelet.args(["--hostname-override", &worker.name, "--node-ip", &network::address_of(number)]);
+        kubelet.arg("--kubeconfig").arg(kubeconfig);
+        worker.kubelet = Some(Process::start("kubelet", &worker.dir, kubelet)?);
+        let mut proxy = worker.command();
+        proxy
+            .arg(plan.program("kube-proxy"))
+            .arg("--kubeconfig")
+            .arg(plan.kubeconfig("proxy", plan.server())?);
+        proxy.args(["--hostname-override", &worker.name, "--proxy-mode=iptables"]);
+        // The kernel's limits are the host's.
+        proxy.args(["--conntrack-max-per-core=0", "--conntrack-min=0"]);
+        worker.processes.push(Process::start("kube-proxy", &worker.dir, proxy)?);
+        Ok(worker)
+    }
+
+    /// Mounts and files that a node has.
+    fn prepare(&self, number: u8) -> Result<()> {
+        let cni = self.dir.join("pods.conflist");
+        std::fs::write(&cni, network::cni(number).to_string())?;
+        std::fs::write(self.dir.join("containerd.toml"), containerd_config(&self.dir))?;
+        let script = format!(
+            "mount -t tmpfs -o mode=755 tmpfs /run; mount --make-rshared /; hostname {}; mkdir -p /run/cni/conf; cp {} /run/cni/conf",
+            self.name,
+            cni.display()
+        );
+        output_of(self.command().args(["sh", "-euc", &script])).map(drop)
+    }
+
+    async fn start_containerd(&mut self) -> Result<()> {
+        let mut command = self.command();
+        command.arg("containerd").arg("--config").arg(self.dir.join("containerd.toml"));
+        let mut containerd = Process::start("containerd", &self.dir, command)?;
+        until("containerd answers", async || {
+            containerd.still_runs()?;
+            output_of(self.command().args(["ctr", "version"])).map(drop)
+        })
+        .await?;
+        self.processes.push(containerd);
+        Ok(())
+    }
+
+    fn import(&self, archives: &[PathBuf]) -> Result<()> {
+        for archive in archives {
+            output_of(
+                self.command().args(["ctr", "--namespace", "k8s.io", "images", "import"]).arg(archive),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Returns a command that runs what is appended to it on this node.
+    pub(crate) fn command(&self) -> Command {
+        within(self.machine.id(), Path::new("/"))
+    }
+
+    /// Waits until the node is Ready, its devices are registered, and the API server's Service is reachable from it.
+    pub(crate) async fn wait_until_ready(&mut self, client: &Client) -> Result<()> {
+        let nodes: Api<Node> = Api::all(client.clone());
+        until(&format!("{} is ready", self.name), async || {
+            self.still_runs()?;
+            let status = nodes.get(&self.name).await?.status.unwrap_or_default();
+            let mut conditions = status.conditions.iter().flatten();
+            ensure!(conditions.any(|one| one.type_ == "Ready" && one.status == "True"), "it is not Ready");
+            self.machine.request(&json!({"do": "served"}))?;
+            let connect = format!("exec 3<>/dev/tcp/{}/443", network::API_SERVICE);
+            output_of(self.command().args(["timeout", "1", "bash", "-c", &connect])).map(drop)
+        })
+        .await
+    }
+
+    /// Returns which container runtime the kubelet uses.
+    pub(crate) async fn runtime(&self, client: &Client) -> Result<String> {
+        let node = Api::<Node>::all(client.clone()).get(&self.name).await?;
+        let info = node.status.and_then(|status| status.node_info).context("the node has no information")?;
+        Ok(format!("kubelet {}, {}", info.kubelet_version, info.container_runtime_version))
+    }
+
+    fn still_runs(&mut self) -> Result<()> {
+        self.kubelet.iter_mut().chain(&mut self.processes).try_for_each(Process::still_runs)
+    }
+
+    /// Stops the kubelet, as when the machine is taken away. Its containers go on until the cluster ends.
+    pub(crate) fn stop_kubelet(&mut self) -> Result<()> {
+        self.kubelet.take().context("the kubelet does not run")?.kill()
+    }
+
+    /// Returns the CPUs and NUMA nodes that containerd was told to give to a container.
+    pub(crate) fn cpuset(&self, pod: &Pod, container: &str) -> Result<(IdSet, IdSet)> {
+        let id = container_id(pod, container)?;
+        let path = format!("/run/cpusets/{id}");
+        let set: Value = serde_json::from_str(&output_of(self.command().args(["cat", &path]))?)?;
+        let ids = |key: &str| -> Result<IdSet> {
+            let text = set[key].as_str().unwrap_or_default();
+            text.parse().map_err(|error| anyhow::anyhow!("{path}, {key}: {error}"))
+        };
+        Ok((ids("cpus")?, ids("mems")?))
+    }
+
+    /// Returns a container's memory in bytes, as its cgroup counts it: used now, and of that not backed by files.
+    pub(crate) fn memory(&self, pod: &Pod, container: &str) -> Result<(u64, u64)> {
+        let id = container_id(pod, container)?;
+        let root = Path::new("/sys/fs/cgroup/memory").join(self.cgroup.strip_prefix("/")?);
+        let found = output_of(Command::new("find").arg(&root).args(["-type", "d", "-name", id]))?;
+        let dir = Path::new(found.trim());
+        ensure!(dir.is_dir() && !found.trim().is_empty(), "there is no cgroup {id} below {}", root.display());
+        let usage = std::fs::read_to_string(dir.join("memory.usage_in_bytes"))?.trim().parse()?;
+        let stat = std::fs::read_to_string(dir.join("memory.stat"))?;
+        let rss = stat.lines().find_map(|line| line.strip_prefix("total_rss ")).context("no total_rss")?;
+        Ok((usage, rss.parse()?))
+    }
+}
+
+/// Returns a container's id without the runtime's name.
+fn container_id<'a>(pod: &'a Pod, container: &str) -> Result<&'a str> {
+    let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
+    let id = statuses.filter(|one| one.name == container).find_map(|one| one.container_id.as_deref());
+    let id = id.with_context(|| format!("{} has no container {container}", pod.name_any()))?;
+    id.strip_prefix("containerd://").with_context(|| format!("{id} is not containerd's"))
+}
+
+/// Starts what keeps the machine's namespaces and acts as its device plugins.
+fn start_machine(plan: &Plan<'_>, dir: &Path) -> Result<FakeNode> {
+    let mut command = tethered("unshare");
+    command.args(["--net", "--uts", "--"]).arg(parts::script("in-machine")).arg(dir);
+    command.arg(plan.program("fakenode")).arg("--runtime-socket").arg(dir.join("runtime.sock"));
+    FakeNode::start(dir, command)
+}
+
+/// A configuration as kubeadm writes it: webhooks, and a serving certificate that the kubelet signs itself. What
+/// follows is due to the machine: its cgroups, and disks that may be full.
+fn kubelet_config(plan: &Plan<'_>, cgroup: &Path) -> Map<String, Value> {
+    let config = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true},
+            "x509": {"clientCAFile": plan.dir.join("ca.crt")},
+        },
+        "authorization": {"mode": "Webhook"},
+        "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": cgroup,
+        "failCgroupV1": false,
+        "failSwapOn": false,
+        "clusterDNS": ["10.96.0.10"],
+        "clusterDomain": "cluster.local",
+        "resolvConf": "",
+        "podLogsDir": "/run/pod-logs",
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+        "evictionHard": {
+            "memory.available": "100Mi",
+            "nodefs.available": "0%",
+            "nodefs.inodesFree": "0%",
+            "imagefs.available": "0%",
+            "imagefs.inodesFree": "0%",
+        },
+    });
+    let Value::Object(mut config) = config else { unreachable!("a configuration is a mapping") };
+    config.extend(plan.machine.kubelet.clone());
+    config
+}
+
+fn containerd_config(dir: &Path) -> String {
+    format!(
+        r#"version = 2
+root = "{root}"
+state = "/run/containerd"
+[grpc]
+  address = "/run/containerd/containerd.sock"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{pause}"
+  # Not every machine for tests may lower a process's score.
+  restrict_oom_score_adj = true
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "/usr/lib/cni"
+  conf_dir = "/run/cni/conf"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+  BinaryName = "{runc}"
+"#,
+        root = dir.join("containerd").display(),
+        pause = images::PAUSE,
+        runc = parts::repository().join("tests/e2e/runc").display(),
+    )
+}
