@@ -44,6 +44,9 @@ struct Options {
     /// The seed of the pods, instead of a new one.
     #[arg(long, env = "NUMACAST_SEED")]
     seed: Option<u64>,
+    /// A value of the chart besides scheduler.enabled; several are possible.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
     /// The program is in the namespaces already; the directory of the cluster.
     #[arg(long, hide = true)]
     inside: Option<PathBuf>,
@@ -71,6 +74,6 @@ async fn inside(options: &Options, dir: &std::path::Path) -> Result<ExitCode> {
     }
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     table.note(&format!("NUMACAST_SEED={seed}"));
-    steps::run(cluster, &mut table, seed).await?;
+    steps::run(cluster, &mut table, &options.set, seed).await?;
     Ok(ExitCode::SUCCESS)
 }

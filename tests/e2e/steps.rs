@@ -27,11 +27,11 @@ const SCHEDULER: &str = "numa-scheduler";
 const PODS: usize = 50;
 
 /// Takes every step.
-pub(crate) async fn run(mut cluster: Cluster, table: &mut Table, seed: u64) -> Result<()> {
+pub(crate) async fn run(mut cluster: Cluster, table: &mut Table, values: &[String], seed: u64) -> Result<()> {
     let mut rng = Rng::with_seed(seed);
     table.step("kubeadm's ConfigMap", kubeadm(&cluster)).await?;
     let installed = Instant::now();
-    table.step("helm install --wait, scheduler.enabled", install(&cluster)).await?;
+    table.step("helm install --wait, scheduler.enabled", install(&cluster, values)).await?;
     table.step("objects with policies", objects(&cluster)).await?;
     table.step("a Guaranteed pod on one zone", aligned(&cluster)).await?;
     table.note(&format!(
@@ -64,10 +64,12 @@ fn chart() -> String {
     repository().join("charts/numacast").display().to_string()
 }
 
-async fn install(cluster: &Cluster) -> Result<String> {
+async fn install(cluster: &Cluster, values: &[String]) -> Result<String> {
     let chart = chart();
     let arguments = ["install", RELEASE, &chart, "--namespace", RELEASE, "--create-namespace", "--wait"];
-    let output = cluster.tools.helm(&[&arguments[..], &["--set", "scheduler.enabled=true"]].concat()).await?;
+    let values = ["scheduler.enabled=true"].into_iter().chain(values.iter().map(String::as_str));
+    let values: Vec<&str> = values.flat_map(|value| ["--set", value]).collect();
+    let output = cluster.tools.helm(&[&arguments[..], &values].concat()).await?;
     std::fs::write(cluster.dir().join("notes.txt"), &output)?;
     let image = agents(cluster).await?.first().and_then(|pod| pod.spec.clone()).context("no agent runs")?;
     Ok(image.containers[0].image.clone().unwrap_or_default())
