@@ -1,7 +1,9 @@
 //! The control plane and the nodes.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -29,8 +31,18 @@ pub(crate) struct Cluster {
     pub(crate) workers: Vec<Worker>,
     pub(crate) machine: MachineSpec,
     dir: PathBuf,
+    /// Starts the API server again.
+    api_server_command: Vec<OsString>,
     // Ended in this order.
-    _plane: Vec<Process>,
+    api_server: Process,
+    plane: Vec<Process>,
+}
+
+/// A running control plane.
+struct Plane {
+    api_server: Process,
+    others: Vec<Process>,
+    client: Client,
 }
 
 /// What every component needs.
@@ -52,28 +64,48 @@ impl Cluster {
         let nodes = options.nodes;
         let plan = Plan { dir, programs: &programs, machine: &machine, nodes, parts: &parts, ca: Ca::new()? };
         prepare(dir, nodes)?;
-        let ((plane, client), _) = table.step("control plane", plan.start_plane()).await?;
+        let (Plane { api_server, others, client }, _) =
+            table.step("control plane", plan.start_plane()).await?;
         let tools = Tools::new(&programs, &dir.join("inside.kubeconfig"), dir);
         let archives = images::archives(options, dir, &programs).await?;
         let workers = table.step("nodes and images", plan.start_workers(&client, &archives)).await?.0;
         outside::relay_to(dir, SERVER).await?;
         plan.write_kubeconfig_for_outside()?;
-        Ok(Self { tools, client, workers, machine, dir: dir.into(), _plane: plane })
+        let api_server_command = plan.api_server_command();
+        Ok(Self {
+            tools,
+            client,
+            workers,
+            machine,
+            dir: dir.into(),
+            api_server_command,
+            api_server,
+            plane: others,
+        })
     }
 
     /// Keeps the cluster until the program is interrupted, or a part of it ends.
-    pub(crate) async fn keep(mut self) -> Result<()> {
-        println!("\nThe cluster is up:\n\n    export KUBECONFIG={}\n", self.dir.join("kubeconfig").display());
-        println!("It ends with Ctrl-C.");
+    pub(crate) async fn keep(mut self, table: &mut Table) -> Result<()> {
+        let kubeconfig = self.dir.join("kubeconfig");
+        table.note(&format!(
+            "\nThe cluster is up until Ctrl-C:\n\n    export KUBECONFIG={}\n",
+            kubeconfig.display()
+        ));
         loop {
             tokio::select! {
                 interrupted = tokio::signal::ctrl_c() => return Ok(interrupted?),
-                () = tokio::time::sleep(std::time::Duration::from_secs(1)) => {}
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
             }
-            for process in &mut self._plane {
-                process.still_runs()?;
-            }
+            self.plane.iter_mut().chain([&mut self.api_server]).try_for_each(Process::still_runs)?;
         }
+    }
+
+    /// Kills the API server, and starts it again after this time.
+    pub(crate) async fn interrupt_api_server(&mut self, time: Duration) -> Result<()> {
+        self.api_server.kill()?;
+        tokio::time::sleep(time).await;
+        self.api_server = start_api_server(&self.dir, &self.api_server_command)?;
+        wait_until_ready(&mut self.api_server, &self.client).await
     }
 
     /// Returns the cluster's directory.
@@ -102,21 +134,15 @@ fn prepare(dir: &Path, nodes: u8) -> Result<()> {
 
 impl Plan<'_> {
     /// Starts etcd, the API server, the controller manager and the default scheduler.
-    async fn start_plane(&self) -> Result<((Vec<Process>, Client), String)> {
+    async fn start_plane(&self) -> Result<(Plane, String)> {
         self.write_files()?;
         let etcd = self.start_etcd().await?;
-        let api_server = self.start("kube-apiserver", &self.api_server_arguments())?;
+        let mut api_server = start_api_server(self.dir, &self.api_server_command())?;
         let client = self.client().await?;
-        let mut plane = vec![api_server, etcd];
-        until("the API server is ready", async || {
-            plane.iter_mut().try_for_each(Process::still_runs)?;
-            let request = tonic::codegen::http::Request::get("/readyz").body(Vec::new())?;
-            ensure!(client.request_text(request).await? == "ok", "it is not");
-            Ok(())
-        })
-        .await?;
+        let mut others = vec![etcd];
+        wait_until_ready(&mut api_server, &client).await?;
         let path = |file: &str| self.dir.join(file).display().to_string();
-        plane.push(self.start(
+        others.push(self.start(
             "kube-controller-manager",
             &[
                 format!("--kubeconfig={}", self.kubeconfig("controller-manager", SERVER)?.display()),
@@ -128,7 +154,7 @@ impl Plan<'_> {
             ],
         )?);
         // The program with the plugin, which the default profile does not use.
-        plane.push(self.start(
+        others.push(self.start(
             "scheduler",
             &[
                 format!("--kubeconfig={}", self.kubeconfig("scheduler", SERVER)?.display()),
@@ -137,7 +163,7 @@ impl Plan<'_> {
             ],
         )?);
         let version = client.apiserver_version().await?.git_version;
-        Ok(((plane, client), version))
+        Ok((Plane { api_server, others, client }, version))
     }
 
     async fn start_workers(&self, client: &Client, archives: &[PathBuf]) -> Result<(Vec<Worker>, String)> {
@@ -176,6 +202,11 @@ impl Plan<'_> {
         })
         .await?;
         Ok(etcd)
+    }
+
+    fn api_server_command(&self) -> Vec<OsString> {
+        let program = self.parts.program("kube-apiserver").into_os_string();
+        std::iter::once(program).chain(self.api_server_arguments().into_iter().map(OsString::from)).collect()
     }
 
     fn api_server_arguments(&self) -> Vec<String> {
@@ -290,6 +321,23 @@ impl Plan<'_> {
     pub(crate) fn server(&self) -> &'static str {
         SERVER
     }
+}
+
+fn start_api_server(dir: &Path, command: &[OsString]) -> Result<Process> {
+    let (program, arguments) = command.split_first().context("an empty command")?;
+    let mut command = tethered(program);
+    command.args(arguments).current_dir(dir.join("nowhere"));
+    Process::start("kube-apiserver", dir, command)
+}
+
+async fn wait_until_ready(api_server: &mut Process, client: &Client) -> Result<()> {
+    until("the API server is ready", async || {
+        api_server.still_runs()?;
+        let request = tonic::codegen::http::Request::get("/readyz").body(Vec::new())?;
+        ensure!(client.request_text(request).await? == "ok", "it is not");
+        Ok(())
+    })
+    .await
 }
 
 /// The clusters live for minutes, and only on this machine.

@@ -69,7 +69,7 @@ async fn inside(options: &Options, dir: &std::path::Path) -> Result<ExitCode> {
     let mut table = table::Table::default();
     let cluster = cluster::Cluster::start(options, dir, &mut table).await?;
     if options.up {
-        cluster.keep().await?;
+        cluster.keep(&mut table).await?;
         return Ok(ExitCode::SUCCESS);
     }
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));

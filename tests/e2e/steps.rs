@@ -1,11 +1,11 @@
 //! What the cluster's users do, in order.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use fastrand::Rng;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt};
 use numacast_core::machine::IdSet;
@@ -41,7 +41,10 @@ pub(crate) async fn run(mut cluster: Cluster, table: &mut Table, values: &[Strin
     table.step("helm test", helm_test(&cluster)).await?;
     table.step("a pod that fits no zone stays Pending", pending(&cluster)).await?;
     table.step("pods through the scheduler", many(&cluster, &mut rng)).await?;
-    table.step("memory of the containers", memory(&cluster)).await?;
+    table.step("the containers' rights", rights(&cluster)).await?;
+    table.step("the containers' memory", memory(&cluster)).await?;
+    table.step("what was logged", logs(&cluster)).await?;
+    table.step("the API server is away for 20 s", outage(&mut cluster)).await?;
     table.step("rollout restart", restart(&cluster)).await?;
     table.step("helm upgrade --wait", upgrade(&cluster)).await?;
     table.step("a node is drained and removed", remove_node(&mut cluster)).await?;
@@ -266,14 +269,87 @@ fn reason(pod: &Pod) -> String {
     format!("{}: {}", status.reason.unwrap_or_default(), status.message.unwrap_or_default())
 }
 
+/// What the chart asks for is what the kernel enforces.
+async fn rights(cluster: &Cluster) -> Result<String> {
+    let mut count = 0;
+    for pod in running(cluster).await? {
+        let container = pod.spec.as_ref().context("a pod without a spec")?.containers[0].name.clone();
+        let worker = worker_of(cluster, &pod)?;
+        let process = worker.process(&pod, &container)?;
+        for right in [("CapEff", "0000000000000000"), ("NoNewPrivs", "1"), ("Seccomp", "2")] {
+            let found = process.status(right.0)?;
+            ensure!(found == right.1, "{container}: {} is {found}, not {}", right.0, right.1);
+        }
+        ensure!(process.root_is_read_only()?, "{container} can write its root");
+        let limits = pod.spec.as_ref().and_then(|spec| spec.containers[0].resources.as_ref()?.limits.clone());
+        if let Some(limit) = limits.as_ref().and_then(|limits| limits.get("memory")) {
+            let limit: numacast_core::quantity::Quantity =
+                limit.0.parse().map_err(|_| anyhow::anyhow!("{}", limit.0))?;
+            let enforced = worker.memory_limit(&pod, &container)?;
+            ensure!(enforced == limit.ceil(), "{container}: its limit is {enforced}");
+        }
+        count += 1;
+    }
+    Ok(format!(
+        "{count} containers: no capability, seccomp, no new privileges, root read-only, memory limits"
+    ))
+}
+
+/// Returns the release's pods that run.
+async fn running(cluster: &Cluster) -> Result<Vec<Pod>> {
+    let api: Api<Pod> = Api::namespaced(cluster.client.clone(), RELEASE);
+    let pods = api.list(&ListParams::default()).await?.items;
+    Ok(pods.into_iter().filter(|pod| phase(pod) == "Running").collect())
+}
+
+/// Nothing went wrong so far, so no line says so; and pods are not worth a line each.
+async fn logs(cluster: &Cluster) -> Result<String> {
+    let mut lines = 0;
+    for pod in agents(cluster).await? {
+        let log = log_of(cluster, &pod).await?;
+        let bad: Vec<&str> = log
+            .lines()
+            .filter(|line| !line.contains(" INFO ") && !line.contains("started recently"))
+            .collect();
+        ensure!(bad.is_empty(), "{} logged: {bad:?}", pod.name_any());
+        lines = lines.max(log.lines().count());
+    }
+    ensure!(lines < PODS / 2, "an agent logged {lines} lines");
+    Ok(format!("at most {lines} lines of an agent, no warning"))
+}
+
+async fn log_of(cluster: &Cluster, pod: &Pod) -> Result<String> {
+    cluster.tools.kubectl(&["--namespace", RELEASE, "logs", &pod.name_any()]).await
+}
+
+/// No one is blamed for an API server that does not answer, and objects are right again afterwards.
+async fn outage(cluster: &mut Cluster) -> Result<String> {
+    let before = agents(cluster).await?;
+    cluster.interrupt_api_server(Duration::from_secs(20)).await?;
+    let aligned = aligned(cluster).await?;
+    let events: Api<Event> = Api::all(cluster.client.clone());
+    let events = events.list(&ListParams::default()).await?.items;
+    let of_us = events.iter().filter(|event| event.reporting_component.as_deref() == Some("numacast/agent"));
+    let said: Vec<String> = of_us.filter_map(|event| event.message.clone()).collect();
+    ensure!(said.is_empty(), "Events of the agents: {said:?}");
+    let after = agents(cluster).await?;
+    let restarts = |pods: &[Pod]| -> i32 {
+        let statuses = pods.iter().filter_map(|pod| pod.status.as_ref()?.container_statuses.as_ref());
+        statuses.flatten().map(|one| one.restart_count).sum()
+    };
+    ensure!(restarts(&before) == restarts(&after), "agents restarted");
+    for pod in after {
+        let log = log_of(cluster, &pod).await?;
+        let blamed = log.lines().find(|line| line.contains("may not") || line.contains("forbidden"));
+        ensure!(blamed.is_none(), "{} blames rights: {blamed:?}", pod.name_any());
+    }
+    Ok(aligned)
+}
+
 /// The largest of the agents and of the other containers, as their cgroups count them.
 async fn memory(cluster: &Cluster) -> Result<String> {
-    let api: Api<Pod> = Api::namespaced(cluster.client.clone(), RELEASE);
     let mut most: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    for pod in api.list(&ListParams::default()).await? {
-        if phase(&pod) != "Running" {
-            continue;
-        }
+    for pod in running(cluster).await? {
         let name = pod.spec.as_ref().context("a pod without a spec")?.containers[0].name.clone();
         let found = worker_of(cluster, &pod)?.memory(&pod, &name)?;
         let most = most.entry(name).or_default();

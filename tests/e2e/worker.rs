@@ -159,15 +159,54 @@ impl Worker {
 
     /// Returns a container's memory in bytes, as its cgroup counts it: used now, and of that not backed by files.
     pub(crate) fn memory(&self, pod: &Pod, container: &str) -> Result<(u64, u64)> {
-        let id = container_id(pod, container)?;
-        let root = Path::new("/sys/fs/cgroup/memory").join(self.cgroup.strip_prefix("/")?);
-        let found = output_of(Command::new("find").arg(&root).args(["-type", "d", "-name", id]))?;
-        let dir = Path::new(found.trim());
-        ensure!(dir.is_dir() && !found.trim().is_empty(), "there is no cgroup {id} below {}", root.display());
+        let dir = self.memory_cgroup(pod, container)?;
         let usage = std::fs::read_to_string(dir.join("memory.usage_in_bytes"))?.trim().parse()?;
         let stat = std::fs::read_to_string(dir.join("memory.stat"))?;
         let rss = stat.lines().find_map(|line| line.strip_prefix("total_rss ")).context("no total_rss")?;
         Ok((usage, rss.parse()?))
+    }
+
+    /// Returns the memory limit that the kernel enforces, in bytes.
+    pub(crate) fn memory_limit(&self, pod: &Pod, container: &str) -> Result<u64> {
+        let file = self.memory_cgroup(pod, container)?.join("memory.limit_in_bytes");
+        Ok(std::fs::read_to_string(file)?.trim().parse()?)
+    }
+
+    fn memory_cgroup(&self, pod: &Pod, container: &str) -> Result<PathBuf> {
+        let id = container_id(pod, container)?;
+        let root = Path::new("/sys/fs/cgroup/memory").join(self.cgroup.strip_prefix("/")?);
+        let found = output_of(Command::new("find").arg(&root).args(["-type", "d", "-name", id]))?;
+        ensure!(!found.trim().is_empty(), "there is no cgroup {id} below {}", root.display());
+        Ok(found.trim().into())
+    }
+
+    /// Returns the process of a container.
+    pub(crate) fn process(&self, pod: &Pod, container: &str) -> Result<ContainerProcess> {
+        let tasks = self.memory_cgroup(pod, container)?.join("cgroup.procs");
+        let text = std::fs::read_to_string(tasks)?;
+        let id = text.lines().next().context("the container has no process")?;
+        Ok(ContainerProcess(Path::new("/proc").join(id)))
+    }
+}
+
+/// A container's process, by its directory in `/proc`.
+pub(crate) struct ContainerProcess(PathBuf);
+
+impl ContainerProcess {
+    /// Returns a field of `status`.
+    pub(crate) fn status(&self, field: &str) -> Result<String> {
+        let text = std::fs::read_to_string(self.0.join("status"))?;
+        let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        Ok(value.with_context(|| format!("the status has no {field}"))?.trim().to_owned())
+    }
+
+    /// Returns whether the root is mounted read-only.
+    pub(crate) fn root_is_read_only(&self) -> Result<bool> {
+        let text = std::fs::read_to_string(self.0.join("mountinfo"))?;
+        let mut roots = text.lines().filter(|line| line.split(' ').nth(4) == Some("/"));
+        let options =
+            roots.next_back().and_then(|line| line.split(' ').nth(5)).context("there is no root")?;
+        Ok(options.split(',').any(|option| option == "ro"))
     }
 }
 
