@@ -102,6 +102,18 @@ hostUsers: {{ .root.Values.hostUsers }}
 terminationGracePeriodSeconds: 10
 {{- end }}
 
+{{/* The security context of pods other than the agents'. */}}
+{{- define "numacast.unprivileged" -}}
+{{- $context := deepCopy (.Values.controller.podSecurityContext | default dict) }}
+{{- if not (include "numacast.platformDefaults" . | fromYaml).namespaceUsers }}
+{{- $context = merge $context (dict "runAsUser" 65532 "runAsGroup" 65532) }}
+{{- end }}
+{{- with $context }}
+securityContext:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{/* Where a component's pods run. Takes its values. */}}
 {{- define "numacast.placement" -}}
 {{- range $key := list "nodeSelector" "affinity" "tolerations" }}
@@ -418,10 +430,7 @@ projected:
      Takes (dict "root" $ "component" "controller"); the component is that of the account. */}}
 {{- define "numacast.controllerPod" -}}
 {{ include "numacast.pod" . }}
-{{- with .root.Values.controller.podSecurityContext }}
-securityContext:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+{{- include "numacast.unprivileged" .root }}
 {{- include "numacast.placement" .root.Values.controller }}
 {{- end }}
 

@@ -1,5 +1,6 @@
 {{/* What each platform supplies where the values do not: the kubelet's configuration (`kubelet`), the SELinux type of the
-     agents, OpenShift's SecurityContextConstraints, and GKE's ResourceQuota. docs/install.md lists what was tried.
+     agents, whether the namespace has users of its own, SecurityContextConstraints, and a ResourceQuota. docs/install.md
+     lists what was tried.
 
      kubeadm, kind: kubelets' serving certificates are self-signed (kubernetes/kubeadm#1223, #1602), so the file that kubeadm
        writes is read. Flags that override it (/var/lib/kubelet/kubeadm-flags.env) are not seen.
@@ -7,7 +8,8 @@
        configuration. The certificate is signed by the API server's CA (k3s-io/k3s#785).
      openshift: pods do not have the CA of the kubelet's certificate, so the machine config operator's file is read. An
        ordinary container may not use the kubelet's sockets; container_device_plugin_t, of container-selinux, may
-       (containers/container-selinux#275, OCPBUGS-45983).
+       (containers/container-selinux#275, OCPBUGS-45983). Pods other than the agents' get a user of the namespace's range
+       (restricted-v2), and must not request another.
      gke: it is unknown whether pods can verify the certificate, so the file is read (aquasecurity/kube-bench). Outside
        kube-system, pods with the agents' priority class need a ResourceQuota (NVIDIA/aicr#915).
      eks: kubelets have serverTLSBootstrap (awslabs/amazon-eks-ami), and EKS approves their requests.
@@ -20,6 +22,7 @@ rke2: {kubelet: {configSource: configz}}
 openshift:
   kubelet: {configFile: /etc/kubernetes/kubelet.conf}
   seLinuxOptions: {type: container_device_plugin_t}
+  namespaceUsers: true
   securityContextConstraints: true
 gke:
   kubelet: {configFile: /home/kubernetes/kubelet-config.yaml}
