@@ -177,6 +177,14 @@ fn values_and_schema_know_the_same_keys() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn the_timeout_of_the_kubelet_is_the_agents_default() -> Result<()> {
+    let config: Value = serde_json::to_value(numacast::config::Config::default())?;
+    let timeout = &yaml("values.yaml")?["kubelet"]["timeout"];
+    ensure!(*timeout == config["kubelet"]["timeout"], "the agent's is {}", config["kubelet"]["timeout"]);
+    Ok(())
+}
+
 /// Every object of our own in the schema rejects unknown keys.
 #[test]
 fn the_schema_is_strict() -> Result<()> {

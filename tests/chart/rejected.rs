@@ -163,7 +163,7 @@ const BY_THE_TEMPLATES: [(&str, &str); 36] = [
     ),
     (
         "agent.pools[0].name=a,agent.pools[0].nodeSelector.a=b,agent.pools[0].kubelet.configSource=file",
-        "kubelet.configSource: file: no file is mounted",
+        "agent.pools: a: kubelet.configSource: file: no file is mounted",
     ),
     ("scheduler.enabled=true,config.consumer=kai", "scheduler.enabled: config.consumer is kai"),
     ("scheduler.enabled=true,scheduler.config.profiles=x", "scheduler.config.profiles: the chart sets it"),

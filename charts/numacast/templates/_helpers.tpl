@@ -541,16 +541,20 @@ securityContext:
 {{- range include "numacast.served" . | fromYamlArray }}
 {{- include "numacast.checkServed" (dict "root" $root "served" .) }}
 {{- end }}
+{{- $pool := "" }}
+{{- if and (hasKey . "pool") (ne .pool "default") }}
+{{- $pool = printf "agent.pools: %s: " .pool }}
+{{- end }}
 {{- $kubelet := include "numacast.kubelet" . | fromYaml }}
 {{- $maxNodes := dig "configOverrides" "topologyManagerPolicyOptions" "max-allowable-numa-nodes" "8" $kubelet | toString }}
 {{- if not (regexMatch "^([89]|[1-9][0-9]{1,5})$" $maxNodes) }}
-{{- fail (printf "kubelet.configOverrides.topologyManagerPolicyOptions.max-allowable-numa-nodes: %s: kubelets accept numbers from 8 on, and admissionPolicy rejects others" $maxNodes) }}
+{{- fail (printf "%skubelet.configOverrides.topologyManagerPolicyOptions.max-allowable-numa-nodes: %s: kubelets accept numbers from 8 on, and admissionPolicy rejects others" $pool $maxNodes) }}
 {{- end }}
 {{- if and (eq $kubelet.configSource "file") (not $kubelet.configFile) (not $kubelet.mountDir) }}
-{{- fail "kubelet.configSource: file: no file is mounted; set kubelet.configFile to the kubelet's configuration file" }}
+{{- fail (printf "%skubelet.configSource: file: no file is mounted; set kubelet.configFile to the kubelet's configuration file" $pool) }}
 {{- end }}
 {{- if and $kubelet.configDir (not $kubelet.configFile) (not $kubelet.mountDir) }}
-{{- fail "kubelet.configDir: drop-ins are read with a configuration file; set kubelet.configFile as well" }}
+{{- fail (printf "%skubelet.configDir: drop-ins are read with a configuration file; set kubelet.configFile as well" $pool) }}
 {{- end }}
 {{- end }}
 
