@@ -38,7 +38,7 @@ pub(super) const NAMESPACE: Flag = Flag {
     name: "namespace",
     value: "NAMESPACE",
     sets: Sets::Field(
-        "The namespace of the DaemonSet and the Lease [environment: POD_NAMESPACE]",
+        "The namespace of the DaemonSets and the Lease [environment: POD_NAMESPACE]",
         |config, name| config.controller.namespace = name,
     ),
 };
@@ -105,10 +105,10 @@ impl Flags for AgentFlags {
             PROC_DIR,
             KUBELET_DIR,
             KUBELET_SOCKET,
-            Flag::key("kubelet-config", "FILE", "kubelet.config.file"),
-            Flag::key("kubelet-config-source", "SOURCE", "kubelet.config.source"),
-            Flag::key("topology-manager-policy", "POLICY", "kubelet.config.overrides.topologyManagerPolicy"),
-            Flag::key("topology-manager-scope", "SCOPE", "kubelet.config.overrides.topologyManagerScope"),
+            Flag::key("kubelet-config", "FILE", "kubelet.configFile"),
+            Flag::key("kubelet-config-source", "SOURCE", "kubelet.configSource"),
+            Flag::key("topology-manager-policy", "POLICY", "kubelet.configOverrides.topologyManagerPolicy"),
+            Flag::key("topology-manager-scope", "SCOPE", "kubelet.configOverrides.topologyManagerScope"),
             KUBECONFIG,
             Flag::key("poll", "TIME", "scan.poll"),
             Flag::key("notify-file", "FILE", "scan.notifyFile"),
