@@ -131,6 +131,7 @@ image:
 	image/build
 
 release:
+	@git diff --quiet HEAD || { echo 'make release: commit all changes first, so that the release has a commit' >&2; exit 1; }
 	image/build
 	image/build --demo
 	image/sbom
