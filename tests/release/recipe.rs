@@ -68,11 +68,9 @@ impl BuildDir {
     /// Creates a directory whose cargo produces this binary, and one that ends with ` with demo`.
     pub(crate) fn with(binary: &[u8]) -> Self {
         let dir = Self(tempfile::tempdir().unwrap());
+        std::fs::create_dir(dir.path("bin")).unwrap();
         for (name, text) in [("cargo", CARGO), ("buildah", BUILDAH), ("readelf", READELF)] {
-            let path = dir.path("bin").join(name);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(&path, text).unwrap();
-            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+            dir.add_program(name, text);
         }
         std::fs::write(dir.path("binary"), binary).unwrap();
         std::fs::write(dir.path("binary-demo"), [binary, b" with demo"].concat()).unwrap();
@@ -82,6 +80,13 @@ impl BuildDir {
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
+    }
+
+    /// Adds a fake program.
+    pub(crate) fn add_program(&self, name: &str, text: &str) {
+        let path = self.path("bin").join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
     }
 
     /// Returns the path of a result of the build.
