@@ -176,6 +176,10 @@ fn a_missing_part_or_architecture_is_reported() {
         error.contains(&format!("numacast-demo-{other}.tar.gz is missing: run 'make release'")),
         "{error}"
     );
+    assert!(
+        parts.error(&["--check"]).ends_with(&format!("release-{VERSION} is missing: run 'make release'\n"))
+    );
+    assert!(parts.error(&["s390x"]).ends_with("'s390x' is not supported: only amd64 and arm64 are\n"));
     // The binaries themselves are in the archives.
     let binaries = ["numacast", "numacast-demo"].map(|name| format!("{name}-{ARCHITECTURE}"));
     for name in names_in(&parts.0.built("")).into_iter().filter(|name| !binaries.contains(name)) {
@@ -284,25 +288,57 @@ fn a_failed_push_is_reported() {
 }
 
 #[test]
-fn a_chart_for_another_image_is_reported() {
+fn an_archive_without_the_licence_is_reported() {
     let Some(parts) = Parts::build() else { return };
-    let parts = parts.released();
-    let directory = parts.directory();
+    let archive = parts.0.built(&format!("numacast-demo-{ARCHITECTURE}.tar.gz"));
+    let unpacked = tempfile::tempdir().unwrap();
+    for action in [&["-xzf"] as &[&str], &["--exclude=LICENSE", "-czf"]] {
+        let mut tar = Command::new("tar");
+        tar.args(action).arg(&archive).arg("-C").arg(unpacked.path());
+        let done = tar.args(if action.len() > 1 { &["."] as &[&str] } else { &[] }).status();
+        assert!(done.unwrap().success());
+    }
+    let error = parts.error(&[]);
+    assert!(error.ends_with(".tar.gz has not exactly the binary and the licence\n"), "{error}");
+}
+
+/// Replaces the chart of a release by a changed copy of ours.
+fn replace_chart(release: &Path, change: impl Fn(&Path)) {
     let chart = tempfile::tempdir().unwrap();
     let copied =
         Command::new("cp").arg("-r").arg(repository().join("charts/numacast")).arg(chart.path()).status();
     assert!(copied.unwrap().success());
-    replace(
-        &chart.path().join("numacast/Chart.yaml"),
-        &format!("appVersion: {VERSION}"),
-        "appVersion: 0.0.9",
-    );
+    let chart = chart.path().join("numacast");
+    change(&chart);
     let mut helm = part("helm").unwrap();
-    let packaged =
-        helm.arg("package").arg(chart.path().join("numacast")).arg("--destination").arg(&directory).output();
+    let packaged = helm.arg("package").arg(chart).arg("--destination").arg(release).output();
     assert!(packaged.unwrap().status.success());
     let sums = "sha256sum -- $(ls | grep -v SHA256SUMS) >SHA256SUMS";
-    assert!(Command::new("sh").args(["-c", sums]).current_dir(&directory).status().unwrap().success());
+    assert!(Command::new("sh").args(["-c", sums]).current_dir(release).status().unwrap().success());
+}
+
+#[test]
+fn a_chart_that_cannot_be_installed_is_reported() {
+    let Some(parts) = Parts::build() else { return };
+    let parts = parts.released();
+    replace_chart(&parts.directory(), |chart| {
+        fs::write(chart.join("templates/broken.yaml"), "{{ broken }}\n").unwrap();
+    });
+    let error = parts.error(&["--check"]);
+    for command in ["lint", "template"] {
+        let expected = format!("image/release: helm {command} rejects numacast-{VERSION}.tgz: ");
+        let line = error.lines().find_map(|line| line.strip_prefix(&expected));
+        assert!(line.is_some_and(|line| line.contains("broken")), "helm {command} is not in:\n{error}");
+    }
+}
+
+#[test]
+fn a_chart_for_another_image_is_reported() {
+    let Some(parts) = Parts::build() else { return };
+    let parts = parts.released();
+    replace_chart(&parts.directory(), |chart| {
+        replace(&chart.join("Chart.yaml"), &format!("appVersion: {VERSION}"), "appVersion: 0.0.9");
+    });
     let expected = format!(
         "image/release: the pods of numacast-{VERSION}.tgz have the image 'ghcr.io/numacast/numacast:0.0.9' and not \
          'ghcr.io/numacast/numacast:{VERSION}'\n"

@@ -35,6 +35,21 @@ fn another_version_cannot_be_released() {
 }
 
 #[test]
+fn a_version_without_changes_is_not_released() {
+    let copy = tempfile::tempdir().unwrap();
+    let files = ["image", "Cargo.toml", "CHANGELOG.md", "charts"].map(|name| repository().join(name));
+    assert!(Command::new("cp").arg("-r").args(files).arg(copy.path()).status().unwrap().success());
+    let changes = file("CHANGELOG.md").replace(&format!("\n## {VERSION} - "), "\n## Unreleased ");
+    std::fs::write(copy.path().join("CHANGELOG.md"), changes).unwrap();
+    let output = Command::new(copy.path().join("image/release"))
+        .env("NUMACAST_REVISION", "0123456789")
+        .output()
+        .unwrap();
+    let expected = format!("image/notes: CHANGELOG.md has no changes for {VERSION}\n");
+    assert_eq!((output.status.success(), text_of(&output)), (false, expected));
+}
+
+#[test]
 fn the_image_is_built_with_a_supported_rust() {
     let number =
         |text: &str| -> Vec<u32> { text.trim().split('.').map(|part| part.parse().unwrap()).collect() };
