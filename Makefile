@@ -1,6 +1,6 @@
 # The commands for people. `make` alone lists them.
 
-.PHONY: help demo check test previous core pure matrix faults real-faults contract proxy-load pods-load fleet fleet-load model soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image reproduce sbom clean
+.PHONY: help demo check test previous core pure matrix faults real-faults contract proxy-load pods-load fleet fleet-load model soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image reproduce sbom site clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster (ARGS=--help)'
@@ -27,6 +27,7 @@ help:
 	@echo 'make image   the static binary and the image to ship, below target/image (needs buildah)'
 	@echo 'make reproduce  builds them twice, in two directories, and compares the bytes (ten minutes)'
 	@echo 'make sbom    the crates of the shipped binary, as CycloneDX (fetches cargo-cyclonedx)'
+	@echo 'make site    README.md and docs/ as a site, below target/site (the first time installs mdBook, some minutes)'
 	@echo 'make clean   remove everything that was built'
 
 demo:
@@ -134,6 +135,9 @@ reproduce:
 
 sbom:
 	image/sbom
+
+site:
+	site/build
 
 clean:
 	cargo clean

@@ -16,8 +16,7 @@ fn documents() -> Vec<PathBuf> {
         ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "tests/parts/README.md"]
             .map(Into::into)
             .into();
-    let docs = std::fs::read_dir(root("docs")).unwrap().map(|entry| entry.unwrap().file_name());
-    found.extend(docs.map(|name| Path::new("docs").join(name)));
+    found.extend(files(Path::new("docs"), "md"));
     found.extend(root("charts/numacast/README.md").exists().then(|| "charts/numacast/README.md".into()));
     found.sort();
     found
@@ -276,17 +275,17 @@ fn is_test(arguments: &str) -> bool {
         });
         functions || file.file_stem().is_some_and(|stem| stem.to_string_lossy().contains(name))
     };
-    source_files(Path::new(&directory)).iter().any(is_match)
+    files(Path::new(&directory), "rs").iter().any(is_match)
 }
 
-/// Returns the Rust files below a directory.
-fn source_files(directory: &Path) -> Vec<PathBuf> {
+/// Returns the files below a directory whose names end with the extension.
+fn files(directory: &Path, extension: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(root(directory)).into_iter().flatten() {
         let path = directory.join(entry.unwrap().file_name());
         if root(&path).is_dir() {
-            found.extend(source_files(&path));
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.extend(files(&path, extension));
+        } else if path.extension().is_some_and(|found| found == extension) {
             found.push(path);
         }
     }
