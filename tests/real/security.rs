@@ -1209,7 +1209,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         all.iter().copied().filter(|right| !gone.contains(right)).collect()
     };
     let pods = |source: &str| json!({"config": {"pods": {"source": source}}});
-    let kubelet = |source: &str| json!({"config": {"kubelet": {"config": {"source": source}}}});
+    let kubelet = |source: &str| json!({"config": {"kubelet": {"configSource": source}}});
     let proxy = |proxy: Value| json!({"config": {"proxy": proxy}});
     let pods_api = |source: &str, of_agent: &str| {
         json!({"config": {

@@ -180,8 +180,8 @@ mod tests {
                     "The kubelet's configuration could not be read since the agent started. The object keeps \
                      the policies that it had before; if it had none, the scheduler plugin aligns nothing \
                      there",
-                    "Mount the kubelet's configuration file (`kubelet.config.file`), let the agent request it \
-                     (`kubelet.config.source: configz`), or set the policies (`kubelet.config.overrides`)",
+                    "Mount the kubelet's configuration file (`kubelet.configFile`), let the agent request it \
+                     (`kubelet.configSource: configz`), or set the policies (`kubelet.configOverrides`)",
                 ),
                 Self::PodsUnknown => (
                     "The node's pods have not been listed within a minute after the agent started, so the \
