@@ -115,6 +115,21 @@ fn every_link_leads_somewhere() {
     wrong.none();
 }
 
+/// `docs/SUMMARY.md` is the navigation of the site that `site/build` makes.
+#[test]
+fn the_navigation_has_every_page_once() {
+    let summary = Path::new("docs/SUMMARY.md");
+    let text = read(summary);
+    let mut listed: Vec<PathBuf> =
+        text.split("](").skip(1).filter_map(|rest| rest.split(')').next()).map(PathBuf::from).collect();
+    let pages = files(Path::new("docs"), "md").into_iter().filter(|page| page != summary);
+    let pages = pages.map(|page| page.strip_prefix("docs").unwrap().to_owned());
+    let mut pages: Vec<PathBuf> = pages.chain(["../README.md".into()]).collect();
+    listed.sort();
+    pages.sort();
+    assert_eq!(listed, pages, "pages in the navigation, and those of docs/");
+}
+
 /// The schemas of the configuration and of the chart's values.
 struct Names {
     schema: Value,
@@ -257,6 +272,7 @@ fn check_command(wrong: &mut Wrong, place: &str, line: &str) {
 /// Returns true if the arguments of `cargo test` select at least one test: the last part of the filter is in
 /// the name of a file or function of the test program, of `src` with `--lib`, or of the other package.
 fn is_test(arguments: &str) -> bool {
+    let arguments = arguments.replace("--features demo ", "");
     let words = arguments.split_whitespace().take_while(|word| *word != "--");
     let words: Vec<&str> = words.filter(|word| *word != "--locked").collect();
     let (directory, filter) = match words[..] {
