@@ -247,7 +247,8 @@ fn the_document_explains_every_alert() -> Result<()> {
     let names: Vec<&str> = alerts(&rules).map(|alert| text(alert, "alert")).collect();
     assert_eq!(headings, names, "headings of docs/troubleshooting.md, and alerts in their order");
     for section in document.split("\n### ").skip(1).filter(|section| section.starts_with("Numacast")) {
-        let (meaning, remedy) = section.split_once("**Do**").with_context(|| format!("no remedy in: {section}"))?;
+        let (meaning, remedy) =
+            section.split_once("**Do**").with_context(|| format!("no remedy in: {section}"))?;
         ensure!(meaning.split_whitespace().count() > 8 && remedy.split_whitespace().count() > 3, "{section}");
     }
     Ok(())

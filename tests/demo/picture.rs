@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{Read, Write as _};
+use std::io::{BufRead, BufReader, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -65,18 +65,17 @@ fn resources(frame: &Frame) -> Vec<&Vec<Piece>> {
     frame.values().filter(|row| row.iter().any(is_bar)).collect()
 }
 
-/// Returns the complete frames of the output whose object is current and differs from the one before.
-fn distinct_frames(output: &str) -> Vec<Frame> {
-    let mut frames: Vec<Frame> = Vec::new();
-    for update in output.split(BEGIN).skip(1).filter_map(|rest| rest.split_once(END)) {
-        let next = frame(update.0);
-        let is_current = update.0.contains("The object matches");
-        let same = frames.last().is_some_and(|last| resources(last) == resources(&next));
-        if is_current && !same {
+/// Takes the complete updates from the output, and adds those whose object is current and differs from the last one.
+fn add_distinct(frames: &mut Vec<Frame>, output: &mut String) {
+    while let Some((update, rest)) = output.split_once(END) {
+        let update = update.split_once(BEGIN).map_or("", |(_, update)| update);
+        let next = frame(update);
+        let is_same = frames.last().is_some_and(|last| resources(last) == resources(&next));
+        if update.contains("The object matches") && !is_same {
             frames.push(next);
         }
+        *output = rest.to_owned();
     }
-    frames
 }
 
 /// Runs the demo in a terminal until it has shown `count` states of the object.
@@ -91,14 +90,15 @@ fn run(count: usize) -> Vec<Frame> {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let (mut output, mut buffer) = (Vec::new(), [0; 4096]);
-    let mut stdout = terminal.stdout.take().unwrap();
-    let mut frames = Vec::new();
+    let mut stdout = BufReader::new(terminal.stdout.take().unwrap());
+    let (mut frames, mut output) = (Vec::new(), String::new());
     while frames.len() < count {
-        let read = stdout.read(&mut buffer).unwrap();
-        assert!(read > 0, "the demo has ended:\n{}", String::from_utf8_lossy(&output));
-        output.extend_from_slice(&buffer[..read]);
-        frames = distinct_frames(&String::from_utf8_lossy(&output));
+        // An update ends with this letter, so no character is cut in two.
+        let mut bytes = Vec::new();
+        let read = stdout.read_until(b'l', &mut bytes).unwrap();
+        assert!(read > 0, "the demo has ended: {output}");
+        output += std::str::from_utf8(&bytes).unwrap();
+        add_distinct(&mut frames, &mut output);
     }
     terminal.stdin.take().unwrap().write_all(b"q").unwrap();
     std::io::copy(&mut stdout, &mut std::io::sink()).unwrap();
@@ -123,7 +123,8 @@ fn draw(piece: &Piece, row: usize, svg: &mut String) {
     } else if !piece.text.trim().is_empty() {
         let text = piece.text.replace('&', "&amp;").replace('<', "&lt;");
         let y = y + HEIGHT - 5.0;
-        let _ = writeln!(svg, "<text class=\"{class}\" x=\"{x}\" y=\"{y}\" textLength=\"{width}\">{text}</text>");
+        let _ =
+            writeln!(svg, "<text class=\"{class}\" x=\"{x}\" y=\"{y}\" textLength=\"{width}\">{text}</text>");
     }
 }
 
@@ -182,10 +183,12 @@ fn the_picture_shows_the_demo_as_it_is() {
 
 #[test]
 fn an_update_is_read_row_by_row() {
-    let update = "\x1b[1;1Htitle\x1b[K\x1b[3;1H  cpu \x1b[33m██\x1b[0m\x1b[32m░░\x1b[0m 1 free\x1b[K\x1b[4;1H\x1b[J";
+    let update =
+        "\x1b[1;1Htitle\x1b[K\x1b[3;1H  cpu \x1b[33m██\x1b[0m\x1b[32m░░\x1b[0m 1 free\x1b[K\x1b[4;1H\x1b[J";
     let piece =
         |column, text: &str, style: &str| Piece { column, text: text.to_owned(), style: style.to_owned() };
-    let cpu = vec![piece(0, "  cpu ", ""), piece(6, "██", "33"), piece(8, "░░", "32"), piece(10, " 1 free", "")];
+    let cpu =
+        vec![piece(0, "  cpu ", ""), piece(6, "██", "33"), piece(8, "░░", "32"), piece(10, " 1 free", "")];
     let read = frame(update);
     assert_eq!(read, Frame::from([(0, vec![piece(0, "title", "")]), (2, cpu.clone())]));
     assert_eq!(resources(&read), [&cpu]);
@@ -194,12 +197,15 @@ fn an_update_is_read_row_by_row() {
 #[test]
 fn frames_that_show_the_same_object_are_one() {
     let update = |bar: &str, status: &str| format!("{BEGIN}\x1b[1;1H{bar}\x1b[2;1H{status}{END}");
-    let output = [
+    let mut output = [
         update("█░", "wrong"),
         update("█░", "The object matches"),
         update("█░", "The object matches the kubelet"),
         update("██", "The object matches"),
         format!("{BEGIN}\x1b[1;1H░"),
-    ];
-    assert_eq!(distinct_frames(&output.concat()).len(), 2);
+    ]
+    .concat();
+    let mut frames = Vec::new();
+    add_distinct(&mut frames, &mut output);
+    assert_eq!((frames.len(), output.as_str()), (2, "\x1b[?2026h\x1b[1;1H░"));
 }

@@ -1343,7 +1343,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
             writeln!(list, "| `{account}` | {right} |")?;
         }
     }
-    check_document("docs/internals/attempts.md", "rights", &list)?;
+    check_document("docs/internals/permissions.md", "rights", &list)?;
     let without = Chart::render(&parts, &json!({"rbac": {"create": false}, "purge": {"enabled": false}}))?;
     ensure!(without.of_kinds(&RIGHTS[1..]).next().is_none(), "rights are created");
     Ok(())
