@@ -81,7 +81,7 @@ fn add_distinct(frames: &mut Vec<Frame>, output: &mut String) {
 /// Runs the demo in a terminal until it has shown `count` states of the object.
 fn run(count: usize) -> Vec<Frame> {
     let program = env!("CARGO_BIN_EXE_numacast");
-    let line = format!("stty cols {COLUMNS} rows {ROWS}; exec {program} demo --seed 42 --speed 4");
+    let line = format!("stty cols {COLUMNS} rows {ROWS}; exec {program} demo --seed 42");
     let mut terminal = Command::new("script")
         .args(["--quiet", "--flush", "--command", &line, "/dev/null"])
         .env("TERM", "xterm-256color")
