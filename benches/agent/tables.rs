@@ -180,7 +180,7 @@ pub(crate) fn comparison(record: &Record) -> Option<String> {
     let in_one_run = peers.publishers.iter().chain([&peers.ours]);
     let mut columns: Vec<_> = in_one_run.map(|peer| (peer.name.clone(), peer.small.clone())).collect();
     let newest = as_peer(default_of(record.nodes.first()?)?);
-    columns.push((format!("numacast, run of {}", record.run.date), newest));
+    columns.push((format!("numacast, commit {}", record.run.commit), newest));
     let mut head = vec![String::new()];
     head.extend(columns.iter().map(|(name, _)| name.clone()));
     let row = |what: &str, of: &dyn Fn(&PeerFigures) -> String| {
