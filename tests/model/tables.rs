@@ -34,12 +34,16 @@ pub(crate) struct Table {
 pub(crate) const ALL: &[Table] = &[
     Table {
         name: "measured",
-        title: "CPUs busy in percent, measured on real parts (several runs; one with the model's load) and in the model (mean of 60 runs, lowest and highest). The resync of 1 s has a backoff of 1 to 2 s:",
+        title: "CPUs busy in percent, measured on real parts (several runs; one with the model's load) and \
+                in the model (mean of 60 runs, lowest and highest). The resync of 1 s has a backoff of 1 \
+                to 2 s:",
         make: loads::measured,
     },
     Table {
         name: "load",
-        title: "The closed loop: pods of 1 to 4 CPUs that together request 110 % of 14 CPUs in two zones; half complete, half are deleted. CPUs busy and seconds from create to Running (p50, p90) at a resync of 1 / 5 / 10 s; writes at 5 s:",
+        title: "The closed loop: pods of 1 to 4 CPUs that together request 110 % of 14 CPUs in two zones; \
+                half complete, half are deleted. CPUs busy and seconds from create to Running (p50, p90) \
+                at a resync of 1 / 5 / 10 s; writes at 5 s:",
         make: |parameters| loads::by_run_time(parameters, &[6], false),
     },
     Table {
@@ -54,42 +58,52 @@ pub(crate) const ALL: &[Table] = &[
     },
     Table {
         name: "queue",
-        title: "The scheduler's queue, CPUs busy in percent. Since 1.33 a requeued pod is tried at once if no other pod waits:",
+        title: "The scheduler's queue, CPUs busy in percent. Since 1.33 a requeued pod is tried at once if \
+                no other pod waits:",
         make: loads::queues,
     },
     Table {
         name: "nodes",
-        title: "One node and fifty, with a load of 110 % of all; *odd*: with these three pods on each. *Nudges* are those of the cluster:",
+        title: "One node and fifty, with a load of 110 % of all; *odd*: with these three pods on each. \
+                *Nudges* are those of the cluster:",
         make: loads::nodes,
     },
     Table {
         name: "nudges",
-        title: "When to nudge: CPUs busy, and in parentheses nudges per second at 5 s. The oracle requeues right after each refresh of the cache:",
+        title: "When to nudge: CPUs busy, and in parentheses nudges per second at 5 s. The oracle requeues \
+                right after each refresh of the cache:",
         make: loads::nudges,
     },
     Table {
         name: "write-delay",
-        title: "How long a change of the fingerprint alone waits for the next change: CPUs busy, and writes per pod at 5 s:",
+        title: "How long a change of the fingerprint alone waits for the next change: CPUs busy, and \
+                writes per pod at 5 s:",
         make: loads::write_delay,
     },
     Table {
         name: "direct",
-        title: "Caches that read the object for every pod. *Reservations*: what a pod requests is subtracted from every zone until the List shows it. *Client*: `clientConnection.qps` of the scheduler:",
+        title: "Caches that read the object for every pod. *Reservations*: what a pod requests is \
+                subtracted from every zone until the List shows it. *Client*: `clientConnection.qps` of \
+                the scheduler:",
         make: loads::direct,
     },
     Table {
         name: "late",
-        title: "Pods whose binding waits 1 to 5 s, for a gang or a volume, resync 1 s (`OverReserve`). Percent rejected, in parentheses because of that, and CPUs busy:",
+        title: "Pods whose binding waits 1 to 5 s, for a gang or a volume, resync 1 s (`OverReserve`). \
+                Percent rejected, in parentheses because of that, and CPUs busy:",
         make: loads::late,
     },
     Table {
         name: "withhold-after",
-        title: "How long a bound pod may be unaccounted (`fingerprint.withholdAfter`), resync 1 s, run time 6 s:",
+        title: "How long a bound pod may be unaccounted (`fingerprint.withholdAfter`), resync 1 s, run \
+                time 6 s:",
         make: loads::withhold_after,
     },
     Table {
         name: "walk",
-        title: "The random walk. *Overcommits*: placed pods that the kubelet had to reject; *in the window*: another binding was too recent to act on; the others were avoidable. *Frozen*: a pod that fits does not run within 15 minutes:",
+        title: "The random walk. *Overcommits*: placed pods that the kubelet had to reject; *in the \
+                window*: another binding was too recent to act on; the others were avoidable. *Frozen*: a \
+                pod that fits does not run within 15 minutes:",
         make: walks::walks,
     },
 ];
