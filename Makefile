@@ -1,6 +1,6 @@
 # The commands for people. `make` alone lists them.
 
-.PHONY: help demo check test previous core pure matrix faults real-faults contract proxy-load pods-load fleet fleet-load model soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image release reproduce sbom clean
+.PHONY: help demo check test previous core pure matrix faults real-faults contract proxy-load pods-load fleet fleet-load model soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image release reproduce sbom site clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster (ARGS=--help)'
@@ -28,6 +28,7 @@ help:
 	@echo 'make release all that a tag publishes, in target/release-VERSION, and checks it (needs buildah and jq; a quarter of an hour)'
 	@echo 'make reproduce  builds them twice, in two directories, and compares the bytes (ten minutes)'
 	@echo 'make sbom    the crates of the shipped binaries, as CycloneDX (fetches cargo-cyclonedx)'
+	@echo 'make site    README.md and docs/ as a site, below target/site (the first time installs mdBook, some minutes)'
 	@echo 'make clean   remove everything that was built'
 
 demo:
@@ -135,6 +136,7 @@ release:
 	image/build
 	image/build --demo
 	image/sbom
+	image/docs
 	image/release
 
 reproduce:
@@ -142,6 +144,9 @@ reproduce:
 
 sbom:
 	image/sbom
+
+site:
+	site/build
 
 clean:
 	cargo clean

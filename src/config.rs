@@ -31,7 +31,7 @@ pub use error::ConfigError;
 pub use exclude::{EVERY_NODE, Exclude};
 pub(crate) use keys::summary;
 pub use keys::{Key, SCHEMA, explain, keys};
-pub use kubelet::{Host, Kubelet, KubeletConfig};
+pub use kubelet::{Host, Kubelet};
 pub use layers::{Effective, Layers, Origin, Shown};
 pub use period::Period;
 pub use publish::{Consumer, Fingerprint, PodSource, Pods, Publish, Scan, Zones};

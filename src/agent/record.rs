@@ -21,7 +21,7 @@ use crate::topology::{NodeExclusions, ZoneRules};
 
 const FORMAT: u32 = 1;
 
-const NO_SOURCE: &str = "the kubelet's configuration has no source (`kubelet.config.source: none`)";
+const NO_SOURCE: &str = "the kubelet's configuration has no source (`kubelet.configSource: none`)";
 
 /// All inputs of one scan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

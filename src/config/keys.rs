@@ -107,24 +107,28 @@ pub(super) fn unknown(key: &str, origin: String) -> ConfigError {
 
 /// Names in NFD, RTE and the scheduler plugin, earlier names, and what is set by a flag only. Each is a whole
 /// key or the last part of one, in lowercase.
-const ALIASES: [(&str, &str); 25] = [
+const ALIASES: [(&str, &str); 29] = [
     ("controller.namespace", "--namespace"),
+    ("kubelet.config.source", "kubelet.configSource"),
+    ("kubelet.config.file", "kubelet.configFile"),
+    ("kubelet.config.dir", "kubelet.configDir"),
+    ("kubelet.config.overrides", "kubelet.configOverrides"),
     ("proxy.annotations.resources", "proxy.annotations.koordinatorResources"),
     ("pods.interval", "scan.poll"),
     ("rivals", "publish.conflicts"),
     ("allocatable", "proxy.annotations.koordinator"),
     ("cpus", "proxy.annotations.koordinator"),
     ("sharedids", "proxy.annotations.koordinator"),
-    ("cpumanagerpolicy", "kubelet.config.overrides"),
-    ("memorymanagerpolicy", "kubelet.config.overrides"),
-    ("topologymanagerpolicy", "kubelet.config.overrides"),
-    ("topologymanagerscope", "kubelet.config.overrides"),
+    ("cpumanagerpolicy", "kubelet.configOverrides"),
+    ("memorymanagerpolicy", "kubelet.configOverrides"),
+    ("topologymanagerpolicy", "kubelet.configOverrides"),
+    ("topologymanagerscope", "kubelet.configOverrides"),
     ("cache", "consumer"),
     ("nodename", "--node-name"),
     ("kubeconfig", "--kubeconfig"),
     ("dryrun", "--dry-run"),
-    ("configfile", "kubelet.config.file"),
-    ("kubeletconfigfile", "kubelet.config.file"),
+    ("configfile", "kubelet.configFile"),
+    ("kubeletconfigfile", "kubelet.configFile"),
     ("excludelist", "exclude.resources"),
     ("resourceexclude", "exclude.resources"),
     ("podexclude", "exclude.pods"),
@@ -134,6 +138,12 @@ const ALIASES: [(&str, &str); 25] = [
     ("sleepinterval", "scan.poll"),
     ("podresourcessocketpath", "kubelet.socket"),
 ];
+
+/// Returns true if `section` had keys that are now in [`ALIASES`]. Each of them is an error of its own.
+pub(super) fn is_former_section(section: &str) -> bool {
+    let section = format!("{}.", section.to_lowercase());
+    ALIASES.iter().any(|(alias, _)| alias.starts_with(&section))
+}
 
 /// Returns the existing key that was probably meant: the most similar by its full path or by its last part,
 /// or the one in [`ALIASES`].
@@ -226,7 +236,7 @@ mod tests {
         };
         let rows: String = keys().iter().map(row).collect();
         let table = format!("| key | default | meaning |\n|---|---|---|\n{rows}");
-        generated::section("docs/configuration.md", "keys", &table);
+        generated::section("docs/configuration-reference.md", "keys", &table);
     }
 
     #[test]
@@ -257,7 +267,8 @@ mod tests {
         for (name, expected) in [
             ("controller.namespace", "--namespace"),
             ("resourceMonitor.namespace", "exclude.outsideNamespace"),
-            ("kubelet.config.topologyManagerPolicy", "kubelet.config.overrides"),
+            ("kubelet.config.topologyManagerPolicy", "kubelet.configOverrides"),
+            ("kubelet.config.source", "kubelet.configSource"),
         ] {
             assert_eq!(nearest(name).as_deref(), Some(expected), "{name}");
         }
@@ -276,7 +287,7 @@ mod tests {
             ("proxy.group", false, false),
             ("exclude.pods", false, true),
             ("metrics.tls", false, true),
-            ("kubelet.config.overrides", false, true),
+            ("kubelet.configOverrides", false, true),
         ] {
             let key = key(name).unwrap();
             assert_eq!((key.is_text, key.is_collection), (is_text, is_collection), "{name}");

@@ -46,14 +46,6 @@ pub struct Kubelet {
     pub ca_file: Option<PathBuf>,
     /// The name in the kubelet's serving certificate. Default: the address
     pub server_name: Option<String>,
-    /// The kubelet's configuration.
-    pub config: KubeletConfig,
-}
-
-/// Where the kubelet's configuration is read.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct KubeletConfig {
     /// Where the kubelet's configuration is read: `file` (its files and command line), `configz` (its HTTPS
     /// port, which requires the permission to get `nodes/configz`), `auto` (`file`; if the files cannot be
     /// read, `configz`) or `none`.
@@ -68,11 +60,11 @@ pub struct KubeletConfig {
     /// `file`: configuration file, drop-ins and flags, merged as by the kubelet. Its command line is found in
     /// `host.proc` if the kubelet is a process of its own, unlike in k3s; otherwise flags that override the
     /// file are not seen. `configz` needs kubelet 1.33 or later; earlier ones require `nodes/proxy` for it.
-    pub source: ConfigSource,
+    pub config_source: ConfigSource,
     /// The kubelet's configuration file. Default: as on its command line, else `<kubelet.dir>/config.yaml`
-    pub file: Option<PathBuf>,
-    /// The directory with drop-ins for that file. Default: as on its command line, else none
-    pub dir: Option<PathBuf>,
+    pub config_file: Option<PathBuf>,
+    /// The directory with drop-ins for `kubelet.configFile`. Default: as on its command line, else none
+    pub config_dir: Option<PathBuf>,
     /// Fields of a KubeletConfiguration that override what was read: `topologyManagerPolicy` together with
     /// `topologyManagerScope`, `topologyManagerPolicyOptions`, `cpuManagerPolicy` and `memoryManagerPolicy`.
     ///
@@ -81,7 +73,7 @@ pub struct KubeletConfig {
     /// static policies the kubelet reports them.
     #[serde(deserialize_with = "overrides")]
     #[schemars(schema_with = "overrides_schema")]
-    pub overrides: Overrides,
+    pub config_overrides: Overrides,
 }
 
 /// Parses the overrides. Unlike the kubelet's own configuration, invalid values are errors.
@@ -123,7 +115,10 @@ impl Default for Kubelet {
             address: None,
             ca_file: None,
             server_name: None,
-            config: KubeletConfig::default(),
+            config_source: ConfigSource::default(),
+            config_file: None,
+            config_dir: None,
+            config_overrides: Overrides::default(),
         }
     }
 }
@@ -140,7 +135,7 @@ mod tests {
         let read = |field: &str, value: &Value| {
             let mut fields = json!({"topologyManagerPolicy": "none", "topologyManagerScope": "pod"});
             fields[field] = value.clone();
-            serde_json::from_value::<KubeletConfig>(json!({"overrides": fields}))
+            serde_json::from_value::<Kubelet>(json!({"configOverrides": fields}))
         };
         for (field, schema) in schema["properties"].as_object().unwrap() {
             for value in schema["enum"].as_array().unwrap_or(&vec![json!({"a": "b"})]) {

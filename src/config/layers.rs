@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::Config;
 use super::error::ConfigError;
-use super::keys::{Key, defaults, key, keys, unknown};
+use super::keys::{Key, defaults, is_former_section, key, keys, unknown};
 
 /// Where a value came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,7 +162,7 @@ impl Layers {
             let name = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
             let is_section = keys().iter().any(|key| key.name.starts_with(&format!("{name}.")));
             match value {
-                Value::Object(_) if is_section => self.walk(value, &name, origin),
+                Value::Object(_) if is_section || is_former_section(&name) => self.walk(value, &name, origin),
                 // A section, map or list without a value (`log:`) sets nothing.
                 Value::Null if is_section || key(&name).is_some_and(|key| key.is_collection) => {}
                 _ if is_section => {

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{Config, Kubelet, KubeletConfig, Nudge, Paths, PodSource, PodsApiSource};
+use super::{Config, Kubelet, Nudge, Paths, PodSource, PodsApiSource};
 use crate::agent::{self, ConfigSources};
 use crate::cluster::{Cluster, ClusterError};
 use crate::controller::{self, NoNamespace, NudgePlan};
@@ -86,11 +86,12 @@ impl Config {
     }
 
     fn config_sources(&self) -> ConfigSources {
-        let KubeletConfig { source, file, dir, overrides } = self.kubelet.config.clone();
+        let Kubelet { config_source, config_file, config_dir, config_overrides, .. } = self.kubelet.clone();
         let Paths { root: host_root, proc, kubelet_dir, .. } = self.paths();
         let (node, mounts) = (self.node_name.clone(), Mounts::read());
-        let files = ConfigFiles { file, dir, kubelet_dir, host_root, proc, node, mounts };
-        ConfigSources { source, files, port: self.kubelet_port(), overrides }
+        let files =
+            ConfigFiles { file: config_file, dir: config_dir, kubelet_dir, host_root, proc, node, mounts };
+        ConfigSources { source: config_source, files, port: self.kubelet_port(), overrides: config_overrides }
     }
 
     fn kubelet_port(&self) -> KubeletPort {

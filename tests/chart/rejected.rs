@@ -39,11 +39,11 @@ const BY_THE_SCHEMA: [(&str, &str); 47] = [
     ("config.nodeName=worker", "at '/config': additional properties 'nodeName' not allowed"),
     ("config.proxy.annotations.koordinator={gpus}", "at '/config/proxy/annotations/koordinator/0'"),
     (
-        "config.kubelet.config.overrides.topologyManagerPolicy=strict",
-        "at '/config/kubelet/config/overrides/topologyManagerPolicy': value must be one of",
+        "config.kubelet.configOverrides.topologyManagerPolicy=strict",
+        "at '/config/kubelet/configOverrides/topologyManagerPolicy': value must be one of",
     ),
     (
-        "config.kubelet.config.overrides.topologyManagerScpe=pod",
+        "config.kubelet.configOverrides.topologyManagerScpe=pod",
         "additional properties 'topologyManagerScpe' not allowed",
     ),
     ("config.metrics.tls.certFile=/c", "at '/config/metrics/tls'"),
@@ -124,7 +124,7 @@ const BY_THE_TEMPLATES: [(&str, &str); 35] = [
         "config.podsApi.enabled=true,config.podsApi.dir=/run/numacast,config.proxy.enabled=true",
         "config.proxy.dir: /run/numacast/pod-resources is, contains or is below the directory of another socket",
     ),
-    ("config.kubelet.config.source=file", "no file is mounted; set kubelet.configFile"),
+    ("config.kubelet.configSource=file", "no file is mounted; set kubelet.configFile"),
     ("scheduler.enabled=true,config.consumer=kai", "scheduler.enabled: config.consumer is kai"),
     ("scheduler.enabled=true,scheduler.config.profiles=x", "scheduler.config.profiles: the chart sets it"),
     (
@@ -132,11 +132,11 @@ const BY_THE_TEMPLATES: [(&str, &str); 35] = [
         "serviceAccount.scheduler.name: the agents have that account",
     ),
     (
-        "config.kubelet.config.file=/etc/kubelet.yaml",
+        "config.kubelet.configFile=/etc/kubelet.yaml",
         "the chart does not mount that file; set kubelet.configFile",
     ),
     (
-        "config.kubelet.config.overrides.topologyManagerPolicyOptions.max-allowable-numa-nodes=four",
+        "config.kubelet.configOverrides.topologyManagerPolicyOptions.max-allowable-numa-nodes=four",
         "max-allowable-numa-nodes: four: kubelets accept numbers from 8 on",
     ),
     (

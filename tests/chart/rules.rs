@@ -233,7 +233,7 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
             config.metrics.tls.into_iter().flat_map(|TlsFiles { cert_file, key_file, client_ca_file }| {
                 [Some(cert_file), Some(key_file), client_ca_file]
             });
-        let files = tls.chain([config.kubelet.config.file, config.kubelet.config.dir]);
+        let files = tls.chain([config.kubelet.config_file, config.kubelet.config_dir]);
         for file in files.flatten() {
             ensure!(is_mounted(&file), "{name}: {} is not mounted", file.display());
         }

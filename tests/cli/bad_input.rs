@@ -244,7 +244,7 @@ fn a_policy_without_its_scope_and_a_fingerprint_without_its_place() {
     let message = error(&["--topology-manager-policy", "restricted"]);
     assert_eq!(
         message,
-        "numacast: `kubelet.config.overrides` in flag --topology-manager-policy: consumers misread a policy without its \
+        "numacast: `kubelet.configOverrides` in flag --topology-manager-policy: consumers misread a policy without its \
          scope: set topologyManagerScope as well"
     );
     let message = error(&["--topology-manager-scope", "pod"]);
@@ -254,8 +254,8 @@ fn a_policy_without_its_scope_and_a_fingerprint_without_its_place() {
     let message = error(&["--set", "kubelet.address=https://10.0.0.7"]);
     let expected = "`https://10.0.0.7` is not a valid address; use for example 10.0.0.7, ";
     assert!(message.contains(expected), "{message}");
-    let message = error(&["--set", "kubelet.configFile=/x"]);
-    assert!(message.contains("did you mean `kubelet.config.file`?"), "{message}");
+    let message = error(&["--set", "kubelet.config.file=/x"]);
+    assert!(message.contains("did you mean `kubelet.configFile`?"), "{message}");
     let message = error(&[
         "--set",
         "publish.apiVersion=v1alpha1",

@@ -174,7 +174,7 @@ fn the_help_of_a_flag_is_the_text_of_its_key() {
     for words in [
         "--poll <TIME> How often the node is read if nothing happens",
         "[key: scan.poll]",
-        "--topology-manager-policy <POLICY> topologyManagerPolicy of kubelet.config.overrides",
+        "--topology-manager-policy <POLICY> topologyManagerPolicy of kubelet.configOverrides",
         "--node-name <NAME> The node's name in the cluster [environment: NODE_NAME]",
     ] {
         assert!(help.contains(words), "{words}: {help}");

@@ -135,7 +135,7 @@ async fn every_source_gives_the_same_configuration() -> Result<()> {
     ensure!(auto == expected, "{auto}\n{expected}");
 
     // Without the command line: the directory and the flags' values are configured by hand.
-    let dir = format!("--set=kubelet.config.dir={}", node.kubelet_dir().join("conf.d").display());
+    let dir = format!("--set=kubelet.configDir={}", node.kubelet_dir().join("conf.d").display());
     let mut rest = read_config(&node, &agent, &strings(&["--kubelet-config-source=file", &dir])).await?;
     ensure!(rest["answer"]["topologyManagerScope"] == "container", "no flag is known: {rest}");
     let by_hand = ["--topology-manager-policy=single-numa-node", "--topology-manager-scope=pod"];

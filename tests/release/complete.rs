@@ -11,9 +11,10 @@ use crate::{file, part, repository, text_of};
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The files of a release, as docs/release.md names them.
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "SHA256SUMS",
     "image.txt",
+    "numacast-VERSION-docs.tar.gz",
     "numacast-VERSION-image-ARCHITECTURE.tar",
     "numacast-VERSION-image-ARCHITECTURE.txt",
     "numacast-VERSION-image.cdx.json",
@@ -53,6 +54,7 @@ impl Parts {
         fs::create_dir_all(parts.0.built("")).unwrap();
         parts.write_crates("numacast.cdx.json", &["kube"]);
         parts.write_crates("numacast-demo.cdx.json", &["kube", "numacast-sim"]);
+        parts.pack_site(&[]);
         Some(parts)
     }
 
@@ -68,6 +70,25 @@ impl Parts {
         let component = serde_json::json!({ "name": "numacast", "version": VERSION });
         let list = serde_json::json!({ "metadata": { "component": component }, "components": components });
         fs::write(self.0.built(name), list.to_string()).unwrap();
+    }
+
+    /// Packs a site with an empty page for each document, except some.
+    fn pack_site(&self, except: &[&str]) {
+        let site = tempfile::tempdir().unwrap();
+        let documents =
+            Command::new("find").args([".", "-name", "*.md"]).current_dir(repository().join("docs")).output();
+        let documents = String::from_utf8(documents.unwrap().stdout).unwrap();
+        for document in documents.lines().chain(["index.md"]) {
+            let page = site.path().join(document).with_extension("html");
+            fs::create_dir_all(page.parent().unwrap()).unwrap();
+            fs::write(page, "").unwrap();
+        }
+        for page in except {
+            fs::remove_file(site.path().join(page)).unwrap();
+        }
+        let mut tar = Command::new("tar");
+        tar.arg("-czf").arg(self.0.built("numacast-docs.tar.gz")).arg("-C").arg(site.path()).arg(".");
+        assert!(tar.status().unwrap().success());
     }
 
     fn build_binaries(&self) {
@@ -300,6 +321,18 @@ fn an_archive_without_the_licence_is_reported() {
     }
     let error = parts.error(&[]);
     assert!(error.ends_with(".tar.gz has not exactly the binary and the licence\n"), "{error}");
+}
+
+#[test]
+fn a_site_without_a_page_is_reported() {
+    let Some(parts) = Parts::build() else { return };
+    let missing = ["scheduler.html", "index.html"];
+    parts.pack_site(&missing);
+    let error = parts.error(&[]);
+    for page in missing {
+        let expected = format!("image/release: numacast-{VERSION}-docs.tar.gz has no page {page}\n");
+        assert!(error.contains(&expected), "{page} is not in:\n{error}");
+    }
 }
 
 /// Replaces the chart of a release by a changed copy of ours.

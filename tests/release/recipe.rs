@@ -287,7 +287,7 @@ fn a_binary_with_paths_of_the_build_is_rejected() {
 
 #[test]
 fn every_script_is_executable_and_valid() {
-    for name in ["build", "push", "release", "sbom", "twice", "notes", "version"] {
+    for name in ["build", "docs", "push", "release", "sbom", "twice", "notes", "version"] {
         let script = repository().join("image").join(name);
         let mode =
             std::fs::metadata(&script).unwrap_or_else(|error| panic!("{name}: {error}")).permissions().mode();

@@ -132,7 +132,7 @@ fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
 {{- $pods := has "kubelet" (include "numacast.podSources" . | fromYamlArray) }}
 {{- $served := eq (include "numacast.podsApiSource" .) "kubelet" }}
-{{- if or $pods $served (has (dig "kubelet" "config" "source" "auto" $config) (list "auto" "configz")) }}true{{ end }}
+{{- if or $pods $served (has (dig "kubelet" "configSource" "auto" $config) (list "auto" "configz")) }}true{{ end }}
 {{- end }}
 
 {{/* "true" if the agent serves the podresources proxy. */}}
@@ -512,16 +512,16 @@ securityContext:
 {{- range include "numacast.served" . | fromYamlArray }}
 {{- include "numacast.checkServed" (dict "root" $root "served" .) }}
 {{- end }}
-{{- $kubelet := dig "kubelet" "config" (dict) $config }}
-{{- $maxNodes := dig "topologyManagerPolicyOptions" "max-allowable-numa-nodes" "8" ($kubelet.overrides | default dict) | toString }}
+{{- $kubelet := $config.kubelet | default dict }}
+{{- $maxNodes := dig "topologyManagerPolicyOptions" "max-allowable-numa-nodes" "8" ($kubelet.configOverrides | default dict) | toString }}
 {{- if not (regexMatch "^([89]|[1-9][0-9]{1,5})$" $maxNodes) }}
-{{- fail (printf "config.kubelet.config.overrides.topologyManagerPolicyOptions.max-allowable-numa-nodes: %s: kubelets accept numbers from 8 on, and admissionPolicy rejects others" $maxNodes) }}
+{{- fail (printf "config.kubelet.configOverrides.topologyManagerPolicyOptions.max-allowable-numa-nodes: %s: kubelets accept numbers from 8 on, and admissionPolicy rejects others" $maxNodes) }}
 {{- end }}
-{{- if and (dig "file" "" $kubelet) (not .Values.kubelet.mountDir) (not .Values.agent.extraVolumeMounts) }}
-{{- fail "config.kubelet.config.file: the chart does not mount that file; set kubelet.configFile instead, which mounts and reads it" }}
+{{- if and (dig "configFile" "" $kubelet) (not .Values.kubelet.mountDir) (not .Values.agent.extraVolumeMounts) }}
+{{- fail "config.kubelet.configFile: the chart does not mount that file; set kubelet.configFile instead, which mounts and reads it" }}
 {{- end }}
-{{- if and (eq (dig "source" "" $kubelet) "file") (not .Values.kubelet.configFile) (not .Values.kubelet.mountDir) (not (dig "file" "" $kubelet)) }}
-{{- fail "config.kubelet.config.source: file: no file is mounted; set kubelet.configFile to the kubelet's configuration file" }}
+{{- if and (eq (dig "configSource" "" $kubelet) "file") (not .Values.kubelet.configFile) (not .Values.kubelet.mountDir) (not (dig "configFile" "" $kubelet)) }}
+{{- fail "config.kubelet.configSource: file: no file is mounted; set kubelet.configFile to the kubelet's configuration file" }}
 {{- end }}
 {{- end }}
 
@@ -566,7 +566,7 @@ securityContext:
 {{- if .Values.kubelet.mountDir }}
 {{- $warnings = append $warnings "the agents can read and write the volumes of every pod on their node, including Secrets: kubelet.mountDir is true." }}
 {{- end }}
-{{- if and (has (dig "kubelet" "config" "source" "" $config) (list "auto" "configz")) (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) }}
+{{- if and (has (dig "kubelet" "configSource" "" $config) (list "auto" "configz")) (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) }}
 {{- $warnings = append $warnings (printf "kubelets report their configuration from Kubernetes 1.33 on, and this is %s: set kubelet.configFile, or objects have no policies." .Capabilities.KubeVersion.Version) }}
 {{- end }}
 {{- if .Values.scheduler.enabled }}
@@ -615,7 +615,7 @@ securityContext:
 {{- $warnings = append $warnings (printf "the namespace enforces the Pod Security Standard %s, which forbids the agents' host paths: `kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged`." $level $.Release.Namespace) }}
 {{- end }}
 {{- end }}
-{{- if and (eq (dig "kubelet" "config" "source" "" $config) "configz") (not (dig "kubelet" "caFile" "" $config)) (lookup "v1" "ConfigMap" "kube-system" "kubeadm-config") }}
+{{- if and (eq (dig "kubelet" "configSource" "" $config) "configz") (not (dig "kubelet" "caFile" "" $config)) (lookup "v1" "ConfigMap" "kube-system" "kubeadm-config") }}
 {{- $warnings = append $warnings "this cluster was created by kubeadm, so its kubelets' certificates are self-signed: agents cannot verify them, and publish no policies. Install with values-kubeadm.yaml." }}
 {{- end }}
 {{- range (lookup "apps/v1" "DaemonSet" "" "").items }}

@@ -85,8 +85,8 @@ impl PolicyCarryover {
         };
         let note = format!(
             "the kubelet's configuration has not been readable since the agent started, so the object {consequence}: \
-             let its file be read (`kubelet.config.file`), let the agent request it (`kubelet.config.source`), or set \
-             the policies (`kubelet.config.overrides`)"
+             let its file be read (`kubelet.configFile`), let the agent request it (`kubelet.configSource`), or set \
+             the policies (`kubelet.configOverrides`)"
         );
         Check::GiveUp(Reason::PoliciesUnknown, note)
     }

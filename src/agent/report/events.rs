@@ -25,7 +25,7 @@ const RATE: f64 = 10.0 / 3600.0;
 /// Maximum number of Events that wait while one is posted.
 const QUEUE: usize = 16;
 
-/// Why an Event is posted. The name of the variant is the Event's reason; `docs/events.md` explains it.
+/// Why an Event is posted. The name of the variant is the Event's reason; `docs/troubleshooting.md` explains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::agent) enum Reason {
     CompetingPublisher,
@@ -180,8 +180,8 @@ mod tests {
                     "The kubelet's configuration could not be read since the agent started. The object keeps \
                      the policies that it had before; if it had none, the scheduler plugin aligns nothing \
                      there",
-                    "Mount the kubelet's configuration file (`kubelet.config.file`), let the agent request it \
-                     (`kubelet.config.source: configz`), or set the policies (`kubelet.config.overrides`)",
+                    "Mount the kubelet's configuration file (`kubelet.configFile`), let the agent request it \
+                     (`kubelet.configSource: configz`), or set the policies (`kubelet.configOverrides`)",
                 ),
                 Self::PodsUnknown => (
                     "The node's pods have not been listed within a minute after the agent started, so the \
@@ -246,6 +246,6 @@ mod tests {
             let kind = if reason.is_warning() { "Warning" } else { "Normal" };
             writeln!(table, "| `{reason:?}` | {kind} | {when} | {action} |").unwrap();
         }
-        generated::section("docs/events.md", "events", &table);
+        generated::section("docs/troubleshooting.md", "events", &table);
     }
 }

@@ -112,6 +112,24 @@ fn tls_needs_a_certificate_and_its_key_and_an_address_without_probes() {
 }
 
 #[test]
+fn former_keys_of_the_kubelets_configuration_lead_to_theirs() {
+    let errors =
+        file("kubelet: {config: {source: none, file: /a, dir: /b, overrides: {cpuManagerPolicy: none}}}");
+    let renamed = |old: &str, new: &str| {
+        format!("unknown key `kubelet.config.{old}` in file FILE; did you mean `kubelet.{new}`?")
+    };
+    assert_eq!(
+        errors.unwrap_err(),
+        [
+            renamed("dir", "configDir"),
+            renamed("file", "configFile"),
+            renamed("overrides", "configOverrides"),
+            renamed("source", "configSource"),
+        ]
+    );
+}
+
+#[test]
 fn names_of_nfd_and_rte_lead_to_ours() {
     let peers = "excludeList: {'*': [cpu]}\nresourceExclude: {a: [cpu]}\nwatch-namespace: x\n\
                  podExclude: [{namespacePattern: a, namePattern: b}]\nresourceMonitor.namespace: x\n";
@@ -156,11 +174,11 @@ fn a_flag_can_set_one_entry_of_a_map() {
     let layers = Layers::default().text("metrics: {tls: {certFile: /a, keyFile: /b}}", Path::new("f"));
     let tls = layers.typed("metrics.tls.keyFile", "/c", flag()).finish().unwrap().config.metrics.tls.unwrap();
     assert_eq!((tls.cert_file, tls.key_file), ("/a".into(), "/c".into()));
-    let error = typed("kubelet.config.overrides.topologyManagerPolicy", "restricted").unwrap_err();
-    let start = "`kubelet.config.overrides` in flag --set: consumers misread a policy";
+    let error = typed("kubelet.configOverrides.topologyManagerPolicy", "restricted").unwrap_err();
+    let start = "`kubelet.configOverrides` in flag --set: consumers misread a policy";
     assert!(error.starts_with(start), "{error}");
-    let options = "kubelet.config.overrides.topologyManagerPolicyOptions";
-    let overrides = typed(options, "{max-allowable-numa-nodes: '16'}").unwrap().kubelet.config.overrides;
+    let options = "kubelet.configOverrides.topologyManagerPolicyOptions";
+    let overrides = typed(options, "{max-allowable-numa-nodes: '16'}").unwrap().kubelet.config_overrides;
     assert_eq!(overrides.topology_manager_policy_options["max-allowable-numa-nodes"], "16");
     assert!(typed("metrics.tls.cert", "/c").unwrap_err().contains("unknown field `cert`"));
     let list = Layers::default().text("exclude: {pods: [{name: x}]}", Path::new("f"));

@@ -33,7 +33,7 @@ impl Agent {
             std::os::unix::fs::symlink(node.kubelet_dir().join(name), mounted.join(name))?;
         }
         let config = node.kubelet_dir().join("config.yaml");
-        let config = format!("--set=kubelet.config.file={}", config.display());
+        let config = format!("--set=kubelet.configFile={}", config.display());
         let mut places = Self::places(node);
         places[5] = mounted.into_os_string();
         Self::start_with(places, node, &[&config])
