@@ -1,6 +1,6 @@
 # The commands for people. `make` alone lists them.
 
-.PHONY: help demo check test previous core pure matrix faults real-faults e2e cluster contract proxy-load pods-load fleet fleet-load model soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image reproduce sbom clean
+.PHONY: help demo check test previous core pure matrix faults real-faults e2e cluster contract proxy-load pods-load fleet fleet-load model soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image release reproduce sbom site clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster (ARGS=--help)'
@@ -25,8 +25,10 @@ help:
 	@echo 'make parts   only build the real etcd, kube-apiserver, kubectl and kubelet that the tests use'
 	@echo 'make bench   the cost of the agent as the chart installs it, and of variants: benches/figures.json (half an hour; ONLY, VARIANT)'
 	@echo 'make image   the static binary and the image to ship, below target/image (needs buildah)'
+	@echo 'make release all that a tag publishes, in target/release-VERSION, and checks it (needs buildah and jq; a quarter of an hour)'
 	@echo 'make reproduce  builds them twice, in two directories, and compares the bytes (ten minutes)'
-	@echo 'make sbom    the crates of the shipped binary, as CycloneDX (fetches cargo-cyclonedx)'
+	@echo 'make sbom    the crates of the shipped binaries, as CycloneDX (fetches cargo-cyclonedx)'
+	@echo 'make site    README.md and docs/ as a site, below target/site (the first time installs mdBook, some minutes)'
 	@echo 'make clean   remove everything that was built'
 
 demo:
@@ -138,11 +140,22 @@ shipped:
 image:
 	image/build
 
+release:
+	@git diff --quiet HEAD || { echo 'make release: commit all changes first, so that the release has a commit' >&2; exit 1; }
+	image/build
+	image/build --demo
+	image/sbom
+	image/docs
+	image/release
+
 reproduce:
 	image/twice
 
 sbom:
 	image/sbom
+
+site:
+	site/build
 
 clean:
 	cargo clean

@@ -71,7 +71,7 @@ fn p99(of: Quantiles) -> Option<f64> {
     (of.count > 0).then_some(of.p99)
 }
 
-/// Returns the text for `docs/performance.md`: the run, a table per node, and what exceeds its budget.
+/// Returns the text for `docs/internals/benchmarks.md`: the run, a table per node, and what exceeds its budget.
 pub(crate) fn figures(record: &Record) -> String {
     let mut text = about(record);
     for (index, node) in record.nodes.iter().enumerate() {
@@ -173,20 +173,29 @@ struct Column {
     nodes: [PeerFigures; 2],
 }
 
-/// Returns the table for README: the peers, and the default of the last run.
+/// Returns the table for README: the small node, the peers and numacast in one run, and the default of the last
+/// run.
 pub(crate) fn comparison(record: &Record) -> Option<String> {
     let peers = record.peers.as_ref()?;
-    let mut columns: Vec<Column> = peers.publishers.iter().map(|peer| column(peer, &peers.date)).collect();
-    let [small, large] = record.nodes.as_slice() else { return None };
-    let nodes = [as_peer(default_of(small)?), as_peer(default_of(large)?)];
-    columns.push(Column {
-        name: "numacast".to_owned(),
-        version: format!("commit {}", record.run.commit),
-        date: record.run.date.clone(),
-        settings: "the chart's defaults".to_owned(),
-        nodes,
-    });
-    Some(compare(&columns))
+    let in_one_run = peers.publishers.iter().chain([&peers.ours]);
+    let mut columns: Vec<_> = in_one_run.map(|peer| (peer.name.clone(), peer.small.clone())).collect();
+    let newest = as_peer(default_of(record.nodes.first()?)?);
+    columns.push((format!("numacast, commit {}", record.run.commit), newest));
+    let mut head = vec![String::new()];
+    head.extend(columns.iter().map(|(name, _)| name.clone()));
+    let row = |what: &str, of: &dyn Fn(&PeerFigures) -> String| {
+        let cells = columns.iter().map(|(_, figures)| of(figures));
+        [what.to_owned()].into_iter().chain(cells).collect::<Vec<_>>()
+    };
+    let rows = [
+        row("allocation to object, p50 / p99, ms", &|of| {
+            format!("{} / {}", number(of.allocation_p50_ms), number(of.allocation_p99_ms))
+        }),
+        row("writes per start or end of a pod", &|of| number(of.writes_per_change)),
+        row("CPU per start or end of a pod, ms", &|of| number(of.cpu_ms_per_change)),
+        row("resident memory, MiB", &|of| number(of.resident_mib)),
+    ];
+    Some(table(&head, rows))
 }
 
 /// Returns the text for `docs/performance.md`: the peers, and numacast in the same run.
@@ -257,21 +266,21 @@ fn compare(columns: &[Column]) -> String {
     table(&head, rows)
 }
 
-/// Returns the text for `docs/operations.md`: the default's resource usage, as a sentence.
-pub(crate) fn sizing(record: &Record) -> Option<String> {
-    let [small, large] = record.nodes.as_slice() else { return None };
-    let defaults = (default_of(small)?, default_of(large)?);
-    let both =
-        |of: &dyn Fn(&Figures) -> f64| format!("{} and {}", short(of(defaults.0)), short(of(defaults.1)));
-    Some(format!(
-        "On a node of {} and on one of {}: {} ms of CPU and {} writes of some kilobytes per start or end of a pod, {} % of a \
-         core when nothing changes.\n",
-        small.title,
-        large.title,
-        both(&|of| of.cpu_ms_per_change),
-        both(&|of| of.writes_per_change),
-        both(&|of| of.idle.cpu_percent),
-    ))
+/// Returns the text for `docs/performance.md`: the default on each node.
+pub(crate) fn defaults(record: &Record) -> Option<String> {
+    let mut head = vec![String::new()];
+    let mut columns = Vec::new();
+    for (index, node) in record.nodes.iter().enumerate() {
+        head.extend([node.title.clone(), "budget".to_owned()]);
+        columns.push((index, node, default_of(node)?));
+    }
+    let rows = ROWS.iter().map(|row| {
+        let cell = |(index, node, figures): &(usize, &Node, &Figures)| {
+            [number((row.value)(node, figures)), number(budget(row, *index))]
+        };
+        [row.what.to_owned()].into_iter().chain(columns.iter().flat_map(cell)).collect()
+    });
+    Some(format!("{}\n{}", about(record), table(&head, rows)))
 }
 
 fn table(head: &[String], rows: impl IntoIterator<Item = Vec<String>>) -> String {

@@ -1,6 +1,6 @@
 //! The tables of `docs/metrics.md`, generated from what the commands register.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,13 +28,22 @@ fn register_controller(registry: &mut Registry) {
     drop(controller::metrics::Metrics::register(registry, Arc::new(health)));
 }
 
-/// Returns the row of one family. `tests/chart/exported.rs` reads it.
-fn row(family: &Registered) -> String {
+/// Labels with their values, and the first family that has them.
+type Described = BTreeMap<(&'static str, &'static str), &'static str>;
+
+/// Returns the row of one family. `tests/chart/exported.rs` reads it. Values that were described before are not
+/// repeated if that is longer than to name the family.
+fn row(family: &Registered, described: &mut Described) -> String {
     let labels: Vec<String> = family.labels.iter().map(|label| format!("`{}`", label.name)).collect();
-    let described = family.labels.iter().filter(|label| !label.values.is_empty());
-    let values: String = described.map(|label| format!(". `{}`: {}", label.name, label.values)).collect();
     let (name, kind, labels) = (family.name, family.kind.as_str(), labels.join(", "));
-    format!("| `{name}` | {kind} | {labels} | {}{values} |\n", family.help)
+    let mut row = format!("| `{name}` | {kind} | {labels} | {}", family.help);
+    for label in family.labels.iter().filter(|label| !label.values.is_empty()) {
+        let first = *described.entry((label.name, label.values)).or_insert(name);
+        let reference = format!("as in `{first}`");
+        let is_repeated = first != name && reference.len() < label.values.len();
+        row += &format!(". `{}`: {}", label.name, if is_repeated { &reference } else { label.values });
+    }
+    row + " |\n"
 }
 
 #[test]
@@ -48,10 +57,12 @@ fn the_document_lists_every_metric() {
         ("metrics of the Pods API", register_pods_api),
         ("metrics of the controller", register_controller),
     ];
+    let mut described = Described::new();
     for (section, register) in sections {
         let known = registry.families().len();
         register(&mut registry);
-        let rows: String = registry.families()[known..].iter().map(row).collect();
+        let rows: String =
+            registry.families()[known..].iter().map(|family| row(family, &mut described)).collect();
         let head = "| metric | type | labels | meaning |\n|---|---|---|---|\n";
         generated::section("docs/metrics.md", section, &(head.to_owned() + &rows));
     }

@@ -236,7 +236,7 @@ mod tests {
         };
         let rows: String = keys().iter().map(row).collect();
         let table = format!("| key | default | meaning |\n|---|---|---|\n{rows}");
-        generated::section("docs/configuration.md", "keys", &table);
+        generated::section("docs/configuration-reference.md", "keys", &table);
     }
 
     #[test]

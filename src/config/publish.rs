@@ -122,7 +122,7 @@ pub struct Publish {
     /// Post Kubernetes Events about conditions that need an operator: the agent about its Node, the
     /// controller about Nodes and the CRD.
     ///
-    /// docs/events.md has the rates. Requires `create` of `events` (`events.k8s.io`) in the namespace
+    /// docs/troubleshooting.md has the rates. Requires `create` of `events` (`events.k8s.io`) in the namespace
     /// `default`.
     pub events: bool,
     /// The version of the API in which the object is written: `v1alpha2` or `v1alpha1`.

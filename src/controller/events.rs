@@ -121,7 +121,7 @@ mod tests {
             let (about, when, remedy) = reason.documentation();
             writeln!(table, "| `{reason:?}` | Warning | {about} | {when} | {remedy} |").unwrap();
         }
-        generated::section("docs/events.md", "events of the controller", &table);
+        generated::section("docs/troubleshooting.md", "events of the controller", &table);
     }
 
     #[tokio::test(start_paused = true)]

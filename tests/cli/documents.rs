@@ -16,8 +16,7 @@ fn documents() -> Vec<PathBuf> {
         ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "tests/parts/README.md"]
             .map(Into::into)
             .into();
-    let docs = std::fs::read_dir(root("docs")).unwrap().map(|entry| entry.unwrap().file_name());
-    found.extend(docs.map(|name| Path::new("docs").join(name)));
+    found.extend(files(Path::new("docs"), "md"));
     found.extend(root("charts/numacast/README.md").exists().then(|| "charts/numacast/README.md".into()));
     found.sort();
     found
@@ -114,6 +113,21 @@ fn every_link_leads_somewhere() {
         }
     }
     wrong.none();
+}
+
+/// `docs/SUMMARY.md` is the navigation of the site that `site/build` makes.
+#[test]
+fn the_navigation_has_every_page_once() {
+    let summary = Path::new("docs/SUMMARY.md");
+    let text = read(summary);
+    let mut listed: Vec<PathBuf> =
+        text.split("](").skip(1).filter_map(|rest| rest.split(')').next()).map(PathBuf::from).collect();
+    let pages = files(Path::new("docs"), "md").into_iter().filter(|page| page != summary);
+    let pages = pages.map(|page| page.strip_prefix("docs").unwrap().to_owned());
+    let mut pages: Vec<PathBuf> = pages.chain(["../README.md".into()]).collect();
+    listed.sort();
+    pages.sort();
+    assert_eq!(listed, pages, "pages in the navigation, and those of docs/");
 }
 
 /// The schemas of the configuration and of the chart's values.
@@ -258,6 +272,7 @@ fn check_command(wrong: &mut Wrong, place: &str, line: &str) {
 /// Returns true if the arguments of `cargo test` select at least one test: the last part of the filter is in
 /// the name of a file or function of the test program, of `src` with `--lib`, or of the other package.
 fn is_test(arguments: &str) -> bool {
+    let arguments = arguments.replace("--features demo ", "");
     let words = arguments.split_whitespace().take_while(|word| *word != "--");
     let words: Vec<&str> = words.filter(|word| *word != "--locked").collect();
     let (directory, filter) = match words[..] {
@@ -276,17 +291,17 @@ fn is_test(arguments: &str) -> bool {
         });
         functions || file.file_stem().is_some_and(|stem| stem.to_string_lossy().contains(name))
     };
-    source_files(Path::new(&directory)).iter().any(is_match)
+    files(Path::new(&directory), "rs").iter().any(is_match)
 }
 
-/// Returns the Rust files below a directory.
-fn source_files(directory: &Path) -> Vec<PathBuf> {
+/// Returns the files below a directory whose names end with the extension.
+fn files(directory: &Path, extension: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(root(directory)).into_iter().flatten() {
         let path = directory.join(entry.unwrap().file_name());
         if root(&path).is_dir() {
-            found.extend(source_files(&path));
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.extend(files(&path, extension));
+        } else if path.extension().is_some_and(|found| found == extension) {
             found.push(path);
         }
     }

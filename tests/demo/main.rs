@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // a failing test reports its location
 
+mod picture;
+
 use std::process::{Command, Output};
 
 fn demo(args: &[&str]) -> Output {

@@ -64,7 +64,7 @@ struct Options {
     /// The seed, instead of a new one (`NUMACAST_SEED`).
     #[arg(long, env = "NUMACAST_SEED")]
     seed: Option<u64>,
-    /// Put the tables into `docs/performance.md`.
+    /// Put the tables into `docs/internals/benchmarks.md`.
     #[arg(long)]
     write: bool,
 }
@@ -99,7 +99,7 @@ impl Options {
     }
 }
 
-/// The markers of the tables in `docs/performance.md`.
+/// The markers of the tables in `docs/internals/benchmarks.md`.
 const BEGIN: &str = "<!-- make fleet-load: what follows is written by it -->\n";
 const END: &str = "<!-- make fleet-load: end -->\n";
 
@@ -132,7 +132,7 @@ async fn main() -> Result<ExitCode> {
         broken.append(&mut sentences);
     }
     if options.write {
-        document::replace("docs/performance.md", [BEGIN, END], &format!("\n{text}"))?;
+        document::replace("docs/internals/benchmarks.md", [BEGIN, END], &format!("\n{text}"))?;
     }
     broken.iter().try_for_each(|sentence| writeln!(out, "FAILED: {sentence}"))?;
     Ok(if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

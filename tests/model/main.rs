@@ -1,6 +1,6 @@
 //! A model of the scheduler plugin's cache. Run manually with `make model`.
 //!
-//! `make model ARGS=--help` lists the options. It prints the tables of `docs/proofs.md`; `--write` puts them
+//! `make model ARGS=--help` lists the options. It prints the tables of `docs/internals/proofs.md`; `--write` puts them
 //! there. It fails if numacast lets a pod be rejected although it could have prevented that, or leaves a node
 //! frozen.
 
@@ -39,7 +39,7 @@ struct Options {
     /// Number of runs at the same time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Put the tables into `docs/proofs.md`.
+    /// Put the tables into `docs/internals/proofs.md`.
     #[arg(long)]
     write: bool,
     /// Only list the tables.
@@ -47,7 +47,7 @@ struct Options {
     list: bool,
 }
 
-/// Markers of the tables in `docs/proofs.md`.
+/// Markers of the tables in `docs/internals/proofs.md`.
 const BEGIN: &str = "<!-- make model: what follows is written by it -->\n";
 const END: &str = "<!-- make model: end -->\n";
 
@@ -77,7 +77,7 @@ fn main() -> Result<ExitCode> {
         failures.append(&mut failed);
     }
     if options.write {
-        document::replace("docs/proofs.md", [BEGIN, END], &format!("\n{text}\n"))?;
+        document::replace("docs/internals/proofs.md", [BEGIN, END], &format!("\n{text}\n"))?;
     }
     failures.iter().try_for_each(|failure| writeln!(out, "FAILED: {failure}"))?;
     Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

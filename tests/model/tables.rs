@@ -1,4 +1,4 @@
-//! The tables of `docs/proofs.md`.
+//! The tables of `docs/internals/proofs.md`.
 
 mod load;
 mod loads;
@@ -34,87 +34,76 @@ pub(crate) struct Table {
 pub(crate) const ALL: &[Table] = &[
     Table {
         name: "measured",
-        title: "CPUs busy in percent, on real parts (the real plugin, scheduler and kubelet; ranges of \
-                several runs of some minutes, then one run of two minutes with the load of the model) and \
-                in the model (mean of 60 runs of two minutes, and the lowest and highest of them). The \
-                resync of 1 s has a backoff of 1 to 2 s:",
+        title: "CPUs busy in percent, measured on real parts (several runs; one with the model's load) and \
+                in the model (mean of 60 runs, lowest and highest). The resync of 1 s has a backoff of 1 \
+                to 2 s:",
         make: loads::measured,
     },
     Table {
         name: "load",
-        title: "The closed loop: pods that together request 110 % of 14 CPUs in two zones, 1 to 4 each; \
-                they run for 6 s on average, then half of them complete and half are deleted. *Rejected*: \
-                at any resync; CPUs busy, and seconds from create to Running (p50, p90), at a resync of 1 / \
-                5 / 10 s; writes of the object at 5 s:",
+        title: "The closed loop: pods of 1 to 4 CPUs that together request 110 % of 14 CPUs in two zones; \
+                half complete, half are deleted. CPUs busy and seconds from create to Running (p50, p90) \
+                at a resync of 1 / 5 / 10 s; writes at 5 s:",
         make: |parameters| loads::by_run_time(parameters, &[6], false),
     },
     Table {
         name: "odd",
-        title: "The same with one completed, one unpullable and one rejected pod on the node, all \
-                Guaranteed:",
+        title: "The same with one completed, one unpullable and one rejected Guaranteed pod on the node:",
         make: |parameters| loads::by_run_time(parameters, &[6], true),
     },
     Table {
         name: "run-times",
-        title: "Other run times:",
-        make: |parameters| loads::by_run_time(parameters, &[3, 30, 60, 300], false),
+        title: "A longer run time:",
+        make: |parameters| loads::by_run_time(parameters, &[60], false),
     },
     Table {
         name: "queue",
-        title: "The scheduler's queue: CPUs busy at a resync of 1 / 5 / 10 s, in percent. Since 1.33 a pod \
-                that an event requeued is tried at once if no other pod waits, however long its backoff is:",
+        title: "The scheduler's queue, CPUs busy in percent. Since 1.33 a requeued pod is tried at once if \
+                no other pod waits:",
         make: loads::queues,
     },
     Table {
         name: "nodes",
-        title: "One node and fifty, with a load of 110 % of all of them; *odd*: with these three pods on \
-                each node. Percent, seconds and writes at a resync of 1 / 5 / 10 s; *nudges* are those of \
-                the whole cluster:",
+        title: "One node and fifty, with a load of 110 % of all; *odd*: with these three pods on each. \
+                *Nudges* are those of the cluster:",
         make: loads::nodes,
     },
     Table {
         name: "nudges",
-        title: "When to nudge: CPUs busy at a resync of 1 / 5 / 10 s, and nudges per second in the whole \
-                cluster at 5 s. The oracle requeues pods right after each refresh of the plugin's cache, \
-                which no program can see:",
+        title: "When to nudge: CPUs busy, and in parentheses nudges per second at 5 s. The oracle requeues \
+                right after each refresh of the cache:",
         make: loads::nudges,
     },
     Table {
         name: "write-delay",
-        title: "How long a change of the fingerprint alone waits for the next change: CPUs busy at a resync \
-                of 1 / 5 / 10 s, and writes per pod at 5 s:",
+        title: "How long a change of the fingerprint alone waits for the next change: CPUs busy, and \
+                writes per pod at 5 s:",
         make: loads::write_delay,
     },
     Table {
         name: "direct",
-        title: "The caches that read the object for every pod, and have no resync. *Reservations*: the \
-                agent subtracts what a pod requests from every zone, from its binding until the List shows \
-                what it was allocated. *Client*: requests per second that the plugin's client may send \
-                (`clientConnection.qps` of the scheduler, 50 by default, burst 100); it sends one per node \
-                and try, and one more for the score of each node that fits where several do:",
+        title: "Caches that read the object for every pod. *Reservations*: what a pod requests is \
+                subtracted from every zone until the List shows it. *Client*: `clientConnection.qps` of \
+                the scheduler:",
         make: loads::direct,
     },
     Table {
         name: "late",
-        title: "Pods whose binding waits, 1 to 5 s, for their gang or a volume, resync 1 s (`OverReserve`). \
-                The plugin forgets what it reserved for them when it refreshes the node, and no other \
-                component knows of them. Percent rejected, in parentheses those rejected because of that, \
-                and CPUs busy:",
+        title: "Pods whose binding waits 1 to 5 s, for a gang or a volume, resync 1 s (`OverReserve`). \
+                Percent rejected, in parentheses because of that, and CPUs busy:",
         make: loads::late,
     },
     Table {
         name: "withhold-after",
-        title: "How long a bound pod may be unaccounted before the fingerprint is withheld \
-                (`fingerprint.withholdAfter`), resync 1 s, run time 6 s:",
+        title: "How long a bound pod may be unaccounted (`fingerprint.withholdAfter`), resync 1 s, run \
+                time 6 s:",
         make: loads::withhold_after,
     },
     Table {
         name: "walk",
-        title: "The random walk. Overcommits: pods that the plugin placed and the kubelet had to reject; \
-                *in the window*: the agent had received the other pod's binding too recently to act, or had \
-                started while the kubelet did not list its pods yet. The others were avoidable. Conflicts \
-                with pods that another scheduler placed at the same time are not counted. Frozen: at the \
-                end a pod that fits does not run within 15 minutes:",
+        title: "The random walk. *Overcommits*: placed pods that the kubelet had to reject; *in the \
+                window*: another binding was too recent to act on; the others were avoidable. *Frozen*: a \
+                pod that fits does not run within 15 minutes:",
         make: walks::walks,
     },
 ];

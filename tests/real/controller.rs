@@ -1,4 +1,4 @@
-//! The controller against a real API server, with only the rights listed in docs/controller.md.
+//! The controller against a real API server, with only the rights listed in docs/rbac.md.
 
 mod fleet;
 mod nudges;

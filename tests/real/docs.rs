@@ -21,9 +21,12 @@ const LEAST: usize = 45;
 /// read.
 fn documents() -> Result<Vec<PathBuf>> {
     let mut docs = Vec::new();
-    for entry in std::fs::read_dir(repository().join("docs"))? {
-        docs.push(Path::new("docs").join(entry?.file_name()));
+    for directory in ["docs", "docs/internals"].map(Path::new) {
+        for entry in std::fs::read_dir(repository().join(directory))? {
+            docs.push(directory.join(entry?.file_name()));
+        }
     }
+    docs.retain(|file| file.extension().is_some_and(|extension| extension == "md"));
     docs.sort();
     let others = ["README.md", "CONTRIBUTING.md", "charts/numacast/README.md"].map(PathBuf::from);
     Ok(others.into_iter().chain(docs).collect())

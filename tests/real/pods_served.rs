@@ -30,7 +30,7 @@ macro_rules! scenarios {
 #[test]
 fn the_document_has_the_differences() -> Result<()> {
     let test = "--test real pods_served::the_document";
-    document::section("docs/pods-api.md", "differences", &differences::table(), test)
+    document::section("docs/internals/pods-api-differences.md", "differences", &differences::table(), test)
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! What a stolen token can do: every attempt is made against a real API server, with tokens as the server
-//! itself issues them for pods, under the RBAC rules and policies that the chart renders. docs/security.md
-//! has the table.
+//! itself issues them for pods, under the RBAC rules and policies that the chart renders.
+//! docs/internals/attempts.md has the table.
 //!
 //! Attempts on a resource that the policies cover are made twice more: without the policies, which shows what
 //! only the policies prevent; and with every permission in RBAC, which shows what the policies prevent by
@@ -1100,7 +1100,7 @@ fn all_attempts(uids: &BTreeMap<&str, String>) -> Vec<Attempt> {
     agents.into_iter().flatten().chain(of_the_controller()).chain(of_the_purge()).collect()
 }
 
-/// Returns the table of docs/security.md.
+/// Returns the table of docs/internals/attempts.md.
 fn table(attempts: &[Attempt]) -> String {
     let mut table =
         "| token of | attempt | allowed | without the policies | with the policies and every permission |\n\
@@ -1151,7 +1151,7 @@ async fn a_stolen_token_writes_nothing_else() -> Result<()> {
         note(attempt, "as it is", attempt.outcome, found);
     }
     ensure!(wrong.is_empty(), "{} outcomes differ:\n{}", wrong.len(), wrong.join("\n"));
-    check_document("docs/security.md", "attempts", &table(&attempts))
+    check_document("docs/internals/attempts.md", "attempts", &table(&attempts))
 }
 
 /// Returns an account's rights, one per line: `get nodes`, `get daemonsets.apps/numacast-agent in numacast`.
@@ -1343,7 +1343,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
             writeln!(list, "| `{account}` | {right} |")?;
         }
     }
-    check_document("docs/rbac.md", "rights", &list)?;
+    check_document("docs/internals/permissions.md", "rights", &list)?;
     let without = Chart::render(&parts, &json!({"rbac": {"create": false}, "purge": {"enabled": false}}))?;
     ensure!(without.of_kinds(&RIGHTS[1..]).next().is_none(), "rights are created");
     Ok(())

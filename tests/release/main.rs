@@ -1,8 +1,9 @@
-//! The release process, without a release build: the build script of binary and image with fake cargo and
+//! The release process, without a release build: the scripts that build and check a release with fake cargo and
 //! buildah, the workflows, and the version that many files contain.
 
 #![allow(clippy::unwrap_used)] // a failing test shows where
 
+mod complete;
 mod recipe;
 mod version;
 mod workflows;

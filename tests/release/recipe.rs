@@ -8,28 +8,49 @@ use tempfile::TempDir;
 
 use crate::{file, repository, text_of};
 
-/// Copies a file as the binary, and records its arguments.
+/// Copies a file as the binary, another one with the feature `demo`, and records its arguments.
 const CARGO: &str = r#"#!/bin/sh
 printf '%s\n' "$@" >"$RECORDS/cargo"
 printf '%s' "$CARGO_ENCODED_RUSTFLAGS" >"$RECORDS/flags"
+case " $* " in *' --features demo '*) BINARY=$BINARY-demo ;; esac
 while [ "$1" != --target ]; do shift; done
 triple=$2
 mkdir -p "$CARGO_TARGET_DIR/$triple/release"
 cp "$BINARY" "$CARGO_TARGET_DIR/$triple/release/numacast"
 "#;
 
-/// Records its arguments and the files to copy. The image that it pushes is a file with a new timestamp.
+/// Records its arguments and the files to copy. The image that it pushes has them in its only layer; its file
+/// has a new timestamp.
 const BUILDAH: &str = r#"#!/bin/sh
 [ "$*" != --version ] || exit 0
 printf '%s\n' "$@" >>"$RECORDS/buildah"
 for last; do :; done
+# Stores the standard input in the layout and prints its digest.
+blob() {
+    cat >"$RECORDS/blob"
+    digest=$(sha256sum <"$RECORDS/blob" | cut -c -64)
+    mkdir -p "$layout/blobs/sha256"
+    mv "$RECORDS/blob" "$layout/blobs/sha256/$digest"
+    echo "sha256:$digest"
+}
 case " $* " in
-*' bud '*) ls "$last" >"$RECORDS/context" ;;
+*' bud '*)
+    ls "$last" >"$RECORDS/context"
+    tar --create --mtime @0 --directory "$last" . >"$RECORDS/layer"
+    ;;
+*' manifest push '*)
+    while [ "$1" != --digestfile ]; do shift; done
+    printf 'sha256:%064d' 1 >"$2"
+    ;;
 *' push '*)
     layout=${last#oci:}
-    layout=${layout%:*}
-    mkdir -p "$layout"
-    echo '{"manifests":[{"digest":"sha256:0123"}]}' >"$layout/index.json"
+    name=${layout#*:}
+    layout=${layout%%:*}
+    architecture=$(sed -n 's|^linux/||p' "$RECORDS/buildah" | tail -n 1)
+    config=$(echo '{"architecture":"'$architecture'","config":{"Labels":{"org.opencontainers.image.version":"'${name##*:}'"}}}' | blob)
+    layer=$(blob <"$RECORDS/layer")
+    manifest=$(echo '{"config":{"digest":"'$config'"},"layers":[{"digest":"'$layer'"}]}' | blob)
+    echo '{"manifests":[{"digest":"'$manifest'","annotations":{"org.opencontainers.image.ref.name":"'$name'"}}]}' >"$layout/index.json"
     ;;
 esac
 "#;
@@ -37,26 +58,40 @@ esac
 /// Prints prepared output for any binary.
 const READELF: &str = "#!/bin/sh\ncat \"$RECORDS/elf\"\n";
 
+/// This machine's architecture as container images name it.
+pub(crate) const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+
 /// A directory for the fake programs and their records.
-struct BuildDir(TempDir);
+pub(crate) struct BuildDir(TempDir);
 
 impl BuildDir {
-    /// Creates a directory whose cargo produces this binary.
-    fn with(binary: &[u8]) -> Self {
+    /// Creates a directory whose cargo produces this binary, and one that ends with ` with demo`.
+    pub(crate) fn with(binary: &[u8]) -> Self {
         let dir = Self(tempfile::tempdir().unwrap());
+        std::fs::create_dir(dir.path("bin")).unwrap();
         for (name, text) in [("cargo", CARGO), ("buildah", BUILDAH), ("readelf", READELF)] {
-            let path = dir.path("bin").join(name);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(&path, text).unwrap();
-            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+            dir.add_program(name, text);
         }
         std::fs::write(dir.path("binary"), binary).unwrap();
+        std::fs::write(dir.path("binary-demo"), [binary, b" with demo"].concat()).unwrap();
         std::fs::write(dir.path("elf"), "  LOAD  0x000000\n").unwrap();
         dir
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
+    }
+
+    /// Adds a fake program.
+    pub(crate) fn add_program(&self, name: &str, text: &str) {
+        let path = self.path("bin").join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    }
+
+    /// Returns the path of a result of the build.
+    pub(crate) fn built(&self, name: &str) -> PathBuf {
+        self.path("target/image").join(name)
     }
 
     fn record(&self, name: &str) -> String {
@@ -64,18 +99,25 @@ impl BuildDir {
     }
 
     fn build(&self, arguments: &[&str], max_bytes: u32) -> Output {
-        let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
-        Command::new(repository().join("image/build"))
+        self.command("build")
             .args(arguments)
+            .env("NUMACAST_MAX_BYTES", max_bytes.to_string())
+            .output()
+            .unwrap()
+    }
+
+    /// Returns a script of `image/` that runs with the fake programs.
+    pub(crate) fn command(&self, script: &str) -> Command {
+        let path = format!("{}:{}", self.path("bin").display(), std::env::var("PATH").unwrap());
+        let mut command = Command::new(repository().join("image").join(script));
+        command
             .env("PATH", path)
             .env("RECORDS", self.0.path())
             .env("BINARY", self.path("binary"))
             .env("CARGO_TARGET_DIR", self.path("target"))
             .env("SOURCE_DATE_EPOCH", "1700000000")
-            .env("NUMACAST_REVISION", "0123456789")
-            .env("NUMACAST_MAX_BYTES", max_bytes.to_string())
-            .output()
-            .unwrap()
+            .env("NUMACAST_REVISION", "0123456789");
+        command
     }
 
     /// Builds, which must fail, and returns the error.
@@ -189,17 +231,35 @@ fn the_binary_is_static_and_described() {
 }
 
 #[test]
-fn the_archive_does_not_depend_on_the_time() {
+fn the_archives_do_not_depend_on_the_time() {
     let dir = BuildDir::with(b"numacast");
-    let archive = |dir: &BuildDir| {
-        let output = dir.build(&[], LARGE);
-        let path = String::from_utf8(output.stdout).unwrap();
-        std::fs::read(path.trim()).unwrap_or_else(|_| panic!("no archive: {path}"))
+    let archives = |dir: &BuildDir| {
+        [&[] as &[&str], &["--demo"]].map(|arguments| {
+            let output = dir.build(arguments, LARGE);
+            let path = String::from_utf8(output.stdout).unwrap();
+            std::fs::read(path.trim()).unwrap_or_else(|_| panic!("no archive: {path}"))
+        })
     };
-    let first = archive(&dir);
+    let first = archives(&dir);
     // Timestamps in an archive have a resolution of one second.
     std::thread::sleep(std::time::Duration::from_millis(1100));
-    assert!(!first.is_empty() && first == archive(&dir));
+    assert!(first.iter().all(|archive| !archive.is_empty()) && first == archives(&dir));
+}
+
+#[test]
+fn the_image_has_no_demo_and_the_download_has_it() {
+    let dir = BuildDir::with(b"numacast");
+    for (arguments, has_demo) in [(&[] as &[&str], false), (&["--demo"], true)] {
+        assert!(dir.build(arguments, LARGE).status.success());
+        assert_eq!(dir.record("cargo").contains("--features\ndemo\n"), has_demo, "{arguments:?}");
+    }
+    let packed = Command::new("tar")
+        .args(["--to-stdout", "-xzf"])
+        .arg(dir.built(&format!("numacast-demo-{ARCHITECTURE}.tar.gz")))
+        .arg("numacast")
+        .output()
+        .unwrap();
+    assert_eq!(text_of(&packed), "numacast with demo");
 }
 
 #[test]
@@ -227,7 +287,7 @@ fn a_binary_with_paths_of_the_build_is_rejected() {
 
 #[test]
 fn every_script_is_executable_and_valid() {
-    for name in ["build", "push", "sbom", "twice", "notes", "version"] {
+    for name in ["build", "docs", "push", "release", "sbom", "twice", "notes", "version"] {
         let script = repository().join("image").join(name);
         let mode =
             std::fs::metadata(&script).unwrap_or_else(|error| panic!("{name}: {error}")).permissions().mode();
@@ -235,7 +295,7 @@ fn every_script_is_executable_and_valid() {
         let output = Command::new("bash").arg("-n").arg(&script).output().unwrap();
         assert!(output.status.success(), "{}", text_of(&output));
     }
-    for script in ["image/build", "image/sbom", "image/twice"] {
+    for script in ["image/build", "image/build --demo", "image/release", "image/sbom", "image/twice"] {
         assert!(file("Makefile").lines().any(|line| line.trim() == script), "{script}");
     }
 }

@@ -1,4 +1,4 @@
-//! All files that contain the version have the same one when a tag is created.
+//! All files that contain the version have the same one, so that a tag can be created at any time.
 
 use std::process::Command;
 
@@ -6,38 +6,21 @@ use crate::{file, repository, text_of};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Returns a copy of the files that contain the version, with `Unreleased` replaced by a release.
-fn release_candidate() -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    for name in ["image/version", "image/notes", "Cargo.toml", "charts/numacast/Chart.yaml", "CHANGELOG.md"] {
-        let copy = dir.path().join(name);
-        std::fs::create_dir_all(copy.parent().unwrap()).unwrap();
-        std::fs::copy(repository().join(name), copy).unwrap();
-    }
-    let heading = format!("## {VERSION} - 2026-12-01");
-    let changes = file("CHANGELOG.md").replacen("## Unreleased", &heading, 1);
-    assert!(changes.contains(&heading), "CHANGELOG.md has no section `Unreleased`");
-    std::fs::write(dir.path().join("CHANGELOG.md"), changes).unwrap();
-    dir
-}
-
-fn run(dir: &tempfile::TempDir, script: &str, tag: &str) -> (bool, String) {
-    let output = Command::new(dir.path().join("image").join(script)).arg(tag).output().unwrap();
+fn run(script: &str, tag: &str) -> (bool, String) {
+    let output = Command::new(repository().join("image").join(script)).arg(tag).output().unwrap();
     (output.status.success(), text_of(&output))
 }
 
 #[test]
 fn the_version_can_be_released() {
-    let dir = release_candidate();
-    assert_eq!(run(&dir, "version", &format!("v{VERSION}")), (true, String::new()));
-    let (succeeded, notes) = run(&dir, "notes", &format!("v{VERSION}"));
+    assert_eq!(run("version", &format!("v{VERSION}")), (true, String::new()));
+    let (succeeded, notes) = run("notes", &format!("v{VERSION}"));
     assert!(succeeded && notes.contains("### Added") && notes.contains("docs/release.md"), "{notes}");
 }
 
 #[test]
 fn another_version_cannot_be_released() {
-    let dir = release_candidate();
-    let (succeeded, error) = run(&dir, "version", "v99.0.0");
+    let (succeeded, error) = run("version", "v99.0.0");
     assert!(!succeeded);
     for file in [
         "Cargo.toml",
@@ -47,8 +30,23 @@ fn another_version_cannot_be_released() {
     ] {
         assert!(error.contains(file), "{file} is not in:\n{error}");
     }
-    let (succeeded, error) = run(&dir, "version", VERSION);
+    let (succeeded, error) = run("version", VERSION);
     assert!(!succeeded && error.contains("it takes a tag"), "{error}");
+}
+
+#[test]
+fn a_version_without_changes_is_not_released() {
+    let copy = tempfile::tempdir().unwrap();
+    let files = ["image", "Cargo.toml", "CHANGELOG.md", "charts"].map(|name| repository().join(name));
+    assert!(Command::new("cp").arg("-r").args(files).arg(copy.path()).status().unwrap().success());
+    let changes = file("CHANGELOG.md").replace(&format!("\n## {VERSION} - "), "\n## Unreleased ");
+    std::fs::write(copy.path().join("CHANGELOG.md"), changes).unwrap();
+    let output = Command::new(copy.path().join("image/release"))
+        .env("NUMACAST_REVISION", "0123456789")
+        .output()
+        .unwrap();
+    let expected = format!("image/notes: CHANGELOG.md has no changes for {VERSION}\n");
+    assert_eq!((output.status.success(), text_of(&output)), (false, expected));
 }
 
 #[test]

@@ -84,3 +84,19 @@ fn zizmor_finds_nothing() {
     let output = linter.args(["--offline", "--no-progress"]).args(workflows()).output().unwrap();
     assert!(output.status.success(), "{}", text_of(&output));
 }
+
+/// The workflow publishes what `make release` makes: both run the same scripts.
+#[test]
+fn a_tag_publishes_what_make_release_makes() {
+    let makefile = crate::file("Makefile");
+    let recipe = makefile.split("\nrelease:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    let workflow = crate::file(".github/workflows/release.yaml");
+    let mut commands: Vec<_> = recipe.lines().map(str::trim).filter(|line| !line.starts_with('@')).collect();
+    assert_eq!(commands.pop(), Some("image/release"));
+    for command in commands {
+        let runs = |line: &str| line.trim().trim_start_matches("run: ") == command;
+        assert!(workflow.lines().any(runs), "release.yaml does not run {command}");
+    }
+    assert!(workflow.contains("$(image/release amd64 arm64 "));
+    assert!(workflow.contains("gh release create") && workflow.contains(r#" "$DIRECTORY"/*"#));
+}

@@ -66,7 +66,7 @@ controller: {{ $values.controllerSelector | default (printf $own $fullname "cont
 {{- $name := .rule.alert }}
 {{- $change := index $values.alerts $name | default dict }}
 {{- if dig "enabled" true $change }}
-{{- $page := printf "https://github.com/numacast/numacast/blob/v%s/docs/operations.md" .root.Chart.AppVersion }}
+{{- $page := printf "https://github.com/numacast/numacast/blob/v%s/docs/troubleshooting.md" .root.Chart.AppVersion }}
 {{- $link := dict "runbook_url" (printf "%s#%s" ($values.runbookUrl | default $page) (lower $name)) }}
 {{- $rule := mergeOverwrite (deepCopy .rule) (dict "labels" (deepCopy $values.alertLabels) "annotations" $link) }}
 {{- mergeOverwrite $rule (omit (deepCopy $change) "enabled") | toYaml }}

@@ -25,7 +25,7 @@ const RATE: f64 = 10.0 / 3600.0;
 /// Maximum number of Events that wait while one is posted.
 const QUEUE: usize = 16;
 
-/// Why an Event is posted. The name of the variant is the Event's reason; `docs/events.md` explains it.
+/// Why an Event is posted. The name of the variant is the Event's reason; `docs/troubleshooting.md` explains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::agent) enum Reason {
     CompetingPublisher,
@@ -246,6 +246,6 @@ mod tests {
             let kind = if reason.is_warning() { "Warning" } else { "Normal" };
             writeln!(table, "| `{reason:?}` | {kind} | {when} | {action} |").unwrap();
         }
-        generated::section("docs/events.md", "events", &table);
+        generated::section("docs/troubleshooting.md", "events", &table);
     }
 }

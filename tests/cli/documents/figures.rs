@@ -1,5 +1,5 @@
-//! The figures of README.md, docs/performance.md and docs/operations.md match the last complete run of `make
-//! bench`.
+//! The figures of README.md, docs/performance.md and docs/internals/benchmarks.md match the last complete run of
+//! `make bench`.
 
 use std::time::{Duration, Instant};
 
@@ -33,10 +33,10 @@ fn recorded() -> Result<Record> {
 fn the_documents_have_the_figures_of_the_last_run() -> Result<()> {
     let record = recorded()?;
     let is = |file, name, right: &str| document::section(file, name, right, "--test cli documents");
-    is("docs/performance.md", "figures", &tables::figures(&record))?;
+    is("docs/internals/benchmarks.md", "figures", &tables::figures(&record))?;
+    is("docs/performance.md", "default", &tables::defaults(&record).context("no default")?)?;
     is("docs/performance.md", "peers", &tables::peers(&record).context("no peers")?)?;
-    is("docs/operations.md", "sizing", &tables::sizing(&record).context("no two nodes")?)?;
-    is("README.md", "comparison", &tables::comparison(&record).context("no two nodes")?)
+    is("README.md", "comparison", &tables::comparison(&record).context("no default, or no peers")?)
 }
 
 /// The record is complete: both nodes, the default first, and the same variants on both.

@@ -23,7 +23,7 @@ use crate::support::wait::until;
 pub(crate) const NAMESPACE: &str = "numacast";
 pub(crate) const DAEMON_SET: &str = "numacast-agent";
 pub(crate) const LEASE: &str = "numacast-controller";
-/// The service account with the rights of docs/controller.md.
+/// The service account with the rights of docs/rbac.md.
 const ACCOUNT: &str = "system:serviceaccount:numacast:controller";
 /// Concurrent requests.
 const AT_ONCE: usize = 24;
@@ -50,7 +50,7 @@ impl<'a> Fleet<'a> {
         Ok(fleet)
     }
 
-    /// Grants the rights that docs/controller.md lists.
+    /// Grants the rights that docs/rbac.md lists.
     async fn grant(&self) -> Result<()> {
         let role: ClusterRole =
             serde_json::from_value(json!({"metadata": {"name": "controller"}, "rules": [

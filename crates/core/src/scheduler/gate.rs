@@ -1,6 +1,6 @@
 //! Decides which fingerprint the object has, and when it is withheld.
 //!
-//! All reasons to withhold it, also those that other modules decide on, as listed in `docs/operations.md`:
+//! All reasons to withhold it, also those that other modules decide on, as listed in `docs/troubleshooting.md`:
 //!
 //! - A: the pods are unknown (`evaluate`).
 //! - B: a bound pod is not in the zones (`decide` and `pod_state`), each pod for at most `give_up_after`:
