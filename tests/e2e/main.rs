@@ -67,13 +67,17 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 /// Brings up the cluster and takes the steps.
 async fn inside(options: &Options, dir: &std::path::Path) -> Result<ExitCode> {
     let mut table = table::Table::default();
-    let cluster = cluster::Cluster::start(options, dir, &mut table).await?;
+    let mut cluster = cluster::Cluster::start(options, dir, &mut table).await?;
     if options.up {
         cluster.keep(&mut table).await?;
         return Ok(ExitCode::SUCCESS);
     }
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     table.note(&format!("NUMACAST_SEED={seed}"));
-    steps::run(cluster, &mut table, &options.set, seed).await?;
-    Ok(ExitCode::SUCCESS)
+    let tools = cluster.tools.clone();
+    let taken = steps::run(&mut cluster, &mut table, &options.set, seed).await;
+    if taken.is_err() {
+        tools.describe(&dir.join("failure.txt")).await?;
+    }
+    taken.map(|()| ExitCode::SUCCESS)
 }

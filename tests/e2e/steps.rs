@@ -27,28 +27,33 @@ const SCHEDULER: &str = "numa-scheduler";
 const PODS: usize = 50;
 
 /// Takes every step.
-pub(crate) async fn run(mut cluster: Cluster, table: &mut Table, values: &[String], seed: u64) -> Result<()> {
+pub(crate) async fn run(
+    cluster: &mut Cluster,
+    table: &mut Table,
+    values: &[String],
+    seed: u64,
+) -> Result<()> {
     let mut rng = Rng::with_seed(seed);
-    table.step("kubeadm's ConfigMap", kubeadm(&cluster)).await?;
+    table.step("kubeadm's ConfigMap", kubeadm(cluster)).await?;
     let installed = Instant::now();
-    table.step("helm install --wait, scheduler.enabled", install(&cluster, values)).await?;
-    table.step("objects with policies", objects(&cluster)).await?;
-    table.step("a Guaranteed pod on one zone", aligned(&cluster)).await?;
+    table.step("helm install --wait, scheduler.enabled", install(cluster, values)).await?;
+    table.step("objects with policies", objects(cluster)).await?;
+    table.step("a Guaranteed pod on one zone", aligned(cluster)).await?;
     table.note(&format!(
         "{:>6.1} s  from helm install to the first aligned pod",
         installed.elapsed().as_secs_f64()
     ));
-    table.step("helm test", helm_test(&cluster)).await?;
-    table.step("a pod that fits no zone stays Pending", pending(&cluster)).await?;
-    table.step("pods through the scheduler", many(&cluster, &mut rng)).await?;
-    table.step("the containers' rights", rights(&cluster)).await?;
-    table.step("the containers' memory", memory(&cluster)).await?;
-    table.step("what was logged", logs(&cluster)).await?;
-    table.step("the API server is away for 20 s", outage(&mut cluster)).await?;
-    table.step("rollout restart", restart(&cluster)).await?;
-    table.step("helm upgrade --wait", upgrade(&cluster)).await?;
-    table.step("a node is drained and removed", remove_node(&mut cluster)).await?;
-    table.step("helm uninstall", uninstall(&cluster)).await?;
+    table.step("helm test", helm_test(cluster)).await?;
+    table.step("a pod that fits no zone stays Pending", pending(cluster)).await?;
+    table.step("pods through the scheduler", many(cluster, &mut rng)).await?;
+    table.step("the containers' rights", rights(cluster)).await?;
+    table.step("the containers' memory", memory(cluster)).await?;
+    table.step("what was logged", logs(cluster)).await?;
+    table.step("the API server is away for 20 s", outage(cluster)).await?;
+    table.step("rollout restart", restart(cluster)).await?;
+    table.step("helm upgrade --wait", upgrade(cluster)).await?;
+    table.step("a node is drained and removed", remove_node(cluster)).await?;
+    table.step("helm uninstall", uninstall(cluster)).await?;
     Ok(())
 }
 

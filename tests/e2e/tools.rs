@@ -43,6 +43,34 @@ impl Tools {
         self.run("kubectl", arguments).await
     }
 
+    /// Writes what can explain a failure to a file.
+    pub(crate) async fn describe(&self, file: &Path) -> Result<()> {
+        let commands = [
+            "get pods --all-namespaces --output=wide",
+            "describe pods --all-namespaces",
+            "get events --all-namespaces",
+        ];
+        let mut text = String::new();
+        for command in commands {
+            let arguments: Vec<&str> = command.split(' ').collect();
+            text += &format!(
+                "$ kubectl {command}\n{}\n",
+                self.kubectl(&arguments).await.unwrap_or_else(|error| error.to_string())
+            );
+        }
+        let pods =
+            self.kubectl(&["get", "pods", "--all-namespaces", "--no-headers"]).await.unwrap_or_default();
+        for mut words in pods.lines().map(str::split_whitespace) {
+            let (Some(namespace), Some(pod)) = (words.next(), words.next()) else { continue };
+            let logs = self.kubectl(&["logs", "--namespace", namespace, pod, "--all-containers"]).await;
+            text += &format!(
+                "$ kubectl logs --namespace {namespace} {pod}\n{}\n",
+                logs.unwrap_or_else(|error| error.to_string())
+            );
+        }
+        Ok(std::fs::write(file, text)?)
+    }
+
     async fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new(self.programs.join(program));
         command.args(arguments).env("KUBECONFIG", &self.kubeconfig).env("HOME", &self.home);

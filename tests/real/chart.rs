@@ -341,7 +341,10 @@ async fn the_notes_warn_of_obstacles() -> Result<()> {
     .await?;
     let usual = notes("")?;
     ensure!(usual.contains("Platform: generic (no other platform was recognized)."), "{usual}");
-    ensure!(usual.matches("WARNING").count() == 1 && usual.contains("set platform, kubelet.configFile"), "{usual}");
+    ensure!(
+        usual.matches("WARNING").count() == 1 && usual.contains("set platform, kubelet.configFile"),
+        "{usual}"
+    );
     let usual = notes("--set platform=generic")?;
     ensure!(!usual.contains("WARNING"), "{usual}");
     let output = notes("--set crds.enabled=false")?;

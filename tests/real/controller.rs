@@ -681,7 +681,8 @@ async fn a_purge_skips_what_cannot_be_deleted_and_other_daemon_sets() -> Result<
     sets.create(&PostParams::default(), &theirs).await?;
     let all = names("worker", 12);
     fleet.add_objects(&all, "numacast").await?;
-    let (code, _, stderr) = run(&kubeconfig, &["--purge", "--set", "controller.daemonSets=[kube-proxy]"]).await?;
+    let (code, _, stderr) =
+        run(&kubeconfig, &["--purge", "--set", "controller.daemonSets=[kube-proxy]"]).await?;
     let not_ours = "numacast: the DaemonSet numacast/kube-proxy runs no agents of numacast, so nothing was deleted: name \
                     those of the agents in --set controller.daemonSets=[NAME], or use [] if there are none\n";
     ensure!((code, stderr.as_str()) == (Some(1), not_ours), "{stderr}");
