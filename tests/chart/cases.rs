@@ -170,7 +170,7 @@ const SWITCHES: [&[&str]; 77] = [
         "controller.config.scheduler=kube-system/component=kube-scheduler",
         "controller.config.garbage.maxPercent=50",
     ],
-    &["controller.config.lease=", "controller.config.daemonSets=null", "controller.replicaCount=1"],
+    &["controller.config.lease=", "controller.replicaCount=1"],
     &["scheduler.enabled=true", "scheduler.config.parallelism=32", "podMonitor.enabled=true"],
     &["scheduler.enabled=true", "config.consumer=schedulerPlugins", "networkPolicy.enabled=true"],
     &[
