@@ -25,7 +25,7 @@ impl Case {
 }
 
 /// Everything that can be enabled in addition to the defaults without disabling something else.
-const EVERYTHING: [&str; 13] = [
+const EVERYTHING: [&str; 12] = [
     "networkPolicy.enabled=true",
     "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring",
     "priorityQuota.enabled=true",
@@ -170,7 +170,7 @@ const SWITCHES: [&[&str]; 77] = [
         "controller.config.scheduler=kube-system/component=kube-scheduler",
         "controller.config.garbage.maxPercent=50",
     ],
-    &["controller.config.lease=", "controller.config.daemonSets=null", "controller.replicaCount=1"],
+    &["controller.config.lease=", "controller.replicaCount=1"],
     &["scheduler.enabled=true", "scheduler.config.parallelism=32", "podMonitor.enabled=true"],
     &["scheduler.enabled=true", "config.consumer=schedulerPlugins", "networkPolicy.enabled=true"],
     &[

@@ -29,7 +29,7 @@ const fn platform(name: &'static str, file: Option<&'static str>) -> Platform {
     Platform { name, file, selinux: None, quota: false, user: Some(65532), constraints: false }
 }
 
-const PLATFORMS: [Platform; 9] = [
+static PLATFORMS: [Platform; 9] = [
     platform("kubeadm", Some(KUBEADM_FILE)),
     platform("kind", Some(KUBEADM_FILE)),
     platform("k3s", None),

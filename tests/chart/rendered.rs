@@ -414,9 +414,9 @@ fn a_default_can_be_taken_away() -> Result<()> {
 #[test]
 fn the_hook_uninstalls_independently_of_the_controllers_configuration() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
-    let values = "controller.extraArgs[0]=--dry-run,controller.config.daemonSets={}";
+    let values = "controller.extraArgs[0]=--dry-run";
     let values = format!("{values},metricsTls.secretName=a,controller.enabled=false");
-    let objects = helm.render(&["--set", &values])?;
+    let objects = helm.render(&["--set", &values, "--set-json", "controller.config.daemonSets=[]"])?;
     let pod = &objects.one("Job", "numacast-purge")?["spec"]["template"]["spec"];
     let arguments: Vec<&str> = crate::helm::words(&pod["containers"][0]["args"]).collect();
     let right = ["/etc/numacast/config.yaml", "--set=controller.daemonSets=[\"numacast-agent\"]"];
