@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tracing::info;
 
-use super::coverage::coverage_and_labels;
+use super::coverage::{coverage_and_labels, is_covered};
 use super::settings::Settings;
 use crate::cluster::{Cluster, ClusterError, NrtSummary, SlimNode};
 use crate::util::backoff::back_off;
@@ -51,7 +51,7 @@ impl fmt::Display for ObjectWait {
     }
 }
 
-/// Waits until every Ready Node that the DaemonSet covers has an object, at most for `limit`. Returns the last state.
+/// Waits until every Ready Node that a DaemonSet covers has an object, at most for `limit`. Returns the last state.
 pub async fn wait_for_objects(settings: &Settings, cluster: &Cluster, limit: Duration) -> ObjectWait {
     let cluster = cluster.clone().in_form(settings.form);
     let (deadline, mut failures, mut last) = (Instant::now() + limit, 0, None);
@@ -71,18 +71,18 @@ pub async fn wait_for_objects(settings: &Settings, cluster: &Cluster, limit: Dur
 }
 
 async fn read(settings: &Settings, cluster: &Cluster) -> Result<ObjectWait, ClusterError> {
-    let Some(name) = &settings.daemon_set else {
-        return Ok(ObjectWait::Unknown("no DaemonSet is set (--daemon-set)".to_owned()));
-    };
-    let namespace = &settings.namespace;
-    let daemon_set = cluster.daemon_set(namespace, name).await?;
-    let coverage = match coverage_and_labels(daemon_set.as_ref(), &format!("{namespace}/{name}")) {
+    let (namespace, names) = (&settings.namespace, &settings.daemon_sets);
+    if names.is_empty() {
+        return Ok(ObjectWait::Unknown("no DaemonSet is set (controller.daemonSets)".to_owned()));
+    }
+    let found = cluster.daemon_sets(namespace, names).await?;
+    let coverage = match coverage_and_labels(namespace, found) {
         Ok((coverage, _)) => coverage,
         Err(problem) => return Ok(ObjectWait::Unknown(problem)),
     };
     let mut nodes = BTreeSet::new();
     let mut add_node = |node: SlimNode| {
-        if node.ready && coverage.covers(&node) {
+        if node.ready && is_covered(&coverage, &node) {
             nodes.insert(node.name);
         }
     };
@@ -140,7 +140,7 @@ mod tests {
             async move { (200, response) }
         });
         let mut settings = Parts::new(cluster.clone()).settings;
-        (settings.namespace, settings.daemon_set) = ("ns".to_owned(), Some("agents".to_owned()));
+        (settings.namespace, settings.daemon_sets) = ("ns".to_owned(), vec!["agents".to_owned()]);
         wait_for_objects(&settings, &cluster, LIMIT).await
     }
 
@@ -174,7 +174,7 @@ mod tests {
             (404, json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound"}))
         });
         let mut settings = Parts::new(cluster.clone()).settings;
-        (settings.namespace, settings.daemon_set) = ("ns".to_owned(), Some("agents".to_owned()));
+        (settings.namespace, settings.daemon_sets) = ("ns".to_owned(), vec!["agents".to_owned()]);
         let state = wait_for_objects(&settings, &cluster, LIMIT).await;
         assert_eq!(
             state.to_string(),

@@ -171,6 +171,7 @@ fn without_a_cluster_auto_recognizes_versions_and_api_groups() -> Result<()> {
         let words = ["install", "numacast", &chart.to_string_lossy(), "--dry-run=client", "--set", values];
         helm.run(&words)
     };
+    let fingerprint = format!("kubelet.certificateFingerprints={{{}}}", "a".repeat(64));
     let usual = notes("platform=auto")?;
     ensure!(usual.contains("\nPlatform: generic (the cluster could not be queried).\n"), "{usual}");
     ensure!(usual.contains(GUESSED), "{usual}");
@@ -179,6 +180,7 @@ fn without_a_cluster_auto_recognizes_versions_and_api_groups() -> Result<()> {
         "kubelet.configFile=/etc/a",
         "kubelet.configSource=none",
         "kubelet.caFile=/ca.crt",
+        &fingerprint,
         "agent.enabled=false",
     ] {
         let notes = notes(values)?;

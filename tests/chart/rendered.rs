@@ -74,8 +74,8 @@ fn the_configuration_of_the_scheduler_fits_that_of_the_agents() -> Result<()> {
         let waits = json!([
             "controller",
             "--wait-for-objects=2m",
-            "--namespace=numacast",
-            "--daemon-set=numacast-agent"
+            "--namespace=numa",
+            "--set=controller.daemonSets=[\"numacast-agent\"]",
         ]);
         let expected = if values.starts_with(cached) { waits } else { Value::Null };
         ensure!(*init == expected, "{values}: {init}");
