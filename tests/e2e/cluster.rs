@@ -51,8 +51,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) programs: &'a Path,
     pub(crate) machine: &'a MachineSpec,
     pub(crate) nodes: u8,
+    pub(crate) ca: Ca,
     parts: &'a Parts,
-    ca: Ca,
 }
 
 impl Cluster {

@@ -12,6 +12,7 @@ mod cluster;
 mod images;
 mod network;
 mod outside;
+mod platforms;
 mod steps;
 mod table;
 mod tools;
@@ -33,7 +34,7 @@ struct Options {
     #[arg(long, value_name = "NAME")]
     machine: Vec<String>,
     /// The number of nodes.
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=16))]
     nodes: u8,
     /// The archive of the image. By default the one that `make image` made.
     #[arg(long, value_name = "FILE")]

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 use crate::images;
+use crate::platforms;
 use crate::support::nrt;
 use crate::support::parts::repository;
 use crate::support::wait::{Fatal, until};
@@ -20,7 +21,7 @@ use crate::table::Table;
 use crate::worker::Worker;
 
 /// The release and its namespace.
-const RELEASE: &str = "numacast";
+pub(crate) const RELEASE: &str = "numacast";
 /// The name by which pods choose the scheduler.
 const SCHEDULER: &str = "numa-scheduler";
 /// The pods of the step that counts rejections.
@@ -34,7 +35,7 @@ pub(crate) async fn run(
     seed: u64,
 ) -> Result<()> {
     let mut rng = Rng::with_seed(seed);
-    table.step("kubeadm's ConfigMap", kubeadm(cluster)).await?;
+    set_kubeadm(cluster, true).await?;
     let installed = Instant::now();
     table.step("helm install --wait, scheduler.enabled", install(cluster, values)).await?;
     table.step("objects with policies", objects(cluster)).await?;
@@ -53,22 +54,28 @@ pub(crate) async fn run(
     table.step("rollout restart", restart(cluster)).await?;
     table.step("helm upgrade --wait", upgrade(cluster)).await?;
     table.step("a node is drained and removed", remove_node(cluster)).await?;
+    table.step("a kubelet gets another configuration", platforms::new_configuration(cluster)).await?;
+    table.step("helm uninstall", uninstall(cluster)).await?;
+    table.step("nothing readable: told what to set", platforms::unreadable(cluster)).await?;
+    table.step("with the certificates' fingerprints", platforms::fingerprints(cluster)).await?;
+    table.step("an image that cannot be pulled", platforms::missing_image(cluster)).await?;
+    table.step("a mixed cluster: pools", platforms::pools(cluster)).await?;
     table.step("helm uninstall", uninstall(cluster)).await?;
     Ok(())
 }
 
-/// What kubeadm leaves in a cluster, by which the chart recognises it.
-async fn kubeadm(cluster: &Cluster) -> Result<()> {
-    let configuration = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n";
-    let literal = format!("--from-literal=ClusterConfiguration={configuration}");
-    cluster
-        .tools
-        .kubectl(&["--namespace", "kube-system", "create", "configmap", "kubeadm-config", &literal])
-        .await?;
-    Ok(())
+/// Creates or deletes what kubeadm leaves in a cluster, by which the chart recognizes it.
+pub(crate) async fn set_kubeadm(cluster: &Cluster, is_there: bool) -> Result<()> {
+    let literal = "--from-literal=ClusterConfiguration=apiVersion: kubeadm.k8s.io/v1beta4\nkind: ClusterConfiguration\n";
+    let arguments: &[&str] = if is_there {
+        &["create", "configmap", "kubeadm-config", literal]
+    } else {
+        &["delete", "configmap", "kubeadm-config"]
+    };
+    cluster.tools.kubectl(&[&["--namespace", "kube-system"], arguments].concat()).await.map(drop)
 }
 
-fn chart() -> String {
+pub(crate) fn chart() -> String {
     repository().join("charts/numacast").display().to_string()
 }
 
@@ -83,15 +90,21 @@ async fn install(cluster: &Cluster, values: &[String]) -> Result<String> {
     Ok(image.containers[0].image.clone().unwrap_or_default())
 }
 
+/// Returns whether a pod is Ready.
+pub(crate) fn is_ready(pod: &Pod) -> bool {
+    let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|one| one.type_ == "Ready" && one.status == "True")
+}
+
 /// Returns the agents' pods.
-async fn agents(cluster: &Cluster) -> Result<Vec<Pod>> {
+pub(crate) async fn agents(cluster: &Cluster) -> Result<Vec<Pod>> {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), RELEASE);
     let params = ListParams::default().labels("app.kubernetes.io/component=agent");
     Ok(pods.list(&params).await?.items)
 }
 
 /// Waits until every node has an object with its policies and zones.
-async fn objects(cluster: &Cluster) -> Result<String> {
+pub(crate) async fn objects(cluster: &Cluster) -> Result<String> {
     let zones = cluster.machine.nodes.len();
     let mut attributes = BTreeMap::new();
     for worker in &cluster.workers {
@@ -110,7 +123,7 @@ async fn objects(cluster: &Cluster) -> Result<String> {
     Ok(format!("{} objects, {zones} zones each, single-numa-node, scope {scope}", cluster.workers.len()))
 }
 
-fn attributes_of(object: &Value) -> BTreeMap<String, String> {
+pub(crate) fn attributes_of(object: &Value) -> BTreeMap<String, String> {
     let attributes = object["attributes"].as_array().into_iter().flatten();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     attributes.map(|one| (text(&one["name"]), text(&one["value"]))).collect()
@@ -320,10 +333,15 @@ async fn logs(cluster: &Cluster) -> Result<String> {
         lines = lines.max(log.lines().count());
     }
     ensure!(lines < PODS / 2, "an agent logged {lines} lines");
-    Ok(format!("at most {lines} lines of an agent, no warning"))
+    let events: Api<Event> = Api::namespaced(cluster.client.clone(), RELEASE);
+    let events = events.list(&ListParams::default()).await?.items;
+    let warnings = events.iter().filter(|event| event.type_.as_deref() == Some("Warning"));
+    let warnings: Vec<String> = warnings.filter_map(|event| event.message.clone()).collect();
+    ensure!(warnings.is_empty(), "Events of the release: {warnings:?}");
+    Ok(format!("at most {lines} lines of an agent, no warning, no warning Event"))
 }
 
-async fn log_of(cluster: &Cluster, pod: &Pod) -> Result<String> {
+pub(crate) async fn log_of(cluster: &Cluster, pod: &Pod) -> Result<String> {
     cluster.tools.kubectl(&["--namespace", RELEASE, "logs", &pod.name_any()]).await
 }
 

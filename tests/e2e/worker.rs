@@ -1,5 +1,6 @@
 //! A node: a described machine with containerd, a kubelet and kube-proxy.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -22,6 +23,7 @@ use crate::{images, network, outside};
 pub(crate) struct Worker {
     pub(crate) name: String,
     kubelet: Option<Process>,
+    kubelet_command: Vec<OsString>,
     // Ended in this order.
     processes: Vec<Process>,
     machine: FakeNode,
@@ -41,13 +43,18 @@ impl Worker {
         let dir = plan.dir.join(&name);
         std::fs::create_dir_all(dir.join("kubelet"))?;
         plan.machine.write_tree(&dir)?;
+        let (certificate, key) = plan.ca.issue(&[&network::address_of(number), &name])?;
+        std::fs::write(dir.join("serving.crt"), certificate)?;
+        std::fs::write(dir.join("serving.key"), key)?;
         let cgroup = Path::new(&std::env::var(outside::CGROUP)?).join(&name);
         Cgroups::fill(&cgroup)?;
         let config = kubelet_config(plan, &cgroup);
         std::fs::write(dir.join("kubelet/config.yaml"), serde_json::to_vec_pretty(&config)?)?;
         let machine = start_machine(plan, &dir)?;
         network::connect(number, plan.nodes, machine.id())?;
-        let mut worker = Self { name, kubelet: None, processes: Vec::new(), machine, dir, cgroup };
+        let kubelet_command = kubelet_command(plan, &name, number)?;
+        let mut worker =
+            Self { name, kubelet: None, kubelet_command, processes: Vec::new(), machine, dir, cgroup };
         worker.prepare(number)?;
         worker.start_containerd().await?;
         worker.import(archives)?;
@@ -56,12 +63,7 @@ impl Worker {
                 json!({"do": "setDevices", "resource": resource.resource, "devices": resource.devices});
             worker.machine.request(&request)?;
         }
-        let kubeconfig = plan.kubeconfig(&worker.name, plan.server())?;
-        let mut kubelet = worker.command();
-        kubelet.arg(plan.program("kubelet")).args(["--config", "/var/lib/kubelet/config.yaml"]);
-        kubelet.args(["--hostname-override", &worker.name, "--node-ip", &network::address_of(number)]);
-        kubelet.arg("--kubeconfig").arg(kubeconfig);
-        worker.kubelet = Some(Process::start("kubelet", &worker.dir, kubelet)?);
+        worker.start_kubelet(KUBEADM_CONFIG)?;
         let mut proxy = worker.command();
         proxy
             .arg(plan.program("kube-proxy"))
@@ -140,6 +142,51 @@ impl Worker {
         self.kubelet.iter_mut().chain(&mut self.processes).try_for_each(Process::still_runs)
     }
 
+    fn start_kubelet(&mut self, config: &str) -> Result<()> {
+        let mut command = self.command();
+        command.args(&self.kubelet_command).args(["--config", config]);
+        self.kubelet = Some(Process::start("kubelet", &self.dir, command)?);
+        Ok(())
+    }
+
+    /// Kills the kubelet and starts it again.
+    pub(crate) fn restart_kubelet(&mut self) -> Result<()> {
+        self.stop_kubelet()?;
+        self.start_kubelet(KUBEADM_CONFIG)
+    }
+
+    /// Sets a key of the kubelet's configuration, as tools do it: in a new file that replaces the old one.
+    pub(crate) fn set_config(&self, key: &str, value: Value) -> Result<()> {
+        let path = self.dir.join("kubelet/config.yaml");
+        let mut config: Map<String, Value> = serde_json::from_slice(&std::fs::read(&path)?)?;
+        config.insert(key.to_owned(), value);
+        let new = path.with_extension("new");
+        std::fs::write(&new, serde_json::to_vec_pretty(&config)?)?;
+        Ok(std::fs::rename(new, path)?)
+    }
+
+    /// Copies the kubelet's configuration to another place on the node, below `/etc`.
+    pub(crate) fn copy_config(&self, to: &str) -> Result<()> {
+        // /etc is this machine's: the node gets a layer of its own on it.
+        let script = format!(
+            "mkdir /run/etc /run/etc.work; mount -t overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/etc.work overlay /etc; \
+             install -D -m 0600 {KUBEADM_CONFIG} {to}"
+        );
+        output_of(self.command().args(["sh", "-euc", &script])).map(drop)
+    }
+
+    /// Makes the node as k3s sets it up: the kubelet's certificate is signed by the cluster's CA, and its configuration is not
+    /// where kubeadm has it.
+    pub(crate) fn become_k3s(&mut self) -> Result<()> {
+        self.stop_kubelet()?;
+        for (key, file) in [("tlsCertFile", "serving.crt"), ("tlsPrivateKeyFile", "serving.key")] {
+            self.set_config(key, self.dir.join(file).to_string_lossy().into())?;
+        }
+        std::fs::rename(self.dir.join("kubelet/config.yaml"), self.dir.join("k3s.yaml"))?;
+        let config = self.dir.join("k3s.yaml").display().to_string();
+        self.start_kubelet(&config)
+    }
+
     /// Stops the kubelet, as when the machine is taken away. Its containers go on until the cluster ends.
     pub(crate) fn stop_kubelet(&mut self) -> Result<()> {
         self.kubelet.take().context("the kubelet does not run")?.kill()
@@ -208,6 +255,19 @@ impl ContainerProcess {
             roots.next_back().and_then(|line| line.split(' ').nth(5)).context("there is no root")?;
         Ok(options.split(',').any(|option| option == "ro"))
     }
+}
+
+/// Where kubeadm has the kubelet's configuration.
+const KUBEADM_CONFIG: &str = "/var/lib/kubelet/config.yaml";
+
+/// Returns the kubelet's command without its configuration.
+fn kubelet_command(plan: &Plan<'_>, name: &str, number: u8) -> Result<Vec<OsString>> {
+    let mut command = vec![plan.program("kubelet").into_os_string()];
+    command
+        .extend(["--hostname-override", name, "--node-ip", &network::address_of(number)].map(OsString::from));
+    command.push("--kubeconfig".into());
+    command.push(plan.kubeconfig(name, plan.server())?.into_os_string());
+    Ok(command)
 }
 
 /// Returns a container's id without the runtime's name.
