@@ -45,6 +45,9 @@ struct Options {
     /// The seed of the pods, instead of a new one.
     #[arg(long, env = "NUMACAST_SEED")]
     seed: Option<u64>,
+    /// The number of pods that are created at once.
+    #[arg(long, default_value_t = 50)]
+    pods: usize,
     /// A value of the chart besides scheduler.enabled; several are possible.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
@@ -76,7 +79,7 @@ async fn inside(options: &Options, dir: &std::path::Path) -> Result<ExitCode> {
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     table.note(&format!("NUMACAST_SEED={seed}"));
     let tools = cluster.tools.clone();
-    let taken = steps::run(&mut cluster, &mut table, &options.set, seed).await;
+    let taken = steps::run(&mut cluster, &mut table, options, seed).await;
     if taken.is_err() {
         tools.describe(&dir.join("failure.txt")).await?;
     }

@@ -53,6 +53,7 @@ async fn run_on(options: &Options, machine: &str, image: &Path) -> Result<bool> 
     command.args(["bash", "-c", "\"$@\"; exit $?", "cluster"]).arg(std::env::current_exe()?);
     command.arg("--inside").arg(&dir).args(["--machine", machine, "--nodes", &options.nodes.to_string()]);
     command.arg("--image").arg(image).args(options.up.then_some("--up"));
+    command.args(["--pods", &options.pods.to_string()]);
     command.args(options.set.iter().map(|value| format!("--set={value}")));
     command.args(options.seed.map(|seed| format!("--seed={seed}")));
     command.env(CGROUP, cgroups.root());
