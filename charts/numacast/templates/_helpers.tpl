@@ -205,21 +205,22 @@ metrics:
 {{- define "numacast.agentConfig" -}}
 {{- include "numacast.check" . }}
 {{- $root := include "numacast.hostRoot" . }}
-{{- $kubelet := dict "source" "configz" }}
+{{- $kubelet := dict "configSource" "configz" }}
 {{- with .Values.kubelet }}
 {{- if .configFile }}
-{{- $kubelet = dict "source" "file" "file" (printf "%s%s" $root .configFile) }}
+{{- $kubelet = dict "configSource" "file" "configFile" (printf "%s%s" $root .configFile) }}
 {{- end }}
 {{- with .configDir }}
-{{- $_ := set $kubelet "dir" (printf "%s%s" $root .) }}
+{{- $_ := set $kubelet "configDir" (printf "%s%s" $root .) }}
 {{- end }}
 {{- end }}
-{{- if and (dig "kubelet" "config" "file" "" (.Values.config | default dict)) (not .Values.kubelet.configFile) }}
-{{- $_ := set $kubelet "source" "file" }}
+{{- if and (dig "kubelet" "configFile" "" (.Values.config | default dict)) (not .Values.kubelet.configFile) }}
+{{- $_ := set $kubelet "configSource" "file" }}
 {{- end }}
 {{- $own := include "numacast.endpoints" . | fromYaml }}
 {{- $_ := set $own "host" (dict "root" $root "proc" "/proc") }}
-{{- $_ := set $own "kubelet" (dict "dir" (printf "%s%s" $root .Values.kubelet.dir) "config" $kubelet) }}
+{{- $_ := set $kubelet "dir" (printf "%s%s" $root .Values.kubelet.dir) }}
+{{- $_ := set $own "kubelet" $kubelet }}
 {{- with .Values.kubelet.devicePluginsDir }}
 {{- $_ := set $own.kubelet "devicePluginsDir" (printf "%s%s" $root .) }}
 {{- end }}
