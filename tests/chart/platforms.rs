@@ -312,7 +312,9 @@ type Labels<'a> = &'a [(&'a str, &'a str)];
 
 /// Returns true if a pod with this spec may run on a node, by node selector and required affinity.
 fn selects(pod: &Value, name: &str, labels: Labels<'_>) -> bool {
-    let value_of = |key: &str| labels.iter().find(|(label, _)| *label == key).map(|(_, value)| *value);
+    let linux = ("kubernetes.io/os", "linux");
+    let all = || labels.iter().chain([&linux]);
+    let value_of = |key: &str| all().find(|(label, _)| *label == key).map(|(_, value)| *value);
     let requires = |requirement: &Value, value: Option<&str>| {
         let values: Vec<&str> = crate::helm::words(&requirement["values"]).collect();
         match requirement["operator"].as_str() {
