@@ -160,6 +160,7 @@ fn without_a_cluster_auto_recognizes_versions_and_api_groups() -> Result<()> {
     ensure!(made.success(), "no copy of the chart");
     let template = "kind: Platform\nfound: {{ include \"numacast.platform\" . }}\n";
     std::fs::write(copy.join("templates/platform.yaml"), template)?;
+    let copy = copy.to_string_lossy();
     for (arguments, name) in [
         (&[][..], "generic"),
         (&["--kube-version=v1.35.0+k3s1"], "k3s"),
@@ -169,11 +170,16 @@ fn without_a_cluster_auto_recognizes_versions_and_api_groups() -> Result<()> {
         (&["--api-versions=security.openshift.io/v1"], "openshift"),
         (&["--api-versions=security.openshift.io/v1", "--set=platform=generic"], "generic"),
     ] {
-        let words =
-            [&["template", "a", &copy.to_string_lossy(), "--show-only=templates/platform.yaml"], arguments];
+        let words = ["template", "a", &copy, "--show-only=templates/platform.yaml"];
+        let words = [&words[..], arguments];
         let found = Objects::parse(&helm.run(&words.concat())?)?;
         ensure!(found.0[0]["found"]["name"] == name, "{arguments:?}: {}", found.0[0]);
     }
+    let notes = |values: &str| -> Result<String> {
+        let chart = chart();
+        let words = ["install", "numacast", &chart.to_string_lossy(), "--dry-run=client", "--set", values];
+        helm.run(&words)
+    };
     let fingerprint = format!("kubelet.certificateFingerprints={{{}}}", "a".repeat(64));
     let usual = notes("platform=auto")?;
     ensure!(usual.contains("\nPlatform: generic (the cluster could not be queried).\n"), "{usual}");
