@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use crate::helm::{Helm, chart};
 
 /// Rejected settings, with a part of the error.
-const BY_THE_SCHEMA: [(&str, &str); 47] = [
+const BY_THE_SCHEMA: [(&str, &str); 48] = [
     ("agent=null", "missing property 'agent'"),
     ("fullnameOverride=1st", "at '/fullnameOverride'"),
     ("agnet.enabled=true", "additional properties 'agnet' not allowed"),
@@ -45,6 +45,10 @@ const BY_THE_SCHEMA: [(&str, &str); 47] = [
     (
         "config.kubelet.configOverrides.topologyManagerScpe=pod",
         "additional properties 'topologyManagerScpe' not allowed",
+    ),
+    (
+        "config.kubelet.certificateFingerprints={sha256:3FA1}",
+        "at '/config/kubelet/certificateFingerprints/0'",
     ),
     ("config.metrics.tls.certFile=/c", "at '/config/metrics/tls'"),
     ("config.metrics.address=localhost", "at '/config/metrics/address'"),
