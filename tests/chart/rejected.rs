@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use crate::helm::{Helm, chart};
 
 /// Rejected settings, with a part of the error.
-const BY_THE_SCHEMA: [(&str, &str); 60] = [
+const BY_THE_SCHEMA: [(&str, &str); 61] = [
     ("agent=null", "missing property 'agent'"),
     ("fullnameOverride=1st", "at '/fullnameOverride'"),
     ("agnet.enabled=true", "additional properties 'agnet' not allowed"),
@@ -46,6 +46,7 @@ const BY_THE_SCHEMA: [(&str, &str); 60] = [
         "kubelet.configOverrides.topologyManagerScpe=pod",
         "additional properties 'topologyManagerScpe' not allowed",
     ),
+    ("kubelet.certificateFingerprints={sha256:3FA1}", "at '/kubelet/certificateFingerprints/0'"),
     ("kubelet.configSource=files", "at '/kubelet/configSource': value must be one of"),
     ("kubelet.port=10251", "at '/kubelet': additional properties 'port' not allowed"),
     ("platform=talos", "at '/platform': value must be one of"),

@@ -181,7 +181,7 @@ async fn without_policies_that_a_scheduler_needs_the_agent_is_not_ready() {
     env.node.kubelet.boot().unwrap();
     env.node.kubelet.set_ready(true, true);
     env.node.kubelet.register_plugins();
-    let unreadable = "numacast_inventory_errors 1\n";
+    let unreadable = "numacast_findings{kind=\"unreadable\"} 1\n";
     env.wait_for("/metrics", |response| response.contains(unreadable)).await;
     env.expect("/readyz", OK).await;
 }
