@@ -29,7 +29,7 @@ const SCHEDULER: &str = "numa-scheduler";
 pub(crate) async fn run(
     cluster: &mut Cluster,
     table: &mut Table,
-    values: &[String],
+    options: &Options,
     seed: u64,
 ) -> Result<()> {
     let mut rng = Rng::with_seed(seed);
