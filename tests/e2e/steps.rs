@@ -335,9 +335,15 @@ async fn logs(cluster: &Cluster) -> Result<String> {
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), RELEASE);
     let events = events.list(&ListParams::default()).await?.items;
     let warnings = events.iter().filter(|event| event.type_.as_deref() == Some("Warning"));
-    let warnings: Vec<String> = warnings.filter_map(|event| event.message.clone()).collect();
-    ensure!(warnings.is_empty(), "Events of the release: {warnings:?}");
-    Ok(format!("at most {lines} lines of an agent, no warning, no warning Event"))
+    let warnings: Vec<&str> = warnings.filter_map(|event| event.message.as_deref()).collect();
+    // How long a program needs until it listens is the machine's affair.
+    let (early, others): (Vec<&str>, Vec<&str>) =
+        warnings.iter().partition(|message| message.starts_with("Startup probe"));
+    ensure!(others.is_empty(), "Events of the release: {others:?}");
+    Ok(format!(
+        "at most {lines} lines of an agent, no warning; {} startup probes were too early",
+        early.len()
+    ))
 }
 
 pub(crate) async fn log_of(cluster: &Cluster, pod: &Pod) -> Result<String> {
