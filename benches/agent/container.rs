@@ -30,7 +30,7 @@ pub(crate) struct Container {
 /// CA.
 pub(crate) fn values_here(node: &RealNode) -> Result<Value> {
     let (port, certificate) = node.https_port()?;
-    Ok(json!({"config": {"kubelet": {"address": port, "caFile": certificate, "serverName": node.name()}}}))
+    Ok(json!({"kubelet": {"address": port, "caFile": certificate, "serverName": node.name()}}))
 }
 
 /// Merges `over` into `values`, as Helm merges several values files.

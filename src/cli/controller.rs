@@ -13,7 +13,7 @@ pub(super) struct Args {
     /// Check all Nodes and objects once, print one line per problem, and exit with 1 if there is any
     #[arg(long, conflicts_with_all = ["purge", "dry_run"])]
     check: bool,
-    /// Delete the agents' DaemonSet, wait until its pods are gone, delete every object that numacast wrote, and exit
+    /// Delete the agents' DaemonSets, wait until their pods are gone, delete every object that numacast wrote, and exit
     #[arg(long)]
     purge: bool,
     /// Delete and nudge nothing, and say what would be deleted
@@ -27,8 +27,7 @@ pub(super) struct Args {
 struct ControllerFlags;
 
 impl Flags for ControllerFlags {
-    const FLAGS: &'static [&'static [Flag]] =
-        &[&[NAMESPACE, Flag::key("daemon-set", "NAME", "controller.daemonSet"), KUBECONFIG], TELEMETRY];
+    const FLAGS: &'static [&'static [Flag]] = &[&[NAMESPACE, KUBECONFIG], TELEMETRY];
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {

@@ -38,7 +38,7 @@ pub(super) const NAMESPACE: Flag = Flag {
     name: "namespace",
     value: "NAMESPACE",
     sets: Sets::Field(
-        "The namespace of the DaemonSet and the Lease [environment: POD_NAMESPACE]",
+        "The namespace of the DaemonSets and the Lease [environment: POD_NAMESPACE]",
         |config, name| config.controller.namespace = name,
     ),
 };

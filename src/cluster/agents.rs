@@ -1,4 +1,4 @@
-//! The agents' DaemonSet and its pods, decoding only what the controller needs.
+//! The agents' DaemonSets and their pods, decoding only what the controller needs.
 
 use std::collections::BTreeMap;
 
@@ -94,11 +94,27 @@ impl SlimPodSpec {
     }
 }
 
-/// Returns the label selector of a DaemonSet's pods in query syntax; `None` if it is invalid or empty, which
-/// would select every pod.
-pub fn pod_labels(of: &SlimDaemonSet) -> Option<String> {
-    let selector = Selector::try_from(of.spec.as_ref()?.selector.clone()).ok()?;
+/// Returns what the selectors of these DaemonSets have in common, in query syntax; `None` if that is invalid
+/// or empty, which would select every pod.
+pub fn pod_labels(of: &[SlimDaemonSet]) -> Option<String> {
+    let selectors: Option<Vec<_>> = of.iter().map(|one| Some(&one.spec.as_ref()?.selector)).collect();
+    let mut selectors = selectors?.into_iter();
+    let first = selectors.next()?.clone();
+    let selector = Selector::try_from(selectors.fold(first, in_common)).ok()?;
     Some(selector.to_string()).filter(|text| !text.is_empty())
+}
+
+/// Returns the requirements that both selectors have.
+fn in_common(mut one: LabelSelector, other: &LabelSelector) -> LabelSelector {
+    if let Some(labels) = &mut one.match_labels {
+        let others = other.match_labels.as_ref();
+        labels.retain(|key, value| others.is_some_and(|others| others.get(key) == Some(value)));
+    }
+    if let Some(expressions) = &mut one.match_expressions {
+        expressions
+            .retain(|expression| other.match_expressions.iter().flatten().any(|one| one == expression));
+    }
+    one
 }
 
 /// Returns true if the DaemonSet runs our agents, so that another one configured by mistake is not deleted.
@@ -112,6 +128,19 @@ pub fn runs_agents(of: &SlimDaemonSet) -> bool {
 }
 
 impl Cluster {
+    /// Returns DaemonSets by name; `None` for one that does not exist.
+    pub async fn daemon_sets(
+        &self,
+        namespace: &str,
+        names: &[String],
+    ) -> Result<Vec<(String, Option<SlimDaemonSet>)>, ClusterError> {
+        let mut found = Vec::new();
+        for name in names {
+            found.push((name.clone(), self.daemon_set(namespace, name).await?));
+        }
+        Ok(found)
+    }
+
     /// Returns a DaemonSet; `None` if it does not exist.
     pub async fn daemon_set(
         &self,
@@ -209,7 +238,7 @@ mod tests {
 
     fn labels(selector: serde_json::Value) -> Option<String> {
         let spec = json!({"selector": selector, "template": {}});
-        pod_labels(&serde_json::from_value(json!({"spec": spec})).unwrap())
+        pod_labels(&[serde_json::from_value(json!({"spec": spec})).unwrap()])
     }
 
     #[test]
@@ -246,5 +275,27 @@ mod tests {
         let query = query.unwrap();
         assert!(query.contains("app=numacast") && query.contains("tier notin (a)"), "{query}");
         assert_eq!(labels(json!({})), None, "as a query it would select every pod");
+    }
+
+    #[test]
+    fn pods_of_several_daemon_sets_are_selected_by_what_they_have_in_common() {
+        let labels = |selectors: Vec<serde_json::Value>| {
+            let template = json!({});
+            let of = selectors
+                .iter()
+                .map(|selector| json!({"spec": {"selector": selector, "template": template}}));
+            let of: Vec<SlimDaemonSet> = of.map(|one| serde_json::from_value(one).unwrap()).collect();
+            pod_labels(&of)
+        };
+        let of = |pool: &str| json!({"matchLabels": {"app": "numacast", "pool": pool}});
+        assert_eq!(labels(vec![of("a"), of("b")]).as_deref(), Some("app=numacast"));
+        assert_eq!(labels(vec![of("a"), of("a")]).as_deref(), Some("app=numacast,pool=a"));
+        assert_eq!(labels(vec![of("a"), json!({"matchLabels": {"app": "other"}})]), None);
+        assert_eq!(labels(vec![of("a"), json!({})]), None);
+        assert_eq!(labels(Vec::new()), None);
+        let tier =
+            |value: &str| json!({"matchExpressions": [{"key": "tier", "operator": "In", "values": [value]}]});
+        assert_eq!(labels(vec![tier("a"), tier("a")]).as_deref(), Some("tier in (a)"));
+        assert_eq!(labels(vec![tier("a"), tier("b")]), None);
     }
 }

@@ -12,18 +12,19 @@ use crate::controller::SchedulerPods;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Controller {
-    /// The namespace of the DaemonSet and the Lease; empty if unknown.
+    /// The namespace of the DaemonSets and the Lease; empty if unknown.
     #[serde(skip)]
     pub namespace: String,
     /// Delete and nudge nothing; log what would be deleted.
     #[serde(skip)]
     pub dry_run: bool,
-    /// The DaemonSet of the agents, in the controller's namespace. If empty, agents are not checked.
+    /// The DaemonSets of the agents, in the controller's namespace. If empty, agents are not checked.
     ///
-    /// Its node selector, affinity and tolerations determine which Nodes should have an agent. A Node is
-    /// reported if the agent's pod has been missing or not Ready for five minutes. Requires `get` of it, and
-    /// `list` and `watch` of `pods` in its namespace.
-    pub daemon_set: String,
+    /// Their node selectors, affinities and tolerations determine which Nodes should have an agent. A Node is
+    /// reported if the agent's pod has been missing or not Ready for five minutes. Agents are the pods with the
+    /// labels that the selectors have in common. Requires `get` of the DaemonSets, and `list` and `watch` of
+    /// `pods` in their namespace.
+    pub daemon_sets: Vec<String>,
     /// The Lease for leader election, in the controller's namespace. If empty, every replica leads, so run
     /// only one.
     ///
@@ -104,7 +105,7 @@ impl Default for Controller {
         Self {
             namespace: String::new(),
             dry_run: false,
-            daemon_set: "numacast-agent".to_owned(),
+            daemon_sets: vec!["numacast-agent".to_owned()],
             lease: "numacast-controller".to_owned(),
             nudge: Nudge::Auto,
             scheduler: None,

@@ -162,12 +162,11 @@ impl Config {
     /// Returns the controller's settings; `pod` is the name of its own pod, if any.
     ///
     /// # Errors
-    /// If the DaemonSet or the Lease is set, but not the namespace.
+    /// If a DaemonSet or the Lease is set, but not the namespace.
     pub fn controller_settings(&self, pod: Option<&str>) -> Result<controller::Settings, NoNamespace> {
-        let given = |name: &str| Some(name.to_owned()).filter(|name| !name.is_empty());
         let controller = &self.controller;
-        let (daemon_set, lease) = (given(&controller.daemon_set), given(&controller.lease));
-        if controller.namespace.is_empty() && (daemon_set.is_some() || lease.is_some()) {
+        let lease = Some(controller.lease.clone()).filter(|name| !name.is_empty());
+        if controller.namespace.is_empty() && !(controller.daemon_sets.is_empty() && lease.is_none()) {
             return Err(NoNamespace);
         }
         let interval = controller.garbage.interval.get();
@@ -177,7 +176,7 @@ impl Config {
             // A restarted pod gets a new identity: its predecessor may still be running.
             identity: format!("{}_{:016x}", pod.unwrap_or("numacast"), fastrand::u64(..)),
             namespace: controller.namespace.clone(),
-            daemon_set,
+            daemon_sets: controller.daemon_sets.clone(),
             lease,
             dry_run: controller.dry_run,
             garbage: controller::Rules {
@@ -248,10 +247,10 @@ mod tests {
     }
 
     #[test]
-    fn the_controller_needs_a_namespace_for_its_daemon_set_and_its_lease() {
+    fn the_controller_needs_a_namespace_for_its_daemon_sets_and_its_lease() {
         let mut config = Config::default();
         assert!(config.controller_settings(None).is_err());
-        (config.controller.daemon_set, config.controller.lease) = (String::new(), String::new());
+        (config.controller.daemon_sets, config.controller.lease) = (Vec::new(), String::new());
         assert!(config.controller_settings(None).is_ok());
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::coverage::{Coverage, coverage_and_labels};
+use super::coverage::{Coverage, coverage_and_labels, is_covered};
 use super::fleet::{Fleet, NEWER, NO_SCHEDULER};
 use super::node_problems::{CoveredNodes, Problem};
 use super::scheduler_pods::SchedulerPods;
@@ -69,7 +69,7 @@ struct State {
     invalid: Vec<(String, String)>,
     /// Objects of ours that name no policy of the Topology Manager.
     without_policy: Vec<String>,
-    /// Why the DaemonSet cannot be used.
+    /// Why the DaemonSets cannot be used.
     daemon_set_problem: Option<String>,
     /// Namespace and labels of the scheduler's pods, if none is running.
     missing_scheduler: Option<String>,
@@ -89,7 +89,7 @@ pub async fn check(settings: &Settings, cluster: &Cluster) -> Result<Report, Clu
     // Read before the Nodes, so that a Node added meanwhile does not make its object look orphaned.
     cluster.topology_summaries().for_each(|summary| state.add(summary)).await?;
     let add_node = |node: SlimNode| {
-        let covered = coverage.as_ref().is_some_and(|coverage| coverage.covers(&node));
+        let covered = is_covered(&coverage, &node);
         state.nodes.insert(node.name, Node { covered, ready: node.ready });
     };
     cluster.node_pages().for_each(add_node).await?;
@@ -100,22 +100,21 @@ async fn read_agents(
     settings: &Settings,
     cluster: &Cluster,
     state: &mut State,
-) -> Result<Option<Coverage>, ClusterError> {
-    let Some(name) = &settings.daemon_set else {
+) -> Result<Vec<Coverage>, ClusterError> {
+    let (namespace, names) = (&settings.namespace, &settings.daemon_sets);
+    if names.is_empty() {
         state.no_daemon_set = true;
-        return Ok(None);
-    };
-    let namespace = &settings.namespace;
-    let daemon_set = cluster.daemon_set(namespace, name).await?;
-    match coverage_and_labels(daemon_set.as_ref(), &format!("{namespace}/{name}")) {
+        return Ok(Vec::new());
+    }
+    match coverage_and_labels(namespace, cluster.daemon_sets(namespace, names).await?) {
         Ok((coverage, labels)) => {
             let add = |pod: SlimPod| state.agents.push((pod.node, pod.name, pod.ready));
             cluster.labelled_pods(namespace, &labels).for_each(add).await?;
-            Ok(Some(coverage))
+            Ok(coverage)
         }
         Err(problem) => {
             state.daemon_set_problem = Some(problem);
-            Ok(None)
+            Ok(Vec::new())
         }
     }
 }
@@ -149,7 +148,7 @@ impl State {
             summary: match self.no_daemon_set {
                 true => format!("{nodes} Nodes and {objects} objects; agents are not checked"),
                 false => format!(
-                    "{nodes} Nodes, {covered_nodes} of them covered by the DaemonSet, {agents} of these with a Ready \
+                    "{nodes} Nodes, {covered_nodes} of them covered by DaemonSets, {agents} of these with a Ready \
                      agent; {objects} objects"
                 ),
             },
@@ -158,7 +157,7 @@ impl State {
         if let Some(problem) = self.daemon_set_problem {
             report.add(vec![problem]);
         } else if !self.no_daemon_set && covered_nodes == 0 && nodes > 0 {
-            report.add(vec!["the DaemonSet covers no Node".to_owned()]);
+            report.add(vec!["no DaemonSet covers a Node".to_owned()]);
         }
         report.add(node_problems.iter().map(|(name, problem)| format!("Node {name}: {problem}")).collect());
         report.add(orphans.map(|name| format!("object {name}: there is no Node of this name")).collect());
@@ -202,7 +201,7 @@ mod tests {
         state.add(summary("a"));
         let report = state.report();
         assert!(report.is_good(), "{report}");
-        let text = "3 Nodes, 2 of them covered by the DaemonSet, 1 of these with a Ready agent; 1 objects\nnothing is wrong\n";
+        let text = "3 Nodes, 2 of them covered by DaemonSets, 1 of these with a Ready agent; 1 objects\nnothing is wrong\n";
         assert_eq!(report.to_string(), text);
     }
 
@@ -234,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_daemon_set_that_covers_no_node_is_one_problem() {
-        assert_eq!(state(&[("a", false, true)], &[]).report().problems, ["the DaemonSet covers no Node"]);
+        assert_eq!(state(&[("a", false, true)], &[]).report().problems, ["no DaemonSet covers a Node"]);
     }
 
     #[tokio::test]
@@ -269,7 +268,7 @@ mod tests {
                 async move { response }
             });
             let mut settings = Parts::new(cluster.clone()).settings;
-            (settings.namespace, settings.daemon_set) = ("ns".to_owned(), Some("agents".to_owned()));
+            (settings.namespace, settings.daemon_sets) = ("ns".to_owned(), vec!["agents".to_owned()]);
             assert_eq!(check(&settings, &cluster).await.unwrap().problems, [problem]);
         }
     }

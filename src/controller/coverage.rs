@@ -1,4 +1,4 @@
-//! The Nodes that a DaemonSet covers, computed as in the DaemonSet controller (`nodeShouldRunDaemonPod` in
+//! The Nodes that a DaemonSet of agents covers, computed as in the DaemonSet controller (`nodeShouldRunDaemonPod` in
 //! `pkg/controller/daemon/daemon_controller.go`): node name, node selector, required affinity, and taints
 //! tolerated by its pods, including the tolerations that the controller adds.
 
@@ -63,18 +63,37 @@ impl Coverage {
     }
 }
 
-/// Returns the coverage of the DaemonSet `name` and the labels of its pods, or why agents cannot be checked.
+/// Returns what the DaemonSets cover and the labels of their pods, or why agents cannot be checked.
 pub(super) fn coverage_and_labels(
-    daemon_set: Option<&SlimDaemonSet>,
-    name: &str,
-) -> Result<(Coverage, String), String> {
-    let daemon_set = daemon_set.ok_or_else(|| format!("there is no DaemonSet {name}"))?;
-    if daemon_set.is_deleted() {
-        return Err(format!("DaemonSet {name} is being deleted"));
+    namespace: &str,
+    found: Vec<(String, Option<SlimDaemonSet>)>,
+) -> Result<(Vec<Coverage>, String), String> {
+    let (mut names, mut daemon_sets) = (Vec::new(), Vec::new());
+    for (name, daemon_set) in found {
+        let daemon_set = daemon_set.ok_or_else(|| format!("there is no DaemonSet {namespace}/{name}"))?;
+        if daemon_set.is_deleted() {
+            return Err(format!("DaemonSet {namespace}/{name} is being deleted"));
+        }
+        names.push(format!("{namespace}/{name}"));
+        daemon_sets.push(daemon_set);
     }
-    Coverage::of(daemon_set).zip(pod_labels(daemon_set)).ok_or_else(|| {
-        format!("the selector of DaemonSet {name} cannot be used, since it is empty or invalid")
-    })
+    let coverage: Option<Vec<Coverage>> = daemon_sets.iter().map(Coverage::of).collect();
+    coverage.zip(pod_labels(&daemon_sets)).ok_or_else(|| unusable(&names))
+}
+
+fn unusable(names: &[String]) -> String {
+    match names {
+        [name] => format!("the selector of DaemonSet {name} cannot be used, since it is empty or invalid"),
+        _ => format!(
+            "the selectors of the DaemonSets {} cannot be used, since they have nothing in common, or one is invalid",
+            names.join(", ")
+        ),
+    }
+}
+
+/// Returns true if one of the DaemonSets should have a pod on this Node.
+pub(super) fn is_covered(coverage: &[Coverage], node: &SlimNode) -> bool {
+    coverage.iter().any(|one| one.covers(node))
 }
 
 fn tolerates_any((key, effect): (&str, &str)) -> Toleration {

@@ -93,7 +93,7 @@ mod tests {
             match self {
                 Self::AgentNotReady => (
                     "the Node",
-                    "A Ready Node that the DaemonSet covers has had no Ready agent for five minutes; its object gets outdated, \
+                    "A Ready Node that a DaemonSet covers has had no Ready agent for five minutes; its object gets outdated, \
                      and the scheduler still uses it",
                     "Look at the agent's pod on that Node, and at its log",
                 ),

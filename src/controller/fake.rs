@@ -58,7 +58,7 @@ impl Parts {
         let settings = Settings {
             identity: "numacast_0".to_owned(),
             namespace: String::new(),
-            daemon_set: None,
+            daemon_sets: Vec::new(),
             lease: None,
             dry_run: false,
             garbage: Rules {

@@ -112,12 +112,12 @@ impl Metrics {
             ),
             daemon_set: registry.optional_gauge(
                 "numacast_fleet_daemonset",
-                "1 if the agents' DaemonSet exists; 0 if not, if it is being deleted, or if its selector cannot be used: \
-                 agents are then not checked; missing without `controller.daemonSet`",
+                "1 if the agents' DaemonSets exist; 0 if one does not, is being deleted, or has a selector that cannot be used: \
+                 agents are then not checked; missing without `controller.daemonSets`",
             ),
             covered: registry.optional_gauge(
                 "numacast_fleet_covered_nodes",
-                "Nodes that should have an agent by the DaemonSet's node selector, affinity and tolerations",
+                "Nodes that should have an agent by a DaemonSet's node selector, affinity and tolerations",
             ),
             not_ready: registry.optional_gauge(
                 "numacast_fleet_nodes_without_ready_agent",

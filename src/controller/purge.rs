@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 
 use super::names::first_names;
 use super::settings::Settings;
-use crate::cluster::{Cluster, ClusterError, Pages, SlimPod, pod_labels, runs_agents};
+use crate::cluster::{Cluster, ClusterError, Pages, SlimDaemonSet, SlimPod, pod_labels, runs_agents};
 use crate::nrt::{Form, Version};
 
 /// How long the agents may take to terminate.
@@ -28,8 +28,8 @@ pub enum PurgeError {
     #[error("{0}; run the command again")]
     Cluster(ClusterError),
     #[error(
-        "the DaemonSet {namespace}/{name} runs no agents of numacast, so nothing was deleted: name the agents' DaemonSet in \
-         --daemon-set, or use --set controller.daemonSet= if it does not exist"
+        "the DaemonSet {namespace}/{name} runs no agents of numacast, so nothing was deleted: name those of the agents in \
+         --set controller.daemonSets=[NAME], or use [] if there are none"
     )]
     NotOurs { namespace: String, name: String },
     #[error(
@@ -73,7 +73,7 @@ pub struct Remaining {
 /// What was removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Purged {
-    daemon_set: bool,
+    daemon_sets: usize,
     objects: usize,
     no_crd: bool,
     is_dry_run: bool,
@@ -81,19 +81,23 @@ pub struct Purged {
 
 impl fmt::Display for Purged {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { daemon_set, objects, no_crd, is_dry_run } = self;
+        let Self { daemon_sets, objects, no_crd, is_dry_run } = self;
         let done = if *is_dry_run { "would be removed" } else { "removed" };
-        let daemon_set = if *daemon_set { "the agents' DaemonSet and " } else { "" };
+        let agents = match daemon_sets {
+            0 => "",
+            1 => "the agents' DaemonSet and ",
+            _ => "the agents' DaemonSets and ",
+        };
         match no_crd {
             true => {
-                write!(f, "{daemon_set}no object {done}: the CRD of NodeResourceTopology is not installed")
+                write!(f, "{agents}no object {done}: the CRD of NodeResourceTopology is not installed")
             }
-            false => write!(f, "{daemon_set}{objects} objects {done}"),
+            false => write!(f, "{agents}{objects} objects {done}"),
         }
     }
 }
 
-/// Deletes the agents' DaemonSet, waits for its pods to terminate, and deletes every object whose zones we
+/// Deletes the agents' DaemonSets, waits for their pods to terminate, and deletes every object whose zones we
 /// wrote.
 ///
 /// # Errors
@@ -101,11 +105,11 @@ impl fmt::Display for Purged {
 pub async fn purge(settings: &Settings, cluster: &Cluster) -> Result<Purged, PurgeError> {
     let cluster = &cluster.clone().in_form(settings.form);
     let end = Instant::now() + TIMEOUT;
-    let (daemon_set, left) = match &settings.daemon_set {
-        Some(name) => delete_agents(settings, cluster, name).await?,
-        None => (false, BTreeSet::new()),
+    let (daemon_sets, left) = match settings.daemon_sets.is_empty() {
+        true => (0, BTreeSet::new()),
+        false => delete_agents(settings, cluster).await?,
     };
-    let mut purged = Purged { daemon_set, is_dry_run: settings.dry_run, ..Purged::default() };
+    let mut purged = Purged { daemon_sets, is_dry_run: settings.dry_run, ..Purged::default() };
     // In the API version that agents write, or in the other one if that is not served.
     let mut removed = remove_objects(settings, cluster, end).await;
     if let Err(PurgeError::Cluster(ClusterError::NoCrd(_))) = removed {
@@ -127,32 +131,30 @@ pub async fn purge(settings: &Settings, cluster: &Cluster) -> Result<Purged, Pur
     }
 }
 
-/// Deletes the DaemonSet and waits for its pods. Returns whether there was one, and the Nodes where agents
+/// Deletes the DaemonSets and waits for their pods. Returns how many there were, and the Nodes where agents
 /// are still running.
 async fn delete_agents(
     settings: &Settings,
     cluster: &Cluster,
-    name: &str,
-) -> Result<(bool, BTreeSet<String>), PurgeError> {
-    let namespace = &settings.namespace;
-    let found = cluster.daemon_set(namespace, name).await?;
-    if found.as_ref().is_some_and(|daemon_set| !runs_agents(daemon_set)) {
-        return Err(PurgeError::NotOurs { namespace: namespace.clone(), name: name.to_owned() });
-    }
-    // Without a DaemonSet, or with a selector that cannot be sent as a query, pods are found by their owner
-    // reference.
-    let labels = found.as_ref().and_then(pod_labels).unwrap_or_default();
+) -> Result<(usize, BTreeSet<String>), PurgeError> {
+    let (namespace, names) = (&settings.namespace, &settings.daemon_sets);
+    let found: Vec<SlimDaemonSet> = agents(settings, cluster).await?;
+    // Without a DaemonSet, or with selectors that cannot be sent as a query, pods are found by their owner
+    // references.
+    let all = found.len() == names.len();
+    let labels = all.then(|| pod_labels(&found)).flatten().unwrap_or_default();
     if settings.dry_run {
-        return Ok((found.is_some(), BTreeSet::new()));
+        return Ok((found.len(), BTreeSet::new()));
     }
-    let deleted = match &found {
-        Some(daemon_set) => cluster.delete_daemon_set(namespace, daemon_set).await?,
-        None => false,
-    };
-    if deleted {
-        info!("deleted the DaemonSet {namespace}/{name}; waiting for its pods to end");
+    let mut deleted = 0;
+    for daemon_set in &found {
+        deleted += usize::from(cluster.delete_daemon_set(namespace, daemon_set).await?);
     }
-    let is_ours = |pod: &SlimPod| !labels.is_empty() || pod.daemon_set.as_deref() == Some(name);
+    if deleted > 0 {
+        info!("deleted the DaemonSets {} in {namespace}; waiting for their pods to end", names.join(", "));
+    }
+    let owned = |pod: &SlimPod| pod.daemon_set.as_ref().is_some_and(|owner| names.contains(owner));
+    let is_ours = |pod: &SlimPod| !labels.is_empty() || owned(pod);
     let started = Instant::now();
     let mut check_nodes_at = started + NODE_DOWN;
     loop {
@@ -172,6 +174,20 @@ async fn delete_agents(
         }
         sleep(POLL).await;
     }
+}
+
+/// Returns the agents' DaemonSets that exist; an error if one runs something else.
+async fn agents(settings: &Settings, cluster: &Cluster) -> Result<Vec<SlimDaemonSet>, PurgeError> {
+    let namespace = &settings.namespace;
+    let mut found = Vec::new();
+    for (name, daemon_set) in cluster.daemon_sets(namespace, &settings.daemon_sets).await? {
+        let Some(daemon_set) = daemon_set else { continue };
+        if !runs_agents(&daemon_set) {
+            return Err(PurgeError::NotOurs { namespace: namespace.clone(), name });
+        }
+        found.push(daemon_set);
+    }
+    Ok(found)
 }
 
 /// Returns the Nodes where agents run, or only those that are Ready. A pod without a Node writes nothing.
@@ -318,13 +334,14 @@ mod tests {
 
     #[test]
     fn the_result_says_what_was_removed() {
-        let text = |daemon_set, no_crd, is_dry_run| {
-            Purged { daemon_set, objects: 3, no_crd, is_dry_run }.to_string()
+        let text = |daemon_sets, no_crd, is_dry_run| {
+            Purged { daemon_sets, objects: 3, no_crd, is_dry_run }.to_string()
         };
-        assert_eq!(text(true, false, false), "the agents' DaemonSet and 3 objects removed");
-        assert_eq!(text(false, false, true), "3 objects would be removed");
+        assert_eq!(text(1, false, false), "the agents' DaemonSet and 3 objects removed");
+        assert_eq!(text(2, false, false), "the agents' DaemonSets and 3 objects removed");
+        assert_eq!(text(0, false, true), "3 objects would be removed");
         assert_eq!(
-            text(false, true, false),
+            text(0, true, false),
             "no object removed: the CRD of NodeResourceTopology is not installed"
         );
     }

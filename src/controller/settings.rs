@@ -10,10 +10,10 @@ use crate::nrt::Form;
 pub struct Settings {
     /// This replica's identity, for the Lease and in Events.
     pub identity: String,
-    /// The namespace of the DaemonSet and the Lease.
+    /// The namespace of the DaemonSets and the Lease.
     pub namespace: String,
-    /// The agents' DaemonSet; without it, agents are not checked.
-    pub daemon_set: Option<String>,
+    /// The agents' DaemonSets; without one, agents are not checked.
+    pub daemon_sets: Vec<String>,
     /// The Lease for leader election; without it, every replica leads.
     pub lease: Option<String>,
     /// Delete and nudge nothing.
@@ -37,7 +37,7 @@ pub struct Settings {
 /// The namespace is unknown.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "the namespace of the agents' DaemonSet and of the Lease is not known: set POD_NAMESPACE (in a pod, from \
+    "the namespace of the agents' DaemonSets and of the Lease is not known: set POD_NAMESPACE (in a pod, from \
      metadata.namespace) or --namespace"
 )]
 pub struct NoNamespace;

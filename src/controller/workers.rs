@@ -40,14 +40,14 @@ struct CachedAgent {
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-enum DaemonSet {
+enum DaemonSets {
     #[default]
     Unknown,
-    /// Agents are not checked: the DaemonSet does not exist, is being deleted, cannot be used or was never
-    /// read, or no name is configured.
+    /// Agents are not checked: a DaemonSet does not exist, is being deleted, cannot be used or was never read,
+    /// or no name is configured.
     Missing,
-    /// The Nodes it covers, and the labels of its pods.
-    Present { coverage: Coverage, labels: String },
+    /// The Nodes they cover, and the labels of their pods.
+    Present { coverage: Vec<Coverage>, labels: String },
 }
 
 #[derive(Debug)]
@@ -81,7 +81,7 @@ pub(super) struct Workers<'a> {
     metrics: &'a Metrics,
     events: &'a EventRecorder,
     state: Mutex<State>,
-    daemon_set: watch::Sender<DaemonSet>,
+    daemon_sets: watch::Sender<DaemonSets>,
     /// Notified when the Nodes were listed or some were deleted.
     nodes_changed: Notify,
 }
@@ -100,7 +100,7 @@ impl<'a> Workers<'a> {
             metrics,
             events,
             state: Mutex::new(state),
-            daemon_set: watch::Sender::new(DaemonSet::default()),
+            daemon_sets: watch::Sender::new(DaemonSets::default()),
             nodes_changed: Notify::new(),
         }
     }
@@ -109,9 +109,9 @@ impl<'a> Workers<'a> {
     pub(super) async fn run(&self) {
         let garbage = self.state().garbage.next_term();
         *self.state() = State::new(self.settings, garbage);
-        self.daemon_set.send_replace(DaemonSet::Unknown);
+        self.daemon_sets.send_replace(DaemonSets::Unknown);
         tokio::join!(
-            self.poll_daemon_set(),
+            self.poll_daemon_sets(),
             self.watch_agents(),
             self.watch_nodes(),
             self.collect_garbage(),

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use numacast::nrt;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::helm::{Helm, chart, presets};
 use crate::parts::repository;
@@ -35,6 +35,30 @@ fn the_chart_has_the_version_of_the_binary() -> Result<()> {
     for key in ["version", "appVersion"] {
         ensure!(about[key] == env!("CARGO_PKG_VERSION"), "{key} is {}", about[key]);
     }
+    let (images, values) = (annotation(&about, "images")?, yaml("values.yaml")?);
+    let repository = values["image"]["repository"].as_str().context("no repository")?;
+    let image = format!("{repository}:{}", env!("CARGO_PKG_VERSION"));
+    ensure!(images == json!([{"name": "numacast", "image": image}]), "Artifact Hub shows {images}");
+    Ok(())
+}
+
+/// Returns an annotation for Artifact Hub, which is YAML.
+fn annotation(about: &Value, name: &str) -> Result<Value> {
+    let text = about["annotations"][format!("artifacthub.io/{name}")].as_str();
+    Ok(serde_saphyr::from_str(text.with_context(|| format!("no annotation {name}"))?)?)
+}
+
+#[test]
+fn artifact_hub_shows_the_crd_of_the_chart() -> Result<()> {
+    let (crds, crd) = (annotation(&yaml("Chart.yaml")?, "crds")?, yaml("files/crd.yaml")?);
+    let shown = &crds[0];
+    ensure!(shown["name"] == crd["metadata"]["name"] && shown["kind"] == crd["spec"]["names"]["kind"], "{shown}");
+    let versions: Vec<&Value> = crate::helm::items(&crd["spec"]["versions"]).collect();
+    let stored = versions.iter().find(|version| version["storage"] == true).context("no version is stored")?;
+    ensure!(shown["version"] == stored["name"], "{shown}");
+    let icon = yaml("Chart.yaml")?["icon"].as_str().map(str::to_owned).context("no icon")?;
+    let file = icon.rsplit('/').next().unwrap_or_default();
+    ensure!(chart().join(file).is_file() && icon.ends_with(&format!("charts/numacast/{file}")), "{icon}");
     Ok(())
 }
 
@@ -51,18 +75,45 @@ fn the_crd_is_that_of_the_binary() -> Result<()> {
     notes["helm.sh/resource-policy"] = "keep".into();
     notes["note"] = "ours".into();
     ensure!(crd["metadata"]["annotations"] == notes, "{crd}");
-    let without = helm.render(&["--set", "crd.install=false"])?;
+    let deleted = helm.render(&["--set", "crds.keep=false"])?;
+    let notes = &deleted.one("CustomResourceDefinition", name)?["metadata"]["annotations"];
+    ensure!(*notes == right["metadata"]["annotations"], "{notes}");
+    let without = helm.render(&["--set", "crds.enabled=false"])?;
     ensure!(without.all("CustomResourceDefinition").count() == 0);
     Ok(())
 }
 
-/// The schema of `config` is generated from that of the configuration file; the rest is hand-written.
+/// Keys of the kubelet that the chart's schema describes itself: paths on the node, and a source that may be
+/// empty.
+const OWN_KUBELET_KEYS: [&str; 6] =
+    ["configDir", "configFile", "configSource", "devicePluginsDir", "dir", "mountDir"];
+
+/// The schemas of `config`, `controller.config` and most of `kubelet` are generated from that of the
+/// configuration file; the rest is hand-written.
 #[test]
 fn the_schema_of_values_has_that_of_the_configuration() -> Result<()> {
     let mut schema: Value = serde_json::from_str(&read("values.schema.json")?)?;
     let config = std::fs::read_to_string(repository().join("src/config/schema.json"))?;
     let mut config: Map<String, Value> = serde_json::from_str(&config)?;
     config.retain(|key, _| !["$schema", "title"].contains(&key.as_str()));
+    let keys = config.get_mut("properties").and_then(Value::as_object_mut).context("no properties")?;
+    // The templates name the new place of these.
+    let moved = || json!({"deprecated": true});
+    let mut take = |key: &str| keys.insert(key.to_owned(), moved()).with_context(|| format!("no key {key}"));
+    let (kubelet, mut controller) = (take("kubelet")?, take("controller")?);
+    take("host")?;
+    let of_controller = controller["properties"].as_object_mut().context("no properties")?;
+    of_controller.insert("controller".to_owned(), moved());
+    for key in ["health", "log", "metrics", "publish"] {
+        of_controller.insert(key.to_owned(), keys[key].clone());
+    }
+    let of_kubelet = schema["$defs"]["kubelet"]["properties"].as_object_mut().context("no kubelet")?;
+    of_kubelet.retain(|key, _| OWN_KUBELET_KEYS.contains(&key.as_str()));
+    for (key, value) in kubelet["properties"].as_object().context("no properties")? {
+        of_kubelet.entry(key.clone()).or_insert_with(|| value.clone());
+    }
+    schema["$defs"]["controllerConfig"] =
+        json!({"type": "object", "additionalProperties": false, "properties": controller["properties"]});
     schema["$defs"]["config"] = config.into();
     is("values.schema.json", &(serde_json::to_string_pretty(&schema)? + "\n"))
 }
@@ -72,6 +123,9 @@ fn keys_of_schema<'a>(schema: &'a Value, all: &'a Value, at: &str, keys: &mut BT
     let referred = schema["$ref"].as_str().and_then(|to| all["$defs"].get(to.strip_prefix("#/$defs/")?));
     let schema = referred.unwrap_or(schema);
     for (name, below) in schema["properties"].as_object().into_iter().flatten() {
+        if below["deprecated"] == true {
+            continue;
+        }
         let key = if at.is_empty() { name.clone() } else { format!("{at}.{name}") };
         if !is_documented_elsewhere(&key) {
             keys_of_schema(below, all, &key, keys);
@@ -90,6 +144,9 @@ fn is_documented_elsewhere(key: &str) -> bool {
         "affinity",
         "tolerations",
         "updateStrategy",
+        "strategy",
+        "pools",
+        "configOverrides",
         "probes",
         "securityContext",
     ];
@@ -113,10 +170,18 @@ fn values_and_schema_know_the_same_keys() -> Result<()> {
     let (mut known, mut valued) = (BTreeSet::new(), BTreeSet::new());
     keys_of_schema(&schema, &schema, "", &mut known);
     // Added by Helm.
-    ensure!(known.remove("global") && known.remove("enabled"));
+    ensure!(known.remove("enabled"));
     keys_of_values(&yaml("values.yaml")?, "", &mut valued);
     let difference: Vec<_> = known.symmetric_difference(&valued).collect();
     ensure!(difference.is_empty(), "only one of values.yaml and values.schema.json has {difference:?}");
+    Ok(())
+}
+
+#[test]
+fn the_timeout_of_the_kubelet_is_the_agents_default() -> Result<()> {
+    let config: Value = serde_json::to_value(numacast::config::Config::default())?;
+    let timeout = &yaml("values.yaml")?["kubelet"]["timeout"];
+    ensure!(*timeout == config["kubelet"]["timeout"], "the agent's is {}", config["kubelet"]["timeout"]);
     Ok(())
 }
 
@@ -248,7 +313,10 @@ fn the_notes_warn_about_risky_values() -> Result<()> {
         Ok(release["info"]["notes"].as_str().context("no notes")?.to_owned())
     };
     let usual = notes("")?;
-    ensure!(!usual.contains("WARNING") && !usual.contains("proxy") && !usual.contains("Pods API"), "{usual}");
+    ensure!(
+        usual.matches("WARNING").count() == 1 && !usual.contains("proxy") && !usual.contains("Pods API"),
+        "{usual}"
+    );
     for words in
         ["rollout status daemonset/numacast-agent", "helm --namespace default test numacast", "keeps the CRD"]
     {

@@ -4,6 +4,7 @@
 //! installs the chart on a real API server.
 
 mod alerts;
+mod api_server;
 mod cases;
 mod documents;
 mod exported;
@@ -12,6 +13,7 @@ mod monitoring;
 #[path = "../real/support/parts.rs"]
 #[allow(dead_code, reason = "the tests on a real API server use the rest")]
 mod parts;
+mod platforms;
 mod promql;
 mod rejected;
 mod rendered;

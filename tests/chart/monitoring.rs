@@ -13,11 +13,9 @@ use crate::helm::{Helm, Objects, chart, items};
 use crate::parts::{fetched, repository};
 use crate::promql::query;
 
-const ALL: [&str; 8] = [
+const ALL: [&str; 6] = [
     "--set",
     "podMonitor.enabled=true",
-    "--set",
-    "serviceMonitor.enabled=true",
     "--set",
     "prometheusRule.enabled=true",
     "--set",
@@ -284,56 +282,67 @@ fn alerts_can_be_changed() -> Result<()> {
     let error = helm.render(&unknown).expect_err("it is rejected").to_string();
     ensure!(error.contains("there is no such alert; there are NumacastAgentDown, "), "{error}");
 
-    let alone = helm.render(&[&on[..], &["--set", "controller.enabled=false"]].concat())?;
-    let groups = &self::rules(&alone)?["groups"];
-    assert_eq!(items(groups).map(|group| text(group, "name")).collect::<Vec<_>>(), ["numacast-agent"]);
+    for (without, left) in [("controller", "numacast-agent"), ("agent", "numacast-controller")] {
+        let alone = helm.render(&[&on[..], &["--set", &format!("{without}.enabled=false")]].concat())?;
+        let groups = &self::rules(&alone)?["groups"];
+        assert_eq!(items(groups).map(|group| text(group, "name")).collect::<Vec<_>>(), [left]);
+    }
     Ok(())
 }
 
 #[test]
 fn monitors_find_the_pods_and_name_them() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
-    for (kind, key, component, of) in [
-        ("PodMonitor", "podMonitor", "agent", "podMetricsEndpoints"),
-        ("ServiceMonitor", "serviceMonitor", "controller", "endpoints"),
+    let values = [
+        "podMonitor.enabled=true",
+        "podMonitor.interval=15s",
+        "podMonitor.labels.release=prometheus",
+        "podMonitor.tlsConfig.serverName=metrics.example",
+        "metricsTls.secretName=certs",
+        "scheduler.enabled=true",
+    ];
+    let values: Vec<&str> = values.iter().flat_map(|value| ["--set", value]).collect();
+    let objects = helm.render(&values)?;
+    ensure!(objects.all("PodMonitor").count() == 3);
+    let ca = json!({"secret": {"name": "certs", "key": "ca.crt"}});
+    let ours = json!({"ca": ca, "serverName": "metrics.example"});
+    for (component, kind, tls) in [
+        ("agent", "DaemonSet", &ours),
+        ("controller", "Deployment", &ours),
+        ("scheduler", "Deployment", &json!({"insecureSkipVerify": true})),
     ] {
-        let set = |rest: &str| format!("{key}.{rest}");
-        let values = [
-            set("enabled=true"),
-            set("interval=15s"),
-            set("labels.release=prometheus"),
-            "metricsTls.secretName=certs".into(),
-            set("tlsConfig.serverName=metrics.example"),
-        ];
-        let values: Vec<&str> = values.iter().flat_map(|value| ["--set", value]).collect();
-        let objects = helm.render(&values)?;
         let name = format!("numacast-{component}");
-        let monitor = objects.one(kind, &name)?;
+        let monitor = objects.one("PodMonitor", &name)?;
         assert_eq!(monitor["metadata"]["labels"]["release"], "prometheus");
         let wanted = &monitor["spec"]["selector"]["matchLabels"];
-        let target = match kind {
-            "PodMonitor" => &objects.one("DaemonSet", &name)?["spec"]["template"],
-            _ => objects.one("Service", &name)?,
-        };
+        let pod = &objects.one(kind, &name)?["spec"]["template"];
         for (label, value) in wanted.as_object().context("it selects everything")? {
-            assert_eq!(&target["metadata"]["labels"][label], value, "{kind}: {label}");
+            assert_eq!(&pod["metadata"]["labels"][label], value, "{name}: {label}");
         }
-        let endpoint = &monitor["spec"][of][0];
+        let endpoint = &monitor["spec"]["podMetricsEndpoints"][0];
         assert_eq!((text(endpoint, "port"), text(endpoint, "scheme")), ("metrics", "https"));
+        let port = items(&pod["spec"]["containers"][0]["ports"]).any(|port| port["name"] == "metrics");
+        ensure!(port, "{name}: no port metrics");
         assert_eq!((text(endpoint, "interval"), text(endpoint, "path")), ("15s", "/metrics"));
-        let ca = json!({"secret": {"name": "certs", "key": "ca.crt"}});
-        assert_eq!(endpoint["tlsConfig"], json!({"ca": ca, "serverName": "metrics.example"}));
+        assert_eq!(endpoint["tlsConfig"], *tls, "{name}");
         assert_eq!(endpoint["relabelings"][0], json!({"targetLabel": "job", "replacement": name}));
         assert_eq!(text(&endpoint["relabelings"][1], "targetLabel"), "node");
-
-        let verify = [&values[..], &["--set", "metricsTls.verifyClients=true"]].concat();
-        let error = helm.render(&verify).expect_err("it is rejected").to_string();
-        ensure!(error.contains(&format!("{key}.tlsConfig: with metricsTls.verifyClients")), "{error}");
-        let section = if component == "agent" { "config" } else { "controller.config" };
-        let none = format!("{section}.metrics.address=none");
-        let error =
-            helm.render(&[&values[..], &["--set", &none]].concat()).expect_err("it is rejected").to_string();
-        ensure!(error.contains("there is nothing to scrape"), "{error}");
+    }
+    let rejected = |value: &str| -> Result<String> {
+        Ok(helm
+            .render(&[&values[..], &["--set", value]].concat())
+            .err()
+            .context(value.to_owned())?
+            .to_string())
+    };
+    let error = rejected("metricsTls.verifyClients=true")?;
+    ensure!(error.contains("podMonitor.tlsConfig: with metricsTls.verifyClients"), "{error}");
+    for section in ["config", "controller.config"] {
+        let error = rejected(&format!("{section}.metrics.address=none"))?;
+        ensure!(
+            error.contains(&format!("with {section}.metrics.address: none there is nothing to scrape")),
+            "{error}"
+        );
     }
     Ok(())
 }

@@ -1,11 +1,13 @@
 //! Values that the chart rejects, each with an error that names the place.
 
-use anyhow::{Result, ensure};
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
 
 use crate::helm::{Helm, chart};
 
 /// Rejected settings, with a part of the error.
-const BY_THE_SCHEMA: [(&str, &str); 47] = [
+const BY_THE_SCHEMA: [(&str, &str); 62] = [
     ("agent=null", "missing property 'agent'"),
     ("fullnameOverride=1st", "at '/fullnameOverride'"),
     ("agnet.enabled=true", "additional properties 'agnet' not allowed"),
@@ -39,18 +41,39 @@ const BY_THE_SCHEMA: [(&str, &str); 47] = [
     ("config.nodeName=worker", "at '/config': additional properties 'nodeName' not allowed"),
     ("config.proxy.annotations.koordinator={gpus}", "at '/config/proxy/annotations/koordinator/0'"),
     (
-        "config.kubelet.configOverrides.topologyManagerPolicy=strict",
-        "at '/config/kubelet/configOverrides/topologyManagerPolicy': value must be one of",
+        "kubelet.configOverrides.topologyManagerPolicy=strict",
+        "at '/kubelet/configOverrides/topologyManagerPolicy': value must be one of",
     ),
     (
-        "config.kubelet.configOverrides.topologyManagerScpe=pod",
+        "kubelet.configOverrides.topologyManagerScpe=pod",
         "additional properties 'topologyManagerScpe' not allowed",
     ),
+    ("kubelet.configSource=files", "at '/kubelet/configSource': value must be one of"),
+    ("kubelet.port=10251", "at '/kubelet': additional properties 'port' not allowed"),
+    ("platform=talos", "at '/platform': value must be one of"),
+    ("agent.pools[0].name=a", "at '/agent/pools/0': missing property 'nodeSelector'"),
+    ("agent.pools[0].nodeSelector.a=b", "at '/agent/pools/0': missing property 'name'"),
+    ("agent.pools[0].name=A,agent.pools[0].nodeSelector.a=b", "at '/agent/pools/0/name'"),
+    ("agent.pools[0].image=a", "additional properties 'image' not allowed"),
+    (
+        "agent.pools[0].name=a,agent.pools[0].nodeSelector.a=b,agent.pools[0].kubelet.files=c",
+        "at '/agent/pools/0/kubelet': additional properties 'files' not allowed",
+    ),
+    (
+        "agent.pools[0].name=a,agent.pools[0].nodeSelector.a=b,agent.pools[0].platform=auto",
+        "at '/agent/pools/0/platform': value must be one of",
+    ),
+    ("crds.install=true", "at '/crds': additional properties 'install' not allowed"),
+    ("hostUsers=no", "at '/hostUsers': got string, want boolean or null"),
+    ("priorityQuota.enabled=on", "at '/priorityQuota/enabled': value must be one of"),
+    ("global.imageRegistry=a/", "at '/global/imageRegistry'"),
+    ("global.imagePullSecrets[0]=a", "at '/global/imagePullSecrets/0': got string, want object"),
+    ("controller.config.scan.poll=2s", "at '/controller/config': additional properties 'scan' not allowed"),
     ("config.metrics.tls.certFile=/c", "at '/config/metrics/tls'"),
     ("config.metrics.address=localhost", "at '/config/metrics/address'"),
     ("controller.config.log.level=loud", "at '/controller/config/log/level': value must be one of"),
-    ("controller.replicas=two", "at '/controller/replicas': got string, want integer"),
-    ("controller.replicas=-1", "at '/controller/replicas'"),
+    ("controller.replicaCount=two", "at '/controller/replicaCount': got string, want integer"),
+    ("controller.replicaCount=-1", "at '/controller/replicaCount'"),
     ("kubelet.dir=var/lib/kubelet", "at '/kubelet/dir'"),
     ("scheduler.name=default-scheduler", "at '/scheduler/name'"),
     ("scheduler.cacheResyncPeriodSeconds=0", "at '/scheduler/cacheResyncPeriodSeconds'"),
@@ -68,11 +91,8 @@ const BY_THE_SCHEMA: [(&str, &str); 47] = [
 ];
 
 /// Settings that the schema cannot reject but the templates do.
-const BY_THE_TEMPLATES: [(&str, &str); 35] = [
-    (
-        "controller.config.controller.lease=",
-        "controller.config.controller.lease: without a Lease there is no leader election",
-    ),
+const BY_THE_TEMPLATES: [(&str, &str); 36] = [
+    ("controller.config.lease=", "controller.config.lease: without a Lease there is no leader election"),
     (
         "serviceAccount.controller.name=numacast-agent",
         "serviceAccount.controller.name: the agents have that account",
@@ -80,14 +100,6 @@ const BY_THE_TEMPLATES: [(&str, &str); 35] = [
     ("serviceAccount.purge.name=numacast-agent", "serviceAccount.purge.name: the agents have that account"),
     ("rbac.create=false", "purge.enabled: with rbac.create: false the hook's account has no permissions"),
     ("metricsTls.secretName=a,config.health.address=:9742", "config.health.address: health is plain HTTP"),
-    ("config.controller.nudge=off", "config.controller: the agents do not use it"),
-    ("controller.config.scan.poll=2s", "controller.config.scan: the controller uses only"),
-    ("config.host.root=/mnt", "config.host: the chart mounts the host's files"),
-    ("config.kubelet.dir=/data", "config.kubelet.dir: set kubelet.dir instead"),
-    (
-        "config.kubelet.devicePluginsDir=/data",
-        "config.kubelet.devicePluginsDir: set kubelet.devicePluginsDir instead",
-    ),
     (
         "config.proxy.enabled=true,config.proxy.dir=run/numacast",
         "config.proxy.dir: run/numacast: the agent can write to this host directory",
@@ -124,7 +136,35 @@ const BY_THE_TEMPLATES: [(&str, &str); 35] = [
         "config.podsApi.enabled=true,config.podsApi.dir=/run/numacast,config.proxy.enabled=true",
         "config.proxy.dir: /run/numacast/pod-resources is, contains or is below the directory of another socket",
     ),
-    ("config.kubelet.configSource=file", "no file is mounted; set kubelet.configFile"),
+    ("kubelet.configSource=file", "kubelet.configSource: file: no file is mounted; set kubelet.configFile"),
+    (
+        "kubelet.configDir=/etc/a",
+        "kubelet.configDir: drop-ins are read with a configuration file; set kubelet.configFile",
+    ),
+    (
+        "agent.pools[0].name=default,agent.pools[0].nodeSelector.a=b",
+        "agent.pools: default: there are two pools of this name, or it is that of all other nodes",
+    ),
+    (
+        "agent.pools[0].name=a,agent.pools[0].nodeSelector.a=b,agent.pools[1].name=a,agent.pools[1].nodeSelector.a=c",
+        "agent.pools: a: there are two pools of this name",
+    ),
+    (
+        "agent.pools[0].name=a,agent.pools[0].nodeSelector.a=b,agent.pools[1].name=c,agent.pools[1].nodeSelector.a=b",
+        "agent.pools: c: an earlier pool has the same nodeSelector {\"a\":\"b\"}, and so all of its nodes",
+    ),
+    (
+        "agent.pools[0].name=a,agent.pools[0].nodeSelector.a=b,agent.pools[0].nodeSelector.c=d",
+        "agent.pools: a: nodeSelector has 2 labels; a pool is selected by exactly one",
+    ),
+    (
+        "agent.pools[0].name=aaaaaaaaaaaaaaaaaaaa,agent.pools[0].nodeSelector.a=b,fullnameOverride=bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb",
+        "has more than 63 characters; shorten the pool's name, or set fullnameOverride",
+    ),
+    (
+        "agent.pools[0].name=a,agent.pools[0].nodeSelector.a=b,agent.pools[0].kubelet.configSource=file",
+        "agent.pools: a: kubelet.configSource: file: no file is mounted",
+    ),
     ("scheduler.enabled=true,config.consumer=kai", "scheduler.enabled: config.consumer is kai"),
     ("scheduler.enabled=true,scheduler.config.profiles=x", "scheduler.config.profiles: the chart sets it"),
     (
@@ -132,11 +172,7 @@ const BY_THE_TEMPLATES: [(&str, &str); 35] = [
         "serviceAccount.scheduler.name: the agents have that account",
     ),
     (
-        "config.kubelet.configFile=/etc/kubelet.yaml",
-        "the chart does not mount that file; set kubelet.configFile",
-    ),
-    (
-        "config.kubelet.configOverrides.topologyManagerPolicyOptions.max-allowable-numa-nodes=four",
+        "kubelet.configOverrides.topologyManagerPolicyOptions.max-allowable-numa-nodes=four",
         "max-allowable-numa-nodes: four: kubelets accept numbers from 8 on",
     ),
     (
@@ -166,6 +202,25 @@ fn invalid_values_are_rejected_with_their_place() -> Result<()> {
         let stderr = String::from_utf8_lossy(&output.stderr);
         ensure!(!output.status.success(), "{values} is taken");
         ensure!(stderr.contains(expected), "{values}: {stderr}");
+    }
+    Ok(())
+}
+
+/// Every value of an earlier chart fails, and names what replaces it.
+#[test]
+fn renamed_values_are_rejected_with_their_new_names() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let chart = chart();
+    let text = std::fs::read_to_string(chart.join("templates/_renamed.tpl"))?;
+    let rest = text.split_once("define \"numacast.renamed\" -}}\n").context("no table")?.1;
+    let table = rest.split_once("{{- end }}").context("no end of the table")?.0;
+    let rows: Vec<BTreeMap<String, String>> = serde_saphyr::from_str(table)?;
+    ensure!(rows.len() > 20, "only {} rows", rows.len());
+    for (old, instead) in rows.into_iter().flatten() {
+        let set = format!("{old}=any");
+        let output = helm.try_to(&["template", "numacast", &chart.to_string_lossy(), "--set", &set])?;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        ensure!(!output.status.success() && stderr.contains(&format!("{old}: {instead}")), "{old}: {stderr}");
     }
     Ok(())
 }

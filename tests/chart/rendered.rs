@@ -15,8 +15,7 @@ use crate::rules;
 const VERSIONS: [&str; 5] = ["1.33", "1.34", "1.35", "1.36", "1.37"];
 
 /// Kinds of third-party CRDs, for which there is no schema to validate against.
-const WITHOUT_SCHEMA: [&str; 4] =
-    ["PodMonitor", "PrometheusRule", "SecurityContextConstraints", "ServiceMonitor"];
+const WITHOUT_SCHEMA: [&str; 3] = ["PodMonitor", "PrometheusRule", "SecurityContextConstraints"];
 
 #[test]
 fn helm_finds_nothing_to_complain_about() -> Result<()> {
@@ -332,7 +331,7 @@ fn the_memory_limit_follows_what_the_agent_serves() -> Result<()> {
 fn a_budget_for_disruptions_needs_a_second_replica() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
     for (replicas, budgets) in [("1", 0), ("2", 1), ("3", 1)] {
-        let objects = helm.render(&["--set", &format!("controller.replicas={replicas}")])?;
+        let objects = helm.render(&["--set", &format!("controller.replicaCount={replicas}")])?;
         ensure!(objects.all("PodDisruptionBudget").count() == budgets, "{replicas} replicas");
     }
     Ok(())
@@ -341,7 +340,7 @@ fn a_budget_for_disruptions_needs_a_second_replica() -> Result<()> {
 #[test]
 fn a_strategy_without_rolling_has_no_rolling_values() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
-    let values = "agent.updateStrategy.type=OnDelete,controller.updateStrategy.type=Recreate";
+    let values = "agent.updateStrategy.type=OnDelete,controller.strategy.type=Recreate";
     let objects = helm.render(&["--set", values])?;
     let agent = &objects.one("DaemonSet", "numacast-agent")?["spec"]["updateStrategy"];
     let controller = &objects.one("Deployment", "numacast-controller")?["spec"]["strategy"];
@@ -388,7 +387,13 @@ fn a_default_can_be_taken_away() -> Result<()> {
         "agent.extraEnv",
         "controller.probes.readiness",
         "controller.podAnnotations",
-        "controller.updateStrategy",
+        "controller.strategy",
+        "scheduler.strategy",
+        "global",
+        "platform",
+        "kubelet.dir",
+        "agent.pools",
+        "extraObjects",
         "controller.topologySpreadConstraints",
         "serviceAccount.purge.annotations",
         "image.tag",
@@ -409,12 +414,12 @@ fn a_default_can_be_taken_away() -> Result<()> {
 #[test]
 fn the_hook_uninstalls_independently_of_the_controllers_configuration() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
-    let values = "controller.extraArgs[0]=--dry-run,controller.config.controller.daemonSet=";
+    let values = "controller.extraArgs[0]=--dry-run,controller.config.daemonSets={}";
     let values = format!("{values},metricsTls.secretName=a,controller.enabled=false");
     let objects = helm.render(&["--set", &values])?;
     let pod = &objects.one("Job", "numacast-purge")?["spec"]["template"]["spec"];
     let arguments: Vec<&str> = crate::helm::words(&pod["containers"][0]["args"]).collect();
-    let right = ["/etc/numacast/config.yaml", "--set=controller.daemonSet=numacast-agent"];
+    let right = ["/etc/numacast/config.yaml", "--set=controller.daemonSets=[\"numacast-agent\"]"];
     ensure!(arguments.ends_with(&right), "{arguments:?}");
     // It has to start even if the Secret is already deleted.
     ensure!(crate::helm::items(&pod["volumes"]).count() == 2, "{}", pod["volumes"]);
@@ -436,6 +441,137 @@ fn the_controller_reads_the_version_that_the_agents_write() -> Result<()> {
         let config: Value = serde_saphyr::from_str(objects.configuration("numacast-controller")?)?;
         let version = config["publish"]["apiVersion"].as_str();
         ensure!(version == of_controller, "{values}: {version:?}");
+    }
+    Ok(())
+}
+
+/// Returns the images of all containers.
+fn images(objects: &Objects) -> BTreeSet<String> {
+    let containers = objects.pods().flat_map(|(_, pod)| crate::helm::items(&pod["spec"]["containers"]));
+    containers.filter_map(|container| container["image"].as_str().map(str::to_owned)).collect()
+}
+
+#[test]
+fn a_global_registry_replaces_that_of_every_image() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let version = env!("CARGO_PKG_VERSION");
+    let digest = format!("sha256:{}", "a".repeat(64));
+    for (values, expected) in [
+        (
+            "global.imageRegistry=mirror.example:5000/all",
+            [
+                format!("mirror.example:5000/all/numacast/numacast:{version}"),
+                "mirror.example:5000/all/scheduler-plugins/kube-scheduler:v0.35.7".to_owned(),
+            ],
+        ),
+        (
+            &format!(
+                "global.imageRegistry=mirror,image.repository=ours/numacast,scheduler.image.digest={digest}"
+            ),
+            [
+                format!("mirror/ours/numacast:{version}"),
+                format!("mirror/scheduler-plugins/kube-scheduler@{digest}"),
+            ],
+        ),
+    ] {
+        let objects =
+            helm.render(&["--set", values, "--set", "scheduler.enabled=true", "--kube-version=1.35.0"])?;
+        ensure!(images(&objects) == BTreeSet::from(expected), "{values}: {:?}", images(&objects));
+    }
+    Ok(())
+}
+
+#[test]
+fn all_pods_have_the_pull_secrets_of_chart_and_parent() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let values = "global.imagePullSecrets[0].name=a,imagePullSecrets[0].name=b,imagePullSecrets[1].name=a";
+    let objects = helm.render(&["--set", values, "--set", "scheduler.enabled=true"])?;
+    ensure!(objects.pods().count() == 5, "{} pods", objects.pods().count());
+    for (object, pod) in objects.pods() {
+        let secrets = &pod["spec"]["imagePullSecrets"];
+        ensure!(*secrets == json!([{"name": "a"}, {"name": "b"}]), "{}: {secrets}", name_of(object));
+    }
+    Ok(())
+}
+
+#[test]
+fn workloads_have_labels_and_annotations_of_their_own() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let plain = helm.render(&["--set", "scheduler.enabled=true"])?;
+    for (kind, part) in [("DaemonSet", "agent"), ("Deployment", "controller"), ("Deployment", "scheduler")] {
+        let values =
+            format!("{part}.labels.team=hpc,{part}.annotations.note=ours,commonAnnotations.note=all");
+        let objects = helm.render(&["--set", "scheduler.enabled=true", "--set", &values])?;
+        let name = format!("numacast-{part}");
+        let workload = objects.one(kind, &name)?;
+        ensure!(workload["metadata"]["labels"]["team"] == "hpc", "{workload}");
+        ensure!(workload["metadata"]["annotations"]["note"] == "ours", "{workload}");
+        let pod = |objects: &Objects| -> Result<Value> {
+            Ok(objects.one(kind, &name)?["spec"]["template"]["metadata"]["labels"].clone())
+        };
+        ensure!(pod(&objects)? == pod(&plain)?, "they are also on the pods: {}", pod(&objects)?);
+        let labelled =
+            objects.0.iter().filter(|object| object["metadata"]["labels"]["team"] == "hpc").count();
+        ensure!(labelled == 1, "{part}: {labelled} objects");
+    }
+    Ok(())
+}
+
+#[test]
+fn additional_objects_are_maps_or_templates() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let file = helm.home().join("objects.yaml");
+    let map = "  - {apiVersion: v1, kind: ConfigMap, metadata: {name: '{{ .Release.Name }}-a'}}\n";
+    let text = "  - |\n    apiVersion: v1\n    kind: ConfigMap\n    metadata: {name: {{ include \"numacast.fullname\" . }}-b}\n";
+    std::fs::write(&file, format!("extraObjects:\n{map}{text}"))?;
+    let objects = helm.render_as("hpc", &["--values", &file.to_string_lossy()])?;
+    objects.one("ConfigMap", "hpc-a")?;
+    objects.one("ConfigMap", "hpc-numacast-b")?;
+    Ok(())
+}
+
+#[test]
+fn host_users_are_chosen_for_all_pods_but_the_agents() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    for (value, chosen) in [("null", Value::Null), ("false", json!(false)), ("true", json!(true))] {
+        let objects = helm.render(&["--set", &format!("hostUsers={value},scheduler.enabled=true")])?;
+        for (object, pod) in objects.pods() {
+            let right = if object["kind"] == "DaemonSet" { &Value::Null } else { &chosen };
+            ensure!(
+                pod["spec"]["hostUsers"] == *right,
+                "{value}: {}: {}",
+                name_of(object),
+                pod["spec"]["hostUsers"]
+            );
+        }
+    }
+    Ok(())
+}
+
+/// A part that is disabled leaves nothing behind.
+#[test]
+fn a_disabled_part_has_no_objects() -> Result<()> {
+    let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    let everything =
+        "podMonitor.enabled=true,networkPolicy.enabled=true,platform=openshift,scheduler.enabled=true";
+    for part in ["agent", "controller", "scheduler"] {
+        let of = |objects: &Objects| -> BTreeSet<String> {
+            let component =
+                |object: &&Value| object["metadata"]["labels"]["app.kubernetes.io/component"] == part;
+            objects
+                .0
+                .iter()
+                .filter(component)
+                .map(|object| format!("{} {}", object["kind"], name_of(object)))
+                .collect()
+        };
+        let with = of(&helm.render(&["--set", everything])?);
+        ensure!(with.len() > 5, "{with:?}");
+        let without = of(&helm.render(&["--set", everything, "--set", &format!("{part}.enabled=false")])?);
+        // The purge hook reads the controller's configuration.
+        let left =
+            if part == "controller" { vec!["\"ConfigMap\" numacast-controller".to_owned()] } else { vec![] };
+        ensure!(without == BTreeSet::from_iter(left), "{part}: {without:?}");
     }
     Ok(())
 }

@@ -70,6 +70,7 @@ fn names_and_labels(objects: &Objects) -> Result<()> {
 /// Checks that a pod runs as root only if it needs the kubelet's socket, and has no other privileges.
 fn pod_is_confined(object: &Value, pod: &Value) -> Result<()> {
     let spec = &pod["spec"];
+    ensure!(object["kind"] != "DaemonSet" || spec["hostUsers"].is_null(), "/sys has owners of the host");
     for power in ["hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"] {
         ensure!(spec[power].is_null(), "{power} is {}", spec[power]);
     }
@@ -178,8 +179,10 @@ fn ports_and_probes(objects: &Objects, object: &Value, pod: &Value) -> Result<()
         })
     };
     let (health, metrics) = (port_of("health")?, port_of("metrics")?);
-    ensure!(container["startupProbe"].is_null(), "it is restarted while the API server is away");
-    for (probe, path) in [("readinessProbe", "/readyz"), ("livenessProbe", "/livez")] {
+    // /livez: with /startupz it would be restarted while the API server is away.
+    for (probe, path) in
+        [("startupProbe", "/livez"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")]
+    {
         let probed =
             container[probe]["httpGet"].as_object().map(|get| (get["path"].clone(), get["port"].clone()));
         let right = health.map(|port| (json!(path), json!(port)));
@@ -195,7 +198,9 @@ fn ports_and_probes(objects: &Objects, object: &Value, pod: &Value) -> Result<()
 
 /// Checks that kube-scheduler is probed at its only port, over TLS.
 fn scheduler_is_probed(container: &Value) -> Result<()> {
-    for (probe, path) in [("readinessProbe", "/readyz"), ("livenessProbe", "/livez")] {
+    for (probe, path) in
+        [("startupProbe", "/livez"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")]
+    {
         let right = json!({"path": path, "port": 10259, "scheme": "HTTPS"});
         ensure!(container[probe]["httpGet"] == right, "{probe} is {}", container[probe]);
     }
@@ -204,11 +209,14 @@ fn scheduler_is_probed(container: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Checks the selector, which is immutable: three labels, which the pods have.
+/// Checks the selector, which is immutable: labels that the pods have.
 fn workload_selects_its_pods(object: &Value) -> Result<()> {
     let Some(selector) = object["spec"]["selector"]["matchLabels"].as_object() else { return Ok(()) };
     let keys: Vec<&str> = selector.keys().map(String::as_str).collect();
-    let right = ["component", "instance", "name"].map(|key| format!("app.kubernetes.io/{key}"));
+    let mut right = ["component", "instance", "name"].map(|key| format!("app.kubernetes.io/{key}")).to_vec();
+    if object["kind"] == "DaemonSet" {
+        right.push("numacast.io/pool".to_owned());
+    }
     ensure!(keys == right, "the selector has {keys:?}");
     let labels = &object["spec"]["template"]["metadata"]["labels"];
     let other = selector.iter().find(|(key, value)| labels[key.as_str()] != **value);
@@ -223,7 +231,9 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
     for map in maps {
         let name = name_of(map);
         let config = objects.config(name)?;
-        let Some((_, pod)) = objects.pods().find(|(object, _)| name_of(object) == name) else { continue };
+        let Some((object, pod)) = objects.pods().find(|(object, _)| name_of(object) == name) else {
+            continue;
+        };
         let mounts: Vec<&str> = items(&pod["spec"]["containers"][0]["volumeMounts"])
             .filter_map(|mount| mount["mountPath"].as_str())
             .collect();
@@ -237,7 +247,7 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
         for file in files.flatten() {
             ensure!(is_mounted(&file), "{name}: {} is not mounted", file.display());
         }
-        if name.ends_with("-agent") {
+        if object["kind"] == "DaemonSet" {
             let (cpus, pages) = (paths.sys.join("devices/system/cpu"), paths.sys.join("kernel/mm/hugepages"));
             for path in [&cpus, &pages, &paths.socket] {
                 ensure!(is_mounted(path), "{name}: {} is not mounted", path.display());

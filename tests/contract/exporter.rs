@@ -92,7 +92,7 @@ impl Exporter {
         let mut command = tethered(binary);
         command.args(["controller", "--metrics-address", "none", "--health-address", "none"]);
         command.arg("--kubeconfig").arg(cluster.admin_kubeconfig());
-        command.args(["--set", "controller.lease=", "--set", "controller.daemonSet="]);
+        command.args(["--set", "controller.lease=", "--set", "controller.daemonSets=[]"]);
         for setting in settings {
             command.args(["--set", setting]);
         }

@@ -26,13 +26,12 @@ const PURGE: &str = "numacast-purge";
 
 /// Values that enable every optional object.
 const EVERYTHING: &str = "networkPolicy.enabled=true,priorityQuota.enabled=true,metricsTls.secretName=certificate,\
-                          openshift.securityContextConstraints=true,podMonitor.enabled=true,\
-                          serviceMonitor.enabled=true,prometheusRule.enabled=true,dashboard.enabled=true";
+                          platform=openshift,podMonitor.enabled=true,prometheusRule.enabled=true,\
+                          dashboard.enabled=true,agent.pools[0].name=edge,agent.pools[0].nodeSelector.pool=edge";
 
 /// Stand-ins for other projects' CRDs, which accept any object: group, kind, plural, whether namespaced.
-const STAND_INS: [(&str, &str, &str, bool); 4] = [
+const STAND_INS: [(&str, &str, &str, bool); 3] = [
     ("monitoring.coreos.com", "PodMonitor", "podmonitors", true),
-    ("monitoring.coreos.com", "ServiceMonitor", "servicemonitors", true),
     ("monitoring.coreos.com", "PrometheusRule", "prometheusrules", true),
     ("security.openshift.io", "SecurityContextConstraints", "securitycontextconstraints", false),
 ];
@@ -175,7 +174,7 @@ impl Release<'_> {
         self.helm(&format!("upgrade numacast charts/numacast {at}"))?;
         let once_more = self.agents().await?.metadata.generation;
         ensure!(once_more == of_new.metadata.generation, "the same chart and values change the agents");
-        let other = "--set config.scan.poll=7s,controller.replicas=3,networkPolicy.enabled=true";
+        let other = "--set config.scan.poll=7s,controller.replicaCount=3,networkPolicy.enabled=true";
         self.helm(&format!("upgrade numacast charts/numacast {at} {other}"))?;
         ensure!(template(&self.agents().await?)? != template(&of_new)?, "the pods stay as they were");
         ensure!(self.identities().await? == identities, "a workload is another one");
@@ -341,8 +340,11 @@ async fn the_notes_warn_of_obstacles() -> Result<()> {
     })
     .await?;
     let usual = notes("")?;
+    ensure!(usual.contains("Platform: generic (no other platform was recognized)."), "{usual}");
+    ensure!(usual.matches("WARNING").count() == 1 && usual.contains("set platform, kubelet.configFile"), "{usual}");
+    let usual = notes("--set platform=generic")?;
     ensure!(!usual.contains("WARNING"), "{usual}");
-    let output = notes("--set crd.install=false")?;
+    let output = notes("--set crds.enabled=false")?;
     ensure!(output.contains("there is no CRD of NodeResourceTopology"), "{output}");
 
     namespace(&client, NAMESPACE, "baseline").await?;
@@ -368,18 +370,17 @@ async fn the_notes_warn_of_obstacles() -> Result<()> {
     let output = notes("")?;
     for text in [
         "the namespace enforces the Pod Security Standard baseline, which forbids the agents' host paths",
-        "this cluster was created by kubeadm",
+        "Platform: kubeadm (the ConfigMap kube-system/kubeadm-config exists).",
         "the DaemonSet default/nfd-topology-updater seems to write",
         "the DaemonSet default/rte seems to write",
         "the DaemonSet default/koordlet seems to write",
     ] {
         ensure!(output.contains(text), "not there: {text}\n{output}");
     }
-    ensure!(output.matches("WARNING").count() == 5, "{output}");
-    let output = notes("--values charts/numacast/values-kubeadm.yaml")?;
-    ensure!(!output.contains("created by kubeadm"), "{output}");
+    ensure!(output.matches("WARNING").count() == 4, "{output}");
     let output = notes("--set lookup=false")?;
-    ensure!(!output.contains("WARNING"), "{output}");
+    ensure!(output.matches("WARNING").count() == 1, "{output}");
+    ensure!(output.contains("Platform: generic (the cluster could not be queried)."), "{output}");
 
     // Another numacast would write the same objects.
     namespace(&client, NAMESPACE, "privileged").await?;

@@ -210,7 +210,7 @@ async fn a_wrong_list_of_nodes_deletes_nothing() -> Result<()> {
     // Its Node is gone, so it is deleted once the list is correct.
     fleet.add_objects(&["gone".to_owned()], "numacast").await?;
     let everything: BTreeSet<String> = all.iter().cloned().chain(["gone".to_owned()]).collect();
-    let alone = ["--set", "controller.lease=", "--set", "controller.daemonSet="];
+    let alone = ["--set", "controller.lease=", "--set", "controller.daemonSets=[]"];
     let mut faulty = Vec::new();
     for fault in [Fault::Forbidden, Fault::Failure, Fault::Empty, Fault::Half, Fault::HalfListed] {
         let proxy = Proxy::start(cluster.client(), cluster.dir(), fault).await?;
@@ -315,7 +315,7 @@ async fn objects_that_cannot_be_deleted_keep_no_others() -> Result<()> {
     }
     // And the list omits some Nodes that exist.
     let proxy = Proxy::start(cluster.client(), cluster.dir(), Fault::Hidden).await?;
-    let alone = ["--set", "controller.lease=", "--set", "controller.daemonSet="];
+    let alone = ["--set", "controller.lease=", "--set", "controller.daemonSets=[]"];
     let mut controller = Controller::start("controller", &cluster, &proxy.kubeconfig, &alone)?;
     let stay: BTreeSet<String> = all.iter().chain(&racks).chain([&denied, &kept]).cloned().collect();
     until("the one that may go is gone", async || same(&fleet.object_names().await?, &stay))
@@ -341,7 +341,7 @@ async fn a_dry_run_logs_what_would_be_deleted() -> Result<()> {
     let all = names("worker", 3);
     fleet.add_nodes(&all[..2]).await?;
     fleet.add_objects(&all, "numacast").await?;
-    let dry = ["--dry-run", "--set", "controller.lease=", "--set", "controller.daemonSet="];
+    let dry = ["--dry-run", "--set", "controller.lease=", "--set", "controller.daemonSets=[]"];
     let mut controller = Controller::start("controller", &cluster, &fleet.kubeconfig()?, &dry)?;
     controller.shows("numacast_garbage_objects", 1.0).await?;
     let message = "dry run: the object worker-00002 would be deleted, its Node is gone";
@@ -508,7 +508,7 @@ async fn a_check_prints_what_is_wrong() -> Result<()> {
         fleet.add_agent(node, true).await?;
     }
     let (code, stdout, stderr) = run(&kubeconfig, &["--check"]).await?;
-    let summary = "3 Nodes, 3 of them covered by the DaemonSet, 3 of these with a Ready agent; 3 objects\n";
+    let summary = "3 Nodes, 3 of them covered by DaemonSets, 3 of these with a Ready agent; 3 objects\n";
     ensure!(
         (code, stdout.as_str()) == (Some(0), &*format!("{summary}nothing is wrong\n")),
         "{stdout}{stderr}"
@@ -543,7 +543,7 @@ async fn objects_that_are_newer_than_the_scheduler_are_reported() -> Result<()> 
     fleet.add_nodes(&all).await?;
     fleet.add_objects(&all, "numacast").await?;
     let scheduler = "controller.scheduler=kube-system/component=kube-scheduler";
-    let settings = ["--set", "controller.lease=", "--daemon-set", "", "--set", scheduler];
+    let settings = ["--set", "controller.lease=", "--set", "controller.daemonSets=[]", "--set", scheduler];
     let check = async || run(&kubeconfig, &[&settings[..], &["--check"]].concat()).await;
     let series = "numacast_fleet_objects_newer_than_scheduler";
     let mut controller = Controller::start("controller", &cluster, &kubeconfig, &settings)?;
@@ -681,9 +681,9 @@ async fn a_purge_skips_what_cannot_be_deleted_and_other_daemon_sets() -> Result<
     sets.create(&PostParams::default(), &theirs).await?;
     let all = names("worker", 12);
     fleet.add_objects(&all, "numacast").await?;
-    let (code, _, stderr) = run(&kubeconfig, &["--purge", "--daemon-set", "kube-proxy"]).await?;
+    let (code, _, stderr) = run(&kubeconfig, &["--purge", "--set", "controller.daemonSets=[kube-proxy]"]).await?;
     let not_ours = "numacast: the DaemonSet numacast/kube-proxy runs no agents of numacast, so nothing was deleted: name \
-                    the agents' DaemonSet in --daemon-set, or use --set controller.daemonSet= if it does not exist\n";
+                    those of the agents in --set controller.daemonSets=[NAME], or use [] if there are none\n";
     ensure!((code, stderr.as_str()) == (Some(1), not_ours), "{stderr}");
     ensure!(sets.get_opt("kube-proxy").await?.is_some() && fleet.object_names().await?.len() == 12);
 

@@ -260,7 +260,7 @@ impl Running<'_> {
 /// Uses the kubelet's serving certificate as its CA: it has no other here.
 fn with_kubelet_ca() -> Value {
     json!({
-        "config": {"kubelet": {"caFile": "/etc/kubelet-ca/ca.crt", "serverName": NODE}},
+        "kubelet": {"caFile": "/etc/kubelet-ca/ca.crt", "serverName": NODE},
         "agent": {
             "extraVolumes": [{"name": "kubelet-ca", "configMap": {"name": "kubelet-ca"}}],
             "extraVolumeMounts": [{"name": "kubelet-ca", "mountPath": "/etc/kubelet-ca", "readOnly": true}],

@@ -1209,7 +1209,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         all.iter().copied().filter(|right| !gone.contains(right)).collect()
     };
     let pods = |source: &str| json!({"config": {"pods": {"source": source}}});
-    let kubelet = |source: &str| json!({"config": {"kubelet": {"configSource": source}}});
+    let kubelet = |source: &str| json!({"kubelet": {"configSource": source}});
     let proxy = |proxy: Value| json!({"config": {"proxy": proxy}});
     let pods_api = |source: &str, of_agent: &str| {
         json!({"config": {
@@ -1286,16 +1286,16 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     ];
     for (config, gone) in [
         (json!({}), &whole[..0]),
-        (json!({"controller": {"nudge": "off"}}), &whole[3..7]),
-        (json!({"controller": {"nudge": false}}), &whole[3..7]),
-        (json!({"controller": {"nudge": "5s"}}), &whole[..0]),
-        (json!({"controller": {"daemonSet": ""}}), &whole[10..13]),
-        (json!({"controller": {"lease": ""}}), &whole[13..16]),
-        (json!({"controller": {"daemonSet": "", "lease": ""}}), &whole[10..16]),
+        (json!({"nudge": "off"}), &whole[3..7]),
+        (json!({"nudge": false}), &whole[3..7]),
+        (json!({"nudge": "5s"}), &whole[..0]),
+        (json!({"daemonSets": []}), &whole[10..13]),
+        (json!({"lease": ""}), &whole[13..16]),
+        (json!({"daemonSets": [], "lease": ""}), &whole[10..16]),
         (json!({"publish": {"events": false}}), &whole[16..]),
     ] {
         let found = rights_of(
-            &Chart::render(&parts, &json!({"controller": {"config": config, "replicas": 1}}))?,
+            &Chart::render(&parts, &json!({"controller": {"config": config, "replicaCount": 1}}))?,
             CONTROLLER,
         )?;
         let expected: Vec<&str> = whole.into_iter().filter(|right| !gone.contains(right)).collect();
@@ -1311,7 +1311,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         (
             json!({
                 "config": {"consumer": "schedulerPluginsDirect"},
-                "controller": {"config": {"controller": {"nudge": "auto"}}},
+                "controller": {"config": {"nudge": "auto"}},
             }),
             &whole[..0],
         ),
@@ -1325,7 +1325,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         Chart::render(&parts, &json!({"controller": {"enabled": false}, "purge": {"enabled": false}}))?;
     ensure!(rights_of(&none, CONTROLLER)?.is_empty() && rights_of(&none, PURGE)?.is_empty());
     // Regardless of the controller's configuration, the hook deletes what the release created.
-    let other = json!({"controller": {"config": {"controller": {"daemonSet": "another"}}}});
+    let other = json!({"controller": {"config": {"daemonSets": ["another"]}}});
     let purge = rights_of(&Chart::render(&parts, &other)?, PURGE)?;
     let expected = [
         "list noderesourcetopologies.topology.node.k8s.io",

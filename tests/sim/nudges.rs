@@ -24,7 +24,7 @@ impl Replica {
     fn start(server: &ApiServer, change: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config::default();
         config.controller.namespace = "numacast".to_owned();
-        config.controller.daemon_set = String::new();
+        config.controller.daemon_sets = Vec::new();
         change(&mut config);
         let settings = config.controller_settings(None).unwrap();
         let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(5));

@@ -12,11 +12,18 @@
 {{- .Values.fullnameOverride | default $full | trunc 52 | trimSuffix "-" }}
 {{- end }}
 
-{{/* The selector of a component's pods, which is immutable. Takes (dict "root" $ "component" "agent"). */}}
+{{/* The selector of a component's pods. A workload's selector is immutable. Takes (dict "root" $ "component" "agent"). */}}
 {{- define "numacast.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "numacast.name" .root | quote }}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{/* The selector of one of the agents' DaemonSets: selectors of workloads must not overlap. Takes a context of
+     numacast.setAgents. */}}
+{{- define "numacast.poolLabels" -}}
+{{ include "numacast.selectorLabels" (dict "root" . "component" "agent") }}
+numacast.io/pool: {{ .pool | quote }}
 {{- end }}
 
 {{/* The labels of a component's objects. Takes (dict "root" $ "component" "agent"). */}}
@@ -50,17 +57,76 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{- define "numacast.image" -}}
-{{- include "numacast.imageOf" (dict "image" .Values.image "tag" .Chart.AppVersion) }}
+{{/* The labels and annotations of a workload that values can add. Takes (dict "root" $ "component" "agent" "name" ...). */}}
+{{- define "numacast.workloadMetadata" -}}
+{{- $values := index .root.Values .component }}
+{{- $metadata := include "numacast.metadata" . | fromYaml }}
+{{- $_ := set $metadata "labels" (mergeOverwrite (dict) ($values.labels | default dict) $metadata.labels) }}
+{{- with $values.annotations }}
+{{- $_ := set $metadata "annotations" (mergeOverwrite ($metadata.annotations | default dict) .) }}
+{{- end }}
+{{- toYaml $metadata }}
 {{- end }}
 
-{{/* An image by digest or tag. Takes (dict "image" (the values) "tag" (the default)). */}}
-{{- define "numacast.imageOf" -}}
-{{- if .image.digest }}
-{{- printf "%s@%s" .image.repository .image.digest }}
-{{- else }}
-{{- printf "%s:%s" .image.repository (.image.tag | default .tag) }}
+{{- define "numacast.image" -}}
+{{- include "numacast.imageOf" (dict "root" . "image" .Values.image "tag" .Chart.AppVersion) }}
 {{- end }}
+
+{{/* An image by digest or tag. Takes (dict "root" $ "image" (the values) "tag" (the default)). */}}
+{{- define "numacast.imageOf" -}}
+{{- $repository := .image.repository }}
+{{- with (.root.Values.global | default dict).imageRegistry }}
+{{- /* The first part of a repository is a registry if it has a dot or a port. */}}
+{{- $repository = printf "%s/%s" . (regexReplaceAll "^[^/]*[.:][^/]*/" $repository "") }}
+{{- end }}
+{{- if .image.digest }}
+{{- printf "%s@%s" $repository .image.digest }}
+{{- else }}
+{{- printf "%s:%s" $repository (.image.tag | default .tag) }}
+{{- end }}
+{{- end }}
+
+{{/* What all pods have in common, besides their account. Takes (dict "root" $ "component" "agent"). */}}
+{{- define "numacast.pod" -}}
+serviceAccountName: {{ include "numacast.serviceAccountName" . | quote }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with concat ((.root.Values.global | default dict).imagePullSecrets | default list) (.root.Values.imagePullSecrets | default list) | uniq }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- /* The agents need the host's users, whose files they read. */}}
+{{- if and (ne .component "agent") (not (kindIs "invalid" .root.Values.hostUsers)) }}
+hostUsers: {{ .root.Values.hostUsers }}
+{{- end }}
+terminationGracePeriodSeconds: 10
+{{- end }}
+
+{{/* The security context of pods other than the agents'. */}}
+{{- define "numacast.unprivileged" -}}
+{{- $context := deepCopy (.Values.controller.podSecurityContext | default dict) }}
+{{- if not (include "numacast.platformDefaults" . | fromYaml).namespaceUsers }}
+{{- $context = merge $context (dict "runAsUser" 65532 "runAsGroup" 65532) }}
+{{- end }}
+{{- with $context }}
+securityContext:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Where a component's pods run. Takes its values. */}}
+{{- define "numacast.placement" -}}
+{{- range $key := list "nodeSelector" "affinity" "tolerations" }}
+{{- with index $ $key }}
+{{ $key }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The update strategy of a workload: other types than RollingUpdate allow no rollingUpdate, which the defaults have. */}}
+{{- define "numacast.strategy" -}}
+{{- ternary . (pick . "type") (eq .type "RollingUpdate") | toYaml }}
 {{- end }}
 
 {{/* The release of scheduler-plugins: the value, or the newest one for the cluster's version. A scheduler may be one minor
@@ -81,7 +147,7 @@ fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30
 {{- end }}
 
 {{/* The name of a component's service account. Takes (dict "root" $ "component" "agent"); components are agent,
-     controller and purge. */}}
+     controller, scheduler and purge. */}}
 {{- define "numacast.serviceAccountName" -}}
 {{- $account := index .root.Values.serviceAccount .component }}
 {{- if and (not $account.create) (not $account.name) }}
@@ -127,12 +193,16 @@ fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30
 {{- if or (has "podsApi" (include "numacast.podSources" . | fromYamlArray)) (has $served (list "auto" "podsApi")) }}true{{ end }}
 {{- end }}
 
+{{/* "true" if the agent reads the kubelet's configuration from its HTTPS port. */}}
+{{- define "numacast.readsConfigz" -}}
+{{- if has (include "numacast.kubelet" . | fromYaml).configSource (list "auto" "configz") }}true{{ end }}
+{{- end }}
+
 {{/* "true" if the agent reads from the kubelet's HTTPS port: the kubelet's configuration, or its pods. */}}
 {{- define "numacast.readsKubelet" -}}
-{{- $config := include "numacast.agentConfig" . | fromYaml }}
 {{- $pods := has "kubelet" (include "numacast.podSources" . | fromYamlArray) }}
 {{- $served := eq (include "numacast.podsApiSource" .) "kubelet" }}
-{{- if or $pods $served (has (dig "kubelet" "configSource" "auto" $config) (list "auto" "configz")) }}true{{ end }}
+{{- if or $pods $served (include "numacast.readsConfigz" .) }}true{{ end }}
 {{- end }}
 
 {{/* "true" if the agent serves the podresources proxy. */}}
@@ -205,24 +275,15 @@ metrics:
 {{- define "numacast.agentConfig" -}}
 {{- include "numacast.check" . }}
 {{- $root := include "numacast.hostRoot" . }}
-{{- $kubelet := dict "source" "configz" }}
-{{- with .Values.kubelet }}
-{{- if .configFile }}
-{{- $kubelet = dict "source" "file" "file" (printf "%s%s" $root .configFile) }}
+{{- $kubelet := omit (include "numacast.kubelet" . | fromYaml) "mountDir" }}
+{{- range $key := list "dir" "devicePluginsDir" "configFile" "configDir" }}
+{{- with get $kubelet $key }}
+{{- $_ := set $kubelet $key (printf "%s%s" $root .) }}
 {{- end }}
-{{- with .configDir }}
-{{- $_ := set $kubelet "dir" (printf "%s%s" $root .) }}
-{{- end }}
-{{- end }}
-{{- if and (dig "kubelet" "config" "file" "" (.Values.config | default dict)) (not .Values.kubelet.configFile) }}
-{{- $_ := set $kubelet "source" "file" }}
 {{- end }}
 {{- $own := include "numacast.endpoints" . | fromYaml }}
 {{- $_ := set $own "host" (dict "root" $root "proc" "/proc") }}
-{{- $_ := set $own "kubelet" (dict "dir" (printf "%s%s" $root .Values.kubelet.dir) "config" $kubelet) }}
-{{- with .Values.kubelet.devicePluginsDir }}
-{{- $_ := set $own.kubelet "devicePluginsDir" (printf "%s%s" $root .) }}
-{{- end }}
+{{- $_ := set $own "kubelet" $kubelet }}
 {{- range include "numacast.served" . | fromYamlArray }}
 {{- $_ := set $own .key (dict "dir" .dir) }}
 {{- end }}
@@ -236,7 +297,8 @@ metrics:
 {{- define "numacast.controllerConfig" -}}
 {{- $fullname := include "numacast.fullname" . }}
 {{- $own := include "numacast.endpoints" . | fromYaml }}
-{{- $_ := set $own "controller" (dict "daemonSet" (printf "%s-agent" $fullname) "lease" (printf "%s-controller" $fullname)) }}
+{{- $daemonSets := ternary (include "numacast.daemonSets" . | fromJsonArray) list .Values.agent.enabled }}
+{{- $_ := set $own "controller" (dict "daemonSets" $daemonSets "lease" (printf "%s-controller" $fullname)) }}
 {{- with dig "publish" "apiVersion" "" (.Values.config | default dict) }}
 {{- /* The controller reads the objects in the version in which the agents write them. */}}
 {{- $_ := set $own "publish" (dict "apiVersion" .) }}
@@ -250,7 +312,13 @@ metrics:
 {{- $_ := set $own.controller "nudge" (printf "%ds" (int .Values.scheduler.cacheResyncPeriodSeconds)) }}
 {{- end }}
 {{- end }}
-{{- $config := mergeOverwrite $own (deepCopy (.Values.controller.config | default dict)) }}
+{{- $values := deepCopy (.Values.controller.config | default dict) }}
+{{- range $key, $value := $values }}
+{{- if not (has $key (list "log" "metrics" "health" "publish")) }}
+{{- $_ := set $own.controller $key $value }}
+{{- end }}
+{{- end }}
+{{- $config := mergeOverwrite $own (pick $values "log" "metrics" "health" "publish") }}
 {{- include "numacast.checkShared" (dict "config" $config "of" "controller.config") }}
 {{- toYaml $config }}
 {{- end }}
@@ -282,12 +350,13 @@ ports:
 {{- end }}
 {{- end }}
 
-{{/* A container's probes; none if health is not served.
+{{/* A container's probes; none if health is not served. The first probe of readiness follows that of startup, when the first
+     object is written: an earlier one would fail, with an Event. Startup does not depend on the API server.
      Takes (dict "probes" (the values) "config" ... "of" ...). */}}
 {{- define "numacast.probes" -}}
 {{- $port := include "numacast.port" (merge (dict "key" "health") .) }}
 {{- if $port }}
-{{- range $name, $path := dict "readiness" "/readyz" "liveness" "/livez" }}
+{{- range $name, $path := dict "startup" "/livez" "readiness" "/readyz" "liveness" "/livez" }}
 {{ $name }}Probe:
   httpGet: {path: {{ $path }}, port: {{ $port }}}
   {{- with index ($.probes | default dict) $name }}
@@ -319,7 +388,7 @@ projected:
 {{/* The host paths that the agent mounts, as a YAML list of {name, path, type, mount}. `mount` overrides the default:
      read-only, and below /host. */}}
 {{- define "numacast.hostPaths" -}}
-{{- $kubelet := .Values.kubelet }}
+{{- $kubelet := include "numacast.kubelet" . | fromYaml }}
 {{- /* Not /sys itself: mounts below a read-only mount stay writable unless runtime and kernel support otherwise, so root
      could write to /sys/fs/cgroup. Nothing is mounted below these two. */}}
 {{- $paths := list (dict "name" "sys-devices" "path" "/sys/devices" "type" "Directory") (dict "name" "sys-mm" "path" "/sys/kernel/mm" "type" "Directory") }}
@@ -360,35 +429,9 @@ projected:
 {{/* The part of the pod spec that controller, purge hook and check share: account and scheduling.
      Takes (dict "root" $ "component" "controller"); the component is that of the account. */}}
 {{- define "numacast.controllerPod" -}}
-{{- with .root.Values.controller -}}
-serviceAccountName: {{ include "numacast.serviceAccountName" $ | quote }}
-automountServiceAccountToken: false
-enableServiceLinks: false
-{{- with $.root.Values.imagePullSecrets }}
-imagePullSecrets:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .runtimeClassName }}
-runtimeClassName: {{ . }}
-{{- end }}
-dnsPolicy: {{ .dnsPolicy }}
-{{- with .podSecurityContext }}
-securityContext:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .nodeSelector }}
-nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .affinity }}
-affinity:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .tolerations }}
-tolerations:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- end }}
+{{ include "numacast.pod" . }}
+{{- include "numacast.unprivileged" .root }}
+{{- include "numacast.placement" .root.Values.controller }}
 {{- end }}
 
 {{/* The part of the container that they share. */}}
@@ -470,24 +513,18 @@ securityContext:
 
 {{/* The kubelet's HTTPS port. */}}
 {{- define "numacast.kubeletPort" -}}
-{{- $config := include "numacast.agentConfig" . | fromYaml }}
-{{- regexFind "[0-9]+$" (regexFind "(^|[\\]a-z0-9.-]):[0-9]+$" (dig "kubelet" "address" "" $config)) | default "10250" }}
+{{- $address := (include "numacast.kubelet" . | fromYaml).address | default "" }}
+{{- regexFind "[0-9]+$" (regexFind "(^|[\\]a-z0-9.-]):[0-9]+$" $address) | default "10250" }}
 {{- end }}
 
 {{/* Fails for values that contradict each other, or what the chart sets. */}}
 {{- define "numacast.check" -}}
 {{- $config := .Values.config | default dict }}
-{{- if $config.controller }}
-{{- fail "config.controller: the agents do not use it; set it in controller.config" }}
-{{- end }}
+{{- include "numacast.checkRenamed" . }}
+{{- include "numacast.checkPools" . }}
 {{- $controller := .Values.controller.config | default dict }}
-{{- range $key, $_ := $controller }}
-{{- if not (has $key (list "log" "metrics" "health" "publish" "controller")) }}
-{{- fail (printf "controller.config.%s: the controller uses only log, metrics, health, publish and controller" $key) }}
-{{- end }}
-{{- end }}
-{{- if and (not (dig "controller" "lease" "a lease" $controller)) (gt (int .Values.controller.replicas) 1) }}
-{{- fail "controller.config.controller.lease: without a Lease there is no leader election; set controller.replicas to 1" }}
+{{- if and (not (dig "lease" "a lease" $controller)) (gt (int .Values.controller.replicaCount) 1) }}
+{{- fail "controller.config.lease: without a Lease there is no leader election; set controller.replicaCount to 1" }}
 {{- end }}
 {{- if and .Values.scheduler.enabled (has (dig "consumer" "" $config) (list "kai" "none")) }}
 {{- fail (printf "scheduler.enabled: config.consumer is %s, but this scheduler reads the objects; remove config.consumer, or set it to schedulerPlugins or schedulerPluginsDirect" $config.consumer) }}
@@ -501,27 +538,23 @@ securityContext:
 {{- if and .Values.purge.enabled (not .Values.rbac.create) .Values.serviceAccount.purge.create }}
 {{- fail "purge.enabled: with rbac.create: false the hook's account has no permissions, and every uninstall would fail; set purge.enabled to false, or name an account that has them (serviceAccount.purge.create: false)" }}
 {{- end }}
-{{- if $config.host }}
-{{- fail "config.host: the chart mounts the host's files and sets their paths; remove it" }}
-{{- end }}
-{{- range $key, $value := dict "dir" "kubelet.dir" "devicePluginsDir" "kubelet.devicePluginsDir" }}
-{{- if dig "kubelet" $key "" $config }}
-{{- fail (printf "config.kubelet.%s: set %s instead, which moves the mount as well" $key $value) }}
-{{- end }}
-{{- end }}
 {{- range include "numacast.served" . | fromYamlArray }}
 {{- include "numacast.checkServed" (dict "root" $root "served" .) }}
 {{- end }}
-{{- $kubelet := $config.kubelet | default dict }}
-{{- $maxNodes := dig "topologyManagerPolicyOptions" "max-allowable-numa-nodes" "8" ($kubelet.configOverrides | default dict) | toString }}
+{{- $pool := "" }}
+{{- if and (hasKey . "pool") (ne .pool "default") }}
+{{- $pool = printf "agent.pools: %s: " .pool }}
+{{- end }}
+{{- $kubelet := include "numacast.kubelet" . | fromYaml }}
+{{- $maxNodes := dig "configOverrides" "topologyManagerPolicyOptions" "max-allowable-numa-nodes" "8" $kubelet | toString }}
 {{- if not (regexMatch "^([89]|[1-9][0-9]{1,5})$" $maxNodes) }}
-{{- fail (printf "config.kubelet.configOverrides.topologyManagerPolicyOptions.max-allowable-numa-nodes: %s: kubelets accept numbers from 8 on, and admissionPolicy rejects others" $maxNodes) }}
+{{- fail (printf "%skubelet.configOverrides.topologyManagerPolicyOptions.max-allowable-numa-nodes: %s: kubelets accept numbers from 8 on, and admissionPolicy rejects others" $pool $maxNodes) }}
 {{- end }}
-{{- if and (dig "configFile" "" $kubelet) (not .Values.kubelet.mountDir) (not .Values.agent.extraVolumeMounts) }}
-{{- fail "config.kubelet.configFile: the chart does not mount that file; set kubelet.configFile instead, which mounts and reads it" }}
+{{- if and (eq $kubelet.configSource "file") (not $kubelet.configFile) (not $kubelet.mountDir) }}
+{{- fail (printf "%skubelet.configSource: file: no file is mounted; set kubelet.configFile to the kubelet's configuration file" $pool) }}
 {{- end }}
-{{- if and (eq (dig "configSource" "" $kubelet) "file") (not .Values.kubelet.configFile) (not .Values.kubelet.mountDir) (not (dig "configFile" "" $kubelet)) }}
-{{- fail "config.kubelet.configSource: file: no file is mounted; set kubelet.configFile to the kubelet's configuration file" }}
+{{- if and $kubelet.configDir (not $kubelet.configFile) (not $kubelet.mountDir) }}
+{{- fail (printf "%skubelet.configDir: drop-ins are read with a configuration file; set kubelet.configFile as well" $pool) }}
 {{- end }}
 {{- end }}
 
@@ -536,7 +569,7 @@ securityContext:
 {{- if regexMatch "/\\.\\.?(/|$)" $dir }}
 {{- fail (printf "%s: %s: a host path must not contain . or .." $key $dir) }}
 {{- end }}
-{{- $kubelet := .root.Values.kubelet }}
+{{- $kubelet := include "numacast.kubelet" .root | fromYaml }}
 {{- range $of, $other := dict "kubelet.dir" $kubelet.dir "kubelet.devicePluginsDir" $kubelet.devicePluginsDir }}
 {{- if and $other (or (include "numacast.below" (list $dir $other)) (include "numacast.below" (list $other $dir))) }}
 {{- fail (printf "%s: %s is, contains or is below a directory of the kubelet (%s: %s); the socket needs a directory of its own" $key $dir $of $other) }}
@@ -558,15 +591,18 @@ securityContext:
 {{- define "numacast.warnings" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
 {{- $warnings := list }}
+{{- with include "numacast.platformGuessed" . }}
+{{- $warnings = append $warnings . }}
+{{- end }}
 {{- if not .Values.admissionPolicy.enabled }}
 {{- $warnings = append $warnings "any agent's token, and the controller's, can write the object of every node: admissionPolicy.enabled is false." }}
 {{- else if ne .Values.admissionPolicy.onMissingClaim "Deny" }}
 {{- $warnings = append $warnings "an agent's token that names no node can write the object of every node: admissionPolicy.onMissingClaim is Allow." }}
 {{- end }}
-{{- if .Values.kubelet.mountDir }}
+{{- if and .Values.agent.enabled .Values.kubelet.mountDir }}
 {{- $warnings = append $warnings "the agents can read and write the volumes of every pod on their node, including Secrets: kubelet.mountDir is true." }}
 {{- end }}
-{{- if and (has (dig "kubelet" "configSource" "" $config) (list "auto" "configz")) (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) }}
+{{- if and .Values.agent.enabled (include "numacast.readsConfigz" .) (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) }}
 {{- $warnings = append $warnings (printf "kubelets report their configuration from Kubernetes 1.33 on, and this is %s: set kubelet.configFile, or objects have no policies." .Capabilities.KubeVersion.Version) }}
 {{- end }}
 {{- if .Values.scheduler.enabled }}
@@ -581,7 +617,7 @@ securityContext:
 {{- $warnings = append $warnings "no roles are created (rbac.create is false): docs/rbac.md lists what the accounts need." }}
 {{- end }}
 {{- with include "numacast.crdOwner" . }}
-{{- if $.Values.crd.install }}
+{{- if $.Values.crds.enabled }}
 {{- $warnings = append $warnings (printf "the CRD of NodeResourceTopology belongs to %s and is not changed; if its owner removes it, all objects are deleted." .) }}
 {{- end }}
 {{- end }}
@@ -605,8 +641,8 @@ securityContext:
 {{- $warnings = append $warnings (printf "that CRD serves %s but not %s, which the agents write: replace it (`numacast crd | kubectl apply -f -`), or set config.publish.apiVersion." (join ", " $served) $version) }}
 {{- end }}
 {{- else }}
-{{- if not .Values.crd.install }}
-{{- $warnings = append $warnings "there is no CRD of NodeResourceTopology, and crd.install is false: nothing is published until there is one (`numacast crd | kubectl apply -f -`)." }}
+{{- if not .Values.crds.enabled }}
+{{- $warnings = append $warnings "there is no CRD of NodeResourceTopology, and crds.enabled is false: nothing is published until there is one (`numacast crd | kubectl apply -f -`)." }}
 {{- end }}
 {{- end }}
 {{- with lookup "v1" "Namespace" "" .Release.Namespace }}
@@ -614,9 +650,6 @@ securityContext:
 {{- if and $level (ne $level "privileged") }}
 {{- $warnings = append $warnings (printf "the namespace enforces the Pod Security Standard %s, which forbids the agents' host paths: `kubectl label --overwrite namespace %s pod-security.kubernetes.io/enforce=privileged`." $level $.Release.Namespace) }}
 {{- end }}
-{{- end }}
-{{- if and (eq (dig "kubelet" "configSource" "" $config) "configz") (not (dig "kubelet" "caFile" "" $config)) (lookup "v1" "ConfigMap" "kube-system" "kubeadm-config") }}
-{{- $warnings = append $warnings "this cluster was created by kubeadm, so its kubelets' certificates are self-signed: agents cannot verify them, and publish no policies. Install with values-kubeadm.yaml." }}
 {{- end }}
 {{- range (lookup "apps/v1" "DaemonSet" "" "").items }}
 {{- $name := printf "%s/%s" .metadata.namespace .metadata.name }}
@@ -627,7 +660,7 @@ securityContext:
 {{- end }}
 {{- if regexMatch "topology-updater|resource-topology-exporter|koordlet" (join " " (append $images $text)) }}
 {{- $warnings = append $warnings (printf "the DaemonSet %s seems to write NodeResourceTopology objects as well; only one program may write an object." $name) }}
-{{- else if and (eq (get (.metadata.labels | default dict) "app.kubernetes.io/component") "agent") (eq (get (.metadata.labels | default dict) "app.kubernetes.io/name") "numacast") (ne $name (printf "%s/%s-agent" $.Release.Namespace (include "numacast.fullname" $))) }}
+{{- else if and (eq (get (.metadata.labels | default dict) "app.kubernetes.io/component") "agent") (eq (get (.metadata.labels | default dict) "app.kubernetes.io/name") "numacast") (not (and (eq .metadata.namespace $.Release.Namespace) (has .metadata.name (include "numacast.daemonSets" $ | fromJsonArray)))) }}
 {{- $warnings = append $warnings (printf "the DaemonSet %s belongs to another numacast; only one may write an object." $name) }}
 {{- end }}
 {{- end }}

@@ -9,40 +9,44 @@
 {{- toYaml $metadata }}
 {{- end }}
 
-{{/* How a port is scraped. Takes (dict "root" $ "values" (of the monitor) "of" "podMonitor" "job" (its name)). */}}
+{{/* How a component's port is scraped. Takes (dict "root" $ "component" "agent" "job" (the label's value)). */}}
 {{- define "numacast.scrape" -}}
+{{- $values := .root.Values.podMonitor }}
 path: /metrics
-{{- with .root.Values.metricsTls.secretName }}
+{{- if eq .component "scheduler" }}
+scheme: https
+# kube-scheduler's certificate is self-signed.
+tlsConfig: {insecureSkipVerify: true}
+{{- else if .root.Values.metricsTls.secretName }}
 scheme: https
 tlsConfig:
-  {{- include "numacast.scrapeTls" $ | nindent 2 }}
+  {{- include "numacast.scrapeTls" .root | nindent 2 }}
 {{- end }}
-{{- with .values.interval }}
+{{- with $values.interval }}
 interval: {{ . }}
 {{- end }}
-{{- with .values.scrapeTimeout }}
+{{- with $values.scrapeTimeout }}
 scrapeTimeout: {{ . }}
 {{- end }}
 relabelings:
 # Alerts and dashboard use these labels.
 - {targetLabel: job, replacement: {{ .job | quote }}}
 - {sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: node}
-{{- with .values.relabelings }}
+{{- with $values.relabelings }}
 {{- toYaml . | nindent 0 }}
 {{- end }}
-{{- with .values.metricRelabelings }}
+{{- with $values.metricRelabelings }}
 metricRelabelings:
 {{- toYaml . | nindent 0 }}
 {{- end }}
 {{- end }}
 
 {{- define "numacast.scrapeTls" -}}
-{{- $secret := .root.Values.metricsTls.secretName }}
-{{- $tls := .values.tlsConfig | default dict }}
-{{- if and .root.Values.metricsTls.verifyClients (not (and (hasKey $tls "cert") (hasKey $tls "keySecret"))) }}
-{{- fail (printf "%s.tlsConfig: with metricsTls.verifyClients the scraper needs `cert` and `keySecret` there" .of) }}
+{{- $tls := .Values.podMonitor.tlsConfig | default dict }}
+{{- if and .Values.metricsTls.verifyClients (not (and (hasKey $tls "cert") (hasKey $tls "keySecret"))) }}
+{{- fail "podMonitor.tlsConfig: with metricsTls.verifyClients the scraper needs `cert` and `keySecret` there" }}
 {{- end }}
-{{- $own := dict "ca" (dict "secret" (dict "name" $secret "key" "ca.crt")) "serverName" (printf "%s-metrics" (include "numacast.fullname" .root)) }}
+{{- $own := dict "ca" (dict "secret" (dict "name" .Values.metricsTls.secretName "key" "ca.crt")) "serverName" (printf "%s-metrics" (include "numacast.fullname" .)) }}
 {{- mergeOverwrite $own (deepCopy $tls) | toYaml }}
 {{- end }}
 

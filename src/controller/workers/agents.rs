@@ -3,42 +3,42 @@ use std::time::Duration;
 use futures::{Stream, StreamExt, pin_mut};
 use tokio::time::{Instant, sleep};
 
-use super::{CachedAgent, DaemonSet, Workers};
+use super::{CachedAgent, DaemonSets, Workers};
 use crate::cluster::{SlimPod, WatchEvent};
 use crate::controller::coverage::coverage_and_labels;
 use crate::controller::object_cache::ObjectCache;
 use crate::util::backoff::jittered;
 use crate::util::log_throttle::LogOnce;
 
-/// How often the DaemonSet is read; it changes on upgrades.
+/// How often the DaemonSets are read; they change on upgrades.
 const POLL: Duration = Duration::from_secs(30);
 
 impl Workers<'_> {
-    pub(super) async fn poll_daemon_set(&self) {
-        let Some(name) = &self.settings.daemon_set else {
-            self.daemon_set.send_replace(DaemonSet::Missing);
+    pub(super) async fn poll_daemon_sets(&self) {
+        let (namespace, names) = (&self.settings.namespace, &self.settings.daemon_sets);
+        if names.is_empty() {
+            self.daemon_sets.send_replace(DaemonSets::Missing);
             return;
-        };
-        let namespace = &self.settings.namespace;
+        }
         let log = LogOnce::default();
         loop {
-            match self.cluster.daemon_set(namespace, name).await {
-                Ok(found) => match coverage_and_labels(found.as_ref(), &format!("{namespace}/{name}")) {
+            match self.cluster.daemon_sets(namespace, names).await {
+                Ok(found) => match coverage_and_labels(namespace, found) {
                     Ok((coverage, labels)) => {
-                        log.recovered("the agents' DaemonSet can be used again");
-                        self.set_daemon_set(DaemonSet::Present { coverage, labels });
+                        log.recovered("the agents' DaemonSets can be used again");
+                        self.set_daemon_sets(DaemonSets::Present { coverage, labels });
                     }
                     Err(reason) => {
                         log.warn(&format!("{reason}: agents are not checked"));
-                        self.set_daemon_set(DaemonSet::Missing);
+                        self.set_daemon_sets(DaemonSets::Missing);
                     }
                 },
                 Err(error) => {
                     self.metrics.request_failed(&error);
-                    log.warn(&format!("the agents' DaemonSet cannot be read: {error}"));
+                    log.warn(&format!("the agents' DaemonSets cannot be read: {error}"));
                     // Keep the last known state.
-                    if *self.daemon_set.borrow() == DaemonSet::Unknown {
-                        self.daemon_set.send_replace(DaemonSet::Missing);
+                    if *self.daemon_sets.borrow() == DaemonSets::Unknown {
+                        self.daemon_sets.send_replace(DaemonSets::Missing);
                     }
                 }
             }
@@ -46,21 +46,21 @@ impl Workers<'_> {
         }
     }
 
-    fn set_daemon_set(&self, daemon_set: DaemonSet) {
-        self.metrics.daemon_set.set(Some(u64::from(matches!(daemon_set, DaemonSet::Present { .. }))));
-        self.daemon_set.send_if_modified(|current| {
-            let is_changed = *current != daemon_set;
-            *current = daemon_set;
+    fn set_daemon_sets(&self, daemon_sets: DaemonSets) {
+        self.metrics.daemon_set.set(Some(u64::from(matches!(daemon_sets, DaemonSets::Present { .. }))));
+        self.daemon_sets.send_if_modified(|current| {
+            let is_changed = *current != daemon_sets;
+            *current = daemon_sets;
             is_changed
         });
     }
 
     pub(super) async fn watch_agents(&self) {
-        let mut daemon_set = self.daemon_set.subscribe();
+        let mut daemon_sets = self.daemon_sets.subscribe();
         loop {
-            let labels = match &*daemon_set.borrow_and_update() {
-                DaemonSet::Present { labels, .. } => Some(labels.clone()),
-                DaemonSet::Missing | DaemonSet::Unknown => None,
+            let labels = match &*daemon_sets.borrow_and_update() {
+                DaemonSets::Present { labels, .. } => Some(labels.clone()),
+                DaemonSets::Missing | DaemonSets::Unknown => None,
             };
             self.state().agents = ObjectCache::default();
             let watch = async {
@@ -69,9 +69,9 @@ impl Workers<'_> {
                     None => std::future::pending().await,
                 }
             };
-            let labels_changed = daemon_set.wait_for(|current| match current {
-                DaemonSet::Present { labels: now, .. } => Some(now) != labels.as_ref(),
-                DaemonSet::Missing | DaemonSet::Unknown => labels.is_some(),
+            let labels_changed = daemon_sets.wait_for(|current| match current {
+                DaemonSets::Present { labels: now, .. } => Some(now) != labels.as_ref(),
+                DaemonSets::Missing | DaemonSets::Unknown => labels.is_some(),
             });
             tokio::select! {
                 () = watch => {}

@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{CachedNode, DaemonSet, Workers};
+use super::{CachedNode, DaemonSets, Workers};
 use crate::cluster::{SlimNode, WatchEvent};
-use crate::controller::coverage::Coverage;
+use crate::controller::coverage::{Coverage, is_covered};
 use crate::util::backoff::jittered;
 
 /// How often all Nodes are relisted: a watch does not report a deletion that it missed, for example because
@@ -12,14 +12,14 @@ use crate::util::backoff::jittered;
 const RELIST: Duration = Duration::from_secs(3600);
 
 impl Workers<'_> {
-    /// Watches all Nodes. Starts anew when the DaemonSet's coverage changes, and periodically.
+    /// Watches all Nodes. Starts anew when the DaemonSets' coverage changes, and periodically.
     pub(super) async fn watch_nodes(&self) {
-        let mut daemon_set = self.daemon_set.subscribe();
+        let mut daemon_sets = self.daemon_sets.subscribe();
         loop {
-            let current = daemon_set.wait_for(|current| *current != DaemonSet::Unknown).await;
+            let current = daemon_sets.wait_for(|current| *current != DaemonSets::Unknown).await;
             let Ok(current) = current.map(|current| current.clone()) else { return };
             let coverage = coverage(&current);
-            let coverage_changed = daemon_set.wait_for(|now| self::coverage(now) != coverage);
+            let coverage_changed = daemon_sets.wait_for(|now| self::coverage(now) != coverage);
             tokio::select! {
                 () = self.watch_nodes_with(coverage) => {}
                 _ = coverage_changed => {}
@@ -28,7 +28,7 @@ impl Workers<'_> {
         }
     }
 
-    async fn watch_nodes_with(&self, coverage: Option<&Coverage>) {
+    async fn watch_nodes_with(&self, coverage: &[Coverage]) {
         let apply = |event: Option<WatchEvent<SlimNode>>| match event {
             Some(event) => self.apply_event(event, coverage, Instant::now()),
             None => self.state().nodes.failed(Instant::now()),
@@ -36,10 +36,10 @@ impl Workers<'_> {
         self.follow(self.cluster.nodes(), "the Nodes can be watched again", apply).await;
     }
 
-    fn apply_event(&self, event: WatchEvent<SlimNode>, coverage: Option<&Coverage>, now: Instant) {
+    fn apply_event(&self, event: WatchEvent<SlimNode>, coverage: &[Coverage], now: Instant) {
         let is_complete = matches!(event, WatchEvent::InitDone);
         let reduced = event.map(|node| {
-            let covered = coverage.is_some_and(|coverage| coverage.covers(&node));
+            let covered = is_covered(coverage, &node);
             (node.name.into_boxed_str(), CachedNode { uid: node.uid.into(), covered, ready: node.ready })
         });
         let mut state = self.state();
@@ -58,10 +58,10 @@ impl Workers<'_> {
     }
 }
 
-fn coverage(daemon_set: &DaemonSet) -> Option<&Coverage> {
-    match daemon_set {
-        DaemonSet::Present { coverage, .. } => Some(coverage),
-        DaemonSet::Missing | DaemonSet::Unknown => None,
+fn coverage(daemon_sets: &DaemonSets) -> &[Coverage] {
+    match daemon_sets {
+        DaemonSets::Present { coverage, .. } => coverage,
+        DaemonSets::Missing | DaemonSets::Unknown => &[],
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
             }
         }));
         let workers = parts.workers();
-        workers.daemon_set.send_replace(DaemonSet::Missing);
+        workers.daemon_sets.send_replace(DaemonSets::Missing);
         let mut watch = Box::pin(workers.watch_nodes());
         let _ = timeout(RELIST / 2, &mut watch).await;
         assert!(workers.state().nodes.contains("deleted"));
