@@ -25,7 +25,7 @@ impl Case {
 }
 
 /// Everything that can be enabled in addition to the defaults without disabling something else.
-const EVERYTHING: [&str; 13] = [
+const EVERYTHING: [&str; 12] = [
     "networkPolicy.enabled=true",
     "networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring",
     "priorityQuota.enabled=true",
