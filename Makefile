@@ -27,7 +27,7 @@ help:
 	@echo 'make image   the static binary and the image to ship, below target/image (needs buildah)'
 	@echo 'make reproduce  builds them twice, in two directories, and compares the bytes (ten minutes)'
 	@echo 'make sbom    the crates of the shipped binary, as CycloneDX (fetches cargo-cyclonedx)'
-	@echo 'make site    README.md and docs/ as a site, below target/site (the first time installs mdBook, some minutes)'
+	@echo 'make site    README.md and docs/ as a site, below target/site (the first time installs mdBook, three minutes)'
 	@echo 'make clean   remove everything that was built'
 
 demo:
