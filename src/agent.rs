@@ -72,6 +72,16 @@ pub enum OnceError {
     Publish(String),
 }
 
+/// A file of the kubelet's configuration that was replaced on the host. The mount still shows the old one, so only a
+/// new container can read what the kubelet has read.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{} was replaced on the host before the kubelet restarted, and only a new container sees the new one; the agent \
+     exits, to be restarted",
+    .0.display()
+)]
+pub struct FileReplaced(PathBuf);
+
 /// Keeps the object of one node up to date until it is shut down.
 pub struct Agent {
     reader: NodeReader,
@@ -150,7 +160,10 @@ impl Agent {
     }
 
     /// Runs the loop until `shutdown` completes, then withholds the fingerprint, within a limited time.
-    pub async fn run(mut self, shutdown: impl Future<Output = ()>) {
+    ///
+    /// # Errors
+    /// It ends earlier if only a new container can read the kubelet's configuration.
+    pub async fn run(mut self, shutdown: impl Future<Output = ()>) -> Result<(), FileReplaced> {
         let mut shutdown = pin!(shutdown);
         let mut depth = Depth::Everything;
         // Setting the watches triggers a full scan: wait for it, so that the first scan covers it. If nothing
@@ -159,21 +172,25 @@ impl Agent {
             _ = self.triggers.next() => {}
             () = sleep(FIRST_WATCHES) => {}
         }
-        loop {
+        let result = loop {
             self.metrics.health.iteration.confirm();
             let (next, _) = tokio::select! {
                 biased;
-                () = &mut shutdown => break,
+                () = &mut shutdown => break Ok(()),
                 scanned = self.scan(depth) => scanned,
             };
+            if let Some(file) = self.reader.config.replaced.take() {
+                break Err(FileReplaced(file));
+            }
             depth = tokio::select! {
                 biased;
-                () = &mut shutdown => break,
+                () = &mut shutdown => break Ok(()),
                 depth = self.wait(next) => depth,
             };
-        }
+        };
         info!("stopping");
         self.executor.publisher.stop().await;
+        result
     }
 
     /// Runs the loop until the object is written once.

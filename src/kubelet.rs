@@ -4,6 +4,7 @@
 //! only servers (the proxy, the Pods API) use [`proto`].
 
 mod address;
+mod certificates;
 mod client_error;
 mod connector;
 mod https;
@@ -17,6 +18,7 @@ mod request;
 mod shared;
 
 pub use address::Address;
+pub use certificates::CertificateFingerprint;
 pub use client_error::ClientError;
 pub use connector::{Connector, OpenConnection};
 pub use https::{HTTPS_PORT, HttpsClient, HttpsTarget};

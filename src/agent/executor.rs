@@ -212,6 +212,9 @@ impl Executor {
         if plan.has_recovered {
             info!("the node can be read again");
         }
+        if let Some(policies) = plan.policies {
+            self.metrics.health.set_no_policies(policies.err());
+        }
         if let Some(status) = plan.status {
             self.reporter.scan_error.send_replace(status.err());
         }

@@ -1,6 +1,5 @@
 //! Health of the agent. All times use the monotonic clock, so changes to the wall clock have no effect.
 
-use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -31,7 +30,8 @@ pub(crate) struct Health {
     pub(crate) scan: Recent,
     publish: Recent,
     pending: Mutex<Pending>,
-    unreachable_file: Mutex<Option<PathBuf>>,
+    /// Why the object has no policies although its consumer needs them.
+    no_policies: Mutex<Option<String>>,
 }
 
 impl Health {
@@ -47,7 +47,7 @@ impl Health {
             scan: Recent::new("no scan of the node has succeeded", scan),
             publish: Recent::new("nothing was published", publish),
             pending: Mutex::default(),
-            unreachable_file: Mutex::default(),
+            no_policies: Mutex::default(),
         }
     }
 
@@ -66,31 +66,26 @@ impl Health {
         pending.since = pending.newest.filter(|newest| *newest + took > now);
     }
 
-    /// Sets the path that this process can no longer read but a new container could; `None` if it can read all.
-    pub(crate) fn unreachable_file(&self, path: Option<PathBuf>) {
-        *lock(&self.unreachable_file) = path;
+    /// Sets why the object has no policies although its consumer needs them; `None` if it has some or needs none.
+    pub(crate) fn set_no_policies(&self, why: Option<String>) {
+        *lock(&self.no_policies) = why;
     }
 }
 
 impl Probes for Health {
-    /// Fails if the loop is stuck, or if only a restart can help.
+    /// Fails if the loop is stuck.
     fn live(&self) -> Vec<String> {
-        let stale = lock(&self.unreachable_file);
-        let stale = stale.as_ref().map(|path| {
-            format!(
-                "{} was replaced on the host: this container still sees the old file; restart the pod",
-                path.display()
-            )
-        });
-        self.iteration.reason().into_iter().chain(stale).collect()
+        self.iteration.reason().into_iter().collect()
     }
 
-    /// Fails if the last scan or the last publish is too old, or a write is pending for too long.
+    /// Fails if the last scan or the last publish is too old, or a write is pending for too long, or the object
+    /// lacks policies that its consumer needs.
     fn ready(&self) -> Vec<String> {
         let pending = self.publish.age().and(lock(&self.pending).since);
         let pending =
             pending.and_then(|since| late("the newest state was not published", since.elapsed(), PENDING));
-        [self.scan.reason(), self.publish.reason(), pending].into_iter().flatten().collect()
+        let no_policies = lock(&self.no_policies).clone();
+        [self.scan.reason(), self.publish.reason(), pending, no_policies].into_iter().flatten().collect()
     }
 
     fn started(&self) -> Vec<String> {
@@ -189,14 +184,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_file_that_only_a_new_container_can_read_asks_for_a_restart() {
+    async fn an_object_without_the_policies_that_its_consumer_needs_is_not_ready() {
         let health = health();
-        health.unreachable_file(Some("/host/config.yaml".into()));
-        let expected = "/host/config.yaml was replaced on the host: this container still sees the old file; \
-                        restart the pod";
-        assert_eq!(health.live(), [expected]);
-        health.unreachable_file(None);
-        assert_eq!(health.live(), OK);
+        health.scan.confirm();
+        health.published(Duration::ZERO);
+        health.set_no_policies(Some("the policies are unknown".into()));
+        assert_eq!(health.ready(), ["the policies are unknown"]);
+        assert_eq!([health.live(), health.started()], [OK; 2]);
+        health.set_no_policies(None);
+        assert_eq!(health.ready(), OK);
     }
 
     #[tokio::test(start_paused = true)]

@@ -40,7 +40,7 @@ pub(super) use schedule::Requeue;
 use admission_guard::AdmissionGuard;
 use fingerprint_guard::{FingerprintGuard, PodReport};
 use plan::{Check, Retry, Stop};
-use policy_carryover::PolicyCarryover;
+use policy_carryover::{Demand, PolicyCarryover};
 use remembered_resources::RememberedResources;
 use restart_guard::{KnownPods, RestartGuard};
 use schedule::Schedule;
@@ -66,14 +66,15 @@ pub(super) struct Reconciler {
 impl Reconciler {
     pub(super) fn new(settings: &Settings, now: Instant) -> Self {
         let schedule = Schedule::new(settings.poll, now);
-        let is_configured = settings.kubelet_config.is_configured();
+        let has_source = settings.kubelet_config.is_configured();
+        let demand = Demand { is_needed: settings.needs_policies, has_source };
         Self {
             has_pod_source: !settings.pods.order.is_empty(),
             reused_names: ReusedNames::default(),
             restart: RestartGuard::new(&settings.node, settings.restart_wait),
             admission: AdmissionGuard::default(),
             startup: StartupGuard::new(now, settings.restart_wait),
-            policies: PolicyCarryover::new(is_configured, settings.restart_wait, now),
+            policies: PolicyCarryover::new(demand, settings.restart_wait, now),
             remembered: RememberedResources::default(),
             fingerprint: FingerprintGuard::new(settings.gate.clone(), now),
             requeue: schedule.full_scan(),
@@ -125,6 +126,10 @@ impl Reconciler {
         plan.follow(self.admission.check(&scan, now), (), PodAdmission)?;
         plan.follow(self.adopt_live_object(context.live_object, &scan, now), (), ObjectUnknown)?;
         plan.follow(self.startup.check_config(&scan, now), (), ConfigUnknown)?;
+        plan.policies = Some(self.policies.missing(&scan.config).map_or(Ok(()), Err));
+        if let Some(note) = self.policies.report(&scan.config, now) {
+            plan.warn(Reason::PoliciesUnknown, note);
+        }
         let policies = plan.follow(self.policies.check(&scan.config, now), None, KubeletNotReady)?;
         let remembered = self.remembered.update(&scan, now);
         let account = Account::new(scan, policies.as_deref(), &remembered, context.rules);
@@ -134,8 +139,7 @@ impl Reconciler {
         let list_check = || check_list(usage, pods, view, expects_source);
         let check = self.startup.check(&account.topology, usage.has_allocations(), list_check, now);
         plan.follow(check, (), KubeletNotReady)?;
-        let check = self.policies.accept(account.scan.config.confidence, now);
-        plan.follow(check, (), KubeletNotReady)?;
+        self.policies.accept(account.scan.config.confidence);
         Ok(account)
     }
 

@@ -28,6 +28,8 @@ pub struct Settings {
     pub kubelet_config: ConfigSources,
     /// The deadline of one call to the kubelet.
     pub kubelet_timeout: Duration,
+    /// Whether the object's consumer needs the kubelet's policies.
+    pub needs_policies: bool,
     /// The interval between scans of everything; also the maximum interval between polls.
     pub poll: Duration,
     /// How long the last good object stays after a kubelet restart, until the known pods are back; ten times as

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use anyhow::bail;
 use futures::FutureExt;
 use futures::future::OptionFuture;
+use tokio::sync::oneshot;
 use tokio::task::JoinError;
 use tracing::{info, warn};
 
 use super::flags::{AgentFlags, ConfigArgs};
 use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
-use crate::agent::{Agent, Merge, MergeResponse, Settings};
+use crate::agent::{Agent, FileReplaced, Merge, MergeResponse, Settings};
 use crate::cluster::Cluster;
 use crate::pod_source::SharedInformer;
 use crate::pods_api::PodsApi;
@@ -67,7 +68,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         probes.extend(proxy.as_ref().map(Proxy::health));
         probes.extend(pods_api.as_ref().map(PodsApi::health));
         let _servers = serve(&config, registry, Arc::new(All(probes))).await;
-        run_all(agent, proxy, pods_api, shutdown).await;
+        run_all(agent, proxy, pods_api, shutdown).await?;
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -114,16 +115,29 @@ async fn run_all(
     proxy: Option<Proxy>,
     pods_api: Option<PodsApi>,
     shutdown: impl Future<Output = ()> + Send + 'static,
-) {
+) -> Result<(), FileReplaced> {
+    // The servers stop with the agent.
+    let (stop, stopped) = oneshot::channel::<()>();
+    let shutdown = async move {
+        tokio::select! {
+            () = shutdown => {}
+            _ = stopped => {}
+        }
+    };
     let shutdown = shutdown.shared();
     let proxy = OptionFuture::from(proxy.map(|proxy| proxy.run(None, shutdown.clone())));
     let pods_api = OptionFuture::from(pods_api.map(|pods_api| pods_api.run(None, shutdown.clone())));
     // Runs in a separate task: each wakeup of the runtime's root future costs two more system calls.
     let agent = tokio::spawn(agent.run(shutdown.clone()));
     let agent = async {
-        if let Err(Ok(panic)) = agent.await.map_err(JoinError::try_into_panic) {
-            std::panic::resume_unwind(panic);
+        let ended = agent.await.map_err(JoinError::try_into_panic);
+        drop(stop);
+        match ended {
+            Ok(result) => result,
+            Err(Ok(panic)) => std::panic::resume_unwind(panic),
+            // Nobody aborts it.
+            Err(Err(_)) => Ok(()),
         }
     };
-    tokio::join!(agent, proxy, pods_api);
+    tokio::join!(agent, proxy, pods_api).0
 }

@@ -5,6 +5,7 @@ use tracing::info;
 use super::flags::{ConfigArgs, Flag, Flags, KUBECONFIG, NAMESPACE, TELEMETRY, variable};
 use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
+use crate::config::Period;
 use crate::controller::{self, Controller};
 use crate::telemetry::registry::Registry;
 
@@ -16,6 +17,10 @@ pub(super) struct Args {
     /// Delete the agents' DaemonSets, wait until their pods are gone, delete every object that numacast wrote, and exit
     #[arg(long)]
     purge: bool,
+    /// Wait until every Ready Node that the DaemonSet covers has an object, at most for this long, such as 2m; print the
+    /// Nodes that have none, and exit 0. For an init container of a scheduler that ignores objects created later
+    #[arg(long, value_name = "DURATION", conflicts_with_all = ["check", "purge", "dry_run"])]
+    wait_for_objects: Option<Period>,
     /// Delete and nudge nothing, and say what would be deleted
     #[arg(long)]
     dry_run: bool,
@@ -31,10 +36,10 @@ impl Flags for ControllerFlags {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let Args { check, purge, dry_run, config: ConfigArgs { given, .. } } = args;
+    let Args { check, purge, wait_for_objects, dry_run, config: ConfigArgs { given, .. } } = args;
     let (mut config, reload) = Reload::new(given)?;
     config.controller.dry_run = dry_run;
-    if check || purge {
+    if check || purge || wait_for_objects.is_some() {
         // One-off commands do not take part in leader election.
         config.controller.lease.clear();
     }
@@ -45,6 +50,11 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
             let report = controller::check(&settings, &cluster).await?;
             super::print(&report.to_string())?;
             return Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        }
+        if let Some(limit) = wait_for_objects {
+            let state = controller::wait_for_objects(&settings, &cluster, limit.get()).await;
+            super::print(&format!("{state}\n"))?;
+            return Ok(ExitCode::SUCCESS);
         }
         if purge {
             let purged = controller::purge(&settings, &cluster).await?;

@@ -7,6 +7,7 @@ use futures::stream::{self, BoxStream};
 use numacast_sim::demo::{self, Args, DemoAgent};
 use numacast_sim::node::SimNode;
 use tokio::sync::oneshot;
+use tracing::warn;
 
 use crate::agent::Agent;
 use crate::config::Config;
@@ -25,10 +26,12 @@ async fn start_agent(node: &SimNode) -> anyhow::Result<DemoAgent> {
     let agent = Agent::new(config.agent_settings(), cluster, &mut Registry::default());
     let errors = errors(&agent);
     let (stop, stopped) = oneshot::channel();
-    let task = tokio::spawn(agent.run(async move {
+    let task = tokio::spawn(async move {
         // The demo sends nothing, it drops the sender.
-        let _ = stopped.await;
-    }));
+        if let Err(error) = agent.run(async { drop(stopped.await) }).await {
+            warn!("{error}");
+        }
+    });
     Ok(DemoAgent { task, stop, errors })
 }
 

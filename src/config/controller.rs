@@ -24,6 +24,7 @@ pub struct Controller {
     /// reported if the agent's pod has been missing or not Ready for five minutes. Agents are the pods with the
     /// labels that the selectors have in common. Requires `get` of the DaemonSets, and `list` and `watch` of
     /// `pods` in their namespace.
+    #[schemars(inner(length(min = 1)))]
     pub daemon_sets: Vec<String>,
     /// The Lease for leader election, in the controller's namespace. If empty, every replica leads, so run
     /// only one.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::Period;
 use crate::agent::ConfigSource;
-use crate::kubelet::{Address, Overrides};
+use crate::kubelet::{Address, CertificateFingerprint, Overrides};
 
 /// The host's files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -42,10 +42,18 @@ pub struct Kubelet {
     /// The certificate is always verified, because the agent sends its token. Kubelets with certificates of
     /// the cluster's CA (`serverTLSBootstrap`) need nothing here. A self-signed certificate,
     /// `/var/lib/kubelet/pki/kubelet.crt`, is its own CA; it contains the node's name and no address, so
-    /// `kubelet.serverName` must be set as well. The file is read again when it changes.
+    /// `kubelet.serverName` must be set as well. The file is read for each connection.
     pub ca_file: Option<PathBuf>,
     /// The name in the kubelet's serving certificate. Default: the address
     pub server_name: Option<String>,
+    /// SHA-256 fingerprints of kubelets' serving certificates that are accepted whoever signed them.
+    ///
+    /// For self-signed certificates, if `kubelet.configFile` cannot be used. The kubelet must prove that it has the
+    /// certificate's key; names and dates in the certificate are not checked. Other certificates are verified as
+    /// usual. `openssl x509 -in /var/lib/kubelet/pki/kubelet.crt -noout -fingerprint -sha256` prints the fingerprint
+    /// on a node; the list may have those of many nodes. Digits may be in pairs with colons, after `sha256:`.
+    #[schemars(schema_with = "fingerprints_schema")]
+    pub certificate_fingerprints: Vec<CertificateFingerprint>,
     /// Where the kubelet's configuration is read: `file` (its files and command line), `configz` (its HTTPS
     /// port, which requires the permission to get `nodes/configz`), `auto` (`file`; if the files cannot be
     /// read, `configz`) or `none`.
@@ -55,7 +63,8 @@ pub struct Kubelet {
     ///
     /// To the scheduler plugin, an object without policies means that nothing is aligned on the node. So an
     /// agent keeps the policies of an existing object until it can read others; after five minutes, the log
-    /// and an Event report that. If there are none, the first object waits for them for up to 30 s.
+    /// and an Event report that. If there are none, the agent reports that after five seconds and is not Ready,
+    /// and the first object waits for them for up to 30 s.
     ///
     /// `file`: configuration file, drop-ins and flags, merged as by the kubelet. Its command line is found in
     /// `host.proc` if the kubelet is a process of its own, unlike in k3s; otherwise flags that override the
@@ -74,6 +83,13 @@ pub struct Kubelet {
     #[serde(deserialize_with = "overrides")]
     #[schemars(schema_with = "overrides_schema")]
     pub config_overrides: Overrides,
+}
+
+/// Returns the schema of the fingerprints that [`CertificateFingerprint`] parses.
+fn fingerprints_schema(_: &mut SchemaGenerator) -> Schema {
+    let prefix = "([Ss][Hh][Aa]256(:| [Ff]ingerprint=))?";
+    let digits = "([0-9A-Fa-f]{64}|[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){31})";
+    json_schema!({"type": "array", "items": {"type": "string", "pattern": format!("^{prefix}{digits}$")}})
 }
 
 /// Parses the overrides. Unlike the kubelet's own configuration, invalid values are errors.
@@ -115,6 +131,7 @@ impl Default for Kubelet {
             address: None,
             ca_file: None,
             server_name: None,
+            certificate_fingerprints: Vec::new(),
             config_source: ConfigSource::default(),
             config_file: None,
             config_dir: None,

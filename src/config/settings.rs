@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{Config, Kubelet, Nudge, Paths, PodSource, PodsApiSource};
+use super::{Config, Consumer, Kubelet, Nudge, Paths, PodSource, PodsApiSource};
 use crate::agent::{self, ConfigSources};
 use crate::cluster::{Cluster, ClusterError};
 use crate::controller::{self, NoNamespace, NudgePlan};
@@ -47,6 +47,7 @@ impl Config {
             socket,
             kubelet_config: self.config_sources(),
             kubelet_timeout: kubelet.timeout.get(),
+            needs_policies: self.consumer != Consumer::None,
             poll: scan.poll.get(),
             restart_wait: RESTART_WAIT,
             refresh: publish.refresh.get(),
@@ -95,8 +96,16 @@ impl Config {
     }
 
     fn kubelet_port(&self) -> KubeletPort {
-        let Kubelet { address, ca_file, server_name, timeout, .. } = self.kubelet.clone();
-        KubeletPort { node: self.node_name.clone(), address, ca_file, server_name, timeout: timeout.get() }
+        let Kubelet { address, ca_file, server_name, certificate_fingerprints, timeout, .. } =
+            self.kubelet.clone();
+        KubeletPort {
+            node: self.node_name.clone(),
+            address,
+            ca_file,
+            server_name,
+            fingerprints: certificate_fingerprints,
+            timeout: timeout.get(),
+        }
     }
 
     /// Returns the sources of the node's pods. Annotations are not kept.
@@ -201,7 +210,6 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Consumer;
     use super::*;
 
     fn of_controller(change: impl FnOnce(&mut Config)) -> controller::Settings {

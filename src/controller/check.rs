@@ -12,7 +12,7 @@ use crate::cluster::{Cluster, ClusterError, NrtSummary, SlimNode, SlimPod};
 
 /// The problem of an object without policies.
 const NO_POLICY: &str = "it has no policies, so schedulers ignore its zones: the agent cannot read the kubelet's \
-                         configuration; the Event PoliciesUnknown on the Node has the reason";
+                         configuration; the Event PoliciesUnknown on the Node has the cause and what to set";
 
 /// Maximum number of problems of each kind in the report.
 const MAX_PROBLEMS: usize = 100;

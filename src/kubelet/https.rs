@@ -4,15 +4,23 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::{Request, StatusCode, Uri};
-use kube::client::Body;
+use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::client::{Body, ConfigExt};
 use rustls::CertificateError;
+use rustls::pki_types::ServerName;
+use tower::{BoxError, ServiceBuilder};
 
 use super::address::Address;
+use super::certificates::{CertificateFingerprint, CertificateVerifier, Rejected, Roots, read_certificates};
 use crate::util::error_chain::chain;
 
 /// The kubelet's default port.
@@ -31,6 +39,8 @@ pub struct HttpsTarget {
     pub ca_file: Option<PathBuf>,
     /// The name expected in the certificate; `host` if not set.
     pub server_name: Option<String>,
+    /// The fingerprints of certificates that are accepted whoever signed them.
+    pub fingerprints: Vec<CertificateFingerprint>,
     /// The deadline of one call.
     pub timeout: Duration,
 }
@@ -42,6 +52,8 @@ pub struct HttpsClient {
     /// `https://10.0.0.7:10250`
     url: String,
     timeout: Duration,
+    /// Whether certificates are accepted by their fingerprints.
+    has_fingerprints: bool,
 }
 
 impl fmt::Debug for HttpsClient {
@@ -56,7 +68,7 @@ impl HttpsClient {
     /// server. Its CA is used if the target has none. Does not connect yet; needs a tokio runtime.
     ///
     /// # Errors
-    /// One sentence, if the address is invalid or the CA file has no certificate.
+    /// One sentence, if the address or the name is invalid or the CA file has no certificate.
     pub fn new(cluster: &kube::Config, target: &HttpsTarget) -> Result<Self, String> {
         let url = format!("https://{}", Address { host: target.host.clone(), port: Some(target.port) });
         let unusable = |reason: String| format!("cannot send a request to the kubelet at {url}: {reason}");
@@ -64,21 +76,22 @@ impl HttpsClient {
         let mut config = kube::Config::new(address);
         config.auth_info = cluster.auth_info.clone();
         config.tls_server_name.clone_from(&target.server_name);
-        // The caller decides about retries.
-        config.default_retry = false;
-        config.connect_timeout = Some(target.timeout);
-        if let Some(file) = &target.ca_file {
-            let no_ca = |reason| unusable(format!("{}: {reason}; check `kubelet.caFile`", file.display()));
-            check_ca(file).map_err(no_ca)?;
-            // Only the file is trusted; it is read again when it changes.
-            config.root_cert = Some(Vec::new());
-            config.root_cert_file = Some(file.clone());
-        } else {
-            config.root_cert.clone_from(&cluster.root_cert);
-            config.root_cert_file.clone_from(&cluster.root_cert_file);
-        }
-        let client = kube::Client::try_from(config).map_err(|error| unusable(chain(&error)))?;
-        Ok(Self { client, url, timeout: target.timeout })
+        // Our verifier has the CAs.
+        config.root_cert = Some(Vec::new());
+        let roots = match (&target.ca_file, &cluster.root_cert_file) {
+            (Some(file), _) => {
+                let no_ca =
+                    |reason| unusable(format!("{}: {reason}; check `kubelet.caFile`", file.display()));
+                // Each connection reads it again, but an error is clearer if reported here.
+                read_certificates(file).map_err(no_ca)?;
+                Roots::File(file.clone())
+            }
+            (None, Some(file)) => Roots::File(file.clone()),
+            (None, None) => Roots::Certificates(cluster.root_cert.clone().unwrap_or_default()),
+        };
+        let verifier = CertificateVerifier::new(roots, target.fingerprints.clone());
+        let client = client(config, verifier).map_err(unusable)?;
+        Ok(Self { client, url, timeout: target.timeout, has_fingerprints: !target.fingerprints.is_empty() })
     }
 
     /// Returns the body of the response to `GET path`, of at most `limit` bytes, within the deadline.
@@ -139,40 +152,77 @@ impl HttpsClient {
     }
 
     fn explain(&self, error: &kube::Error) -> String {
-        use rustls::Error::InvalidCertificate;
         let url = &self.url;
         if let kube::Error::Auth(_) = error {
             return format!("cannot send a request to the kubelet at {url}: {}", chain(error));
         }
-        let certificate = format!("the certificate of the kubelet at {url}");
         match tls_error(error) {
             None => format!("the kubelet at {url} cannot be reached: {}", chain(error)),
-            // A bad signature: the trusted CA has the same name but another key.
-            Some(InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => {
-                format!(
-                    "{certificate} is signed by an unknown CA: set `kubelet.caFile` to the CA of the nodes' serving \
-                 certificates (for one that the kubelet made itself, its own `pki/kubelet.crt`)"
-                )
-            }
-            Some(InvalidCertificate(
-                reason
-                @ (CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. }),
-            )) => format!(
-                "{certificate} has another name ({reason}): set `kubelet.serverName` to the one that it has, usually \
-                 the node's"
-            ),
-            Some(error) => format!("{certificate} cannot be accepted: {error}"),
+            Some(error) => match rejected(error) {
+                Some(rejected) => self.explain_rejected(rejected),
+                None => format!("the TLS connection to the kubelet at {url} failed: {error}"),
+            },
         }
+    }
+
+    /// Says why the certificate is not accepted, and everything that has to be set in each case.
+    fn explain_rejected(&self, rejected: &Rejected) -> String {
+        use CertificateError::{BadSignature, NotValidForName, NotValidForNameContext, UnknownIssuer};
+        let Rejected { cause, is_self_signed, fingerprint } = rejected;
+        let (fault, remedy) = match cause {
+            // A bad signature: the trusted CA has the same name but another key.
+            UnknownIssuer | BadSignature if *is_self_signed => (
+                "is self-signed".to_owned(),
+                "set `kubelet.caFile` to the node's `pki/kubelet.crt` and `kubelet.serverName` to the node's name",
+            ),
+            UnknownIssuer | BadSignature => (
+                "is signed by an unknown CA".to_owned(),
+                "set `kubelet.caFile` to the CA of the nodes' serving certificates (and `kubelet.serverName`, if they \
+                 do not contain the address)",
+            ),
+            NotValidForName | NotValidForNameContext { .. } => (
+                format!("has another name ({cause})"),
+                "set `kubelet.serverName` to the one that it has, usually the node's",
+            ),
+            cause => (format!("is not valid ({cause})"), "renew it"),
+        };
+        let others = if self.has_fingerprints { ", which has only others," } else { "" };
+        format!(
+            "the certificate of the kubelet at {} {fault}: {remedy}, or add its SHA-256 fingerprint {fingerprint} to \
+             `kubelet.certificateFingerprints`{others} after comparing it with what `openssl x509 -in \
+             /var/lib/kubelet/pki/kubelet.crt -noout -fingerprint -sha256` prints on the node",
+            self.url
+        )
     }
 }
 
-/// Checks the CA file. The verifier reads it again, but an error is clearer if reported here.
-fn check_ca(file: &Path) -> Result<(), String> {
-    use rustls::pki_types::{CertificateDer, pem::PemObject};
-    let text = std::fs::read(file).map_err(|error| error.to_string())?;
-    match CertificateDer::pem_slice_iter(&text).next() {
-        Some(Ok(_)) => Ok(()),
-        _ => Err("it contains no certificate in PEM".to_owned()),
+/// Returns a client with the credentials and the address of `config`, and this verifier of certificates. The
+/// caller decides about retries and deadlines.
+fn client(config: kube::Config, verifier: CertificateVerifier) -> Result<kube::Client, String> {
+    let mut tls = config.rustls_client_config().map_err(|error| chain(&error))?;
+    tls.dangerous().set_certificate_verifier(Arc::new(verifier));
+    let mut connector = HttpsConnectorBuilder::new().with_tls_config(tls).https_only();
+    if let Some(name) = config.tls_server_name.clone() {
+        let invalid = |_| format!("`kubelet.serverName: {name}` is not a valid name");
+        let name = ServerName::try_from(name.clone()).map_err(invalid)?;
+        connector = connector.with_server_name_resolver(FixedServerNameResolver::new(name));
+    }
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    let connector = connector.enable_http1().wrap_connector(tcp);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer().map_err(|error| chain(&error))?)
+        .map_err(BoxError::from)
+        .service(Client::builder(TokioExecutor::new()).build::<_, Body>(connector));
+    Ok(kube::Client::new(service, config.default_namespace))
+}
+
+/// Returns the certificate that our verifier rejected, if that is the error.
+fn rejected(error: &rustls::Error) -> Option<&Rejected> {
+    match error {
+        rustls::Error::InvalidCertificate(CertificateError::Other(error)) => error.0.downcast_ref(),
+        _ => None,
     }
 }
 

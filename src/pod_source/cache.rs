@@ -80,6 +80,17 @@ impl PodCache {
         cache
     }
 
+    /// Returns a cache whose source has failed with this error since its start.
+    #[cfg(test)]
+    pub(crate) fn failing(error: &str) -> Self {
+        let cache = Self::none();
+        {
+            let mut pods = cache.pods();
+            (pods.failing_since, pods.error) = (Some(Instant::now()), Some(error.to_owned()));
+        }
+        cache
+    }
+
     /// Watches the pods of `node`; without a source if `sources` has none.
     #[must_use]
     pub fn start(sources: PodSources, node: String, cluster: Cluster, metrics: PodSourceMetrics) -> Self {
@@ -130,6 +141,12 @@ impl PodCache {
     #[must_use]
     pub fn failing_for(&self) -> Option<Duration> {
         self.pods().failing_since.map(|since| since.elapsed())
+    }
+
+    /// Returns the source's last error, while it is failing.
+    #[must_use]
+    pub fn error(&self) -> Option<String> {
+        self.pods().error.clone()
     }
 
     /// Returns a number that changes whenever any pod changes, and when the first list is complete.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tracing::debug;
 
 use crate::cluster::{Cluster, KubeletEndpoint};
-use crate::kubelet::{Address, HTTPS_PORT, HttpsClient, HttpsTarget};
+use crate::kubelet::{Address, CertificateFingerprint, HTTPS_PORT, HttpsClient, HttpsTarget};
 
 /// How to reach the kubelet's HTTPS port.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +19,8 @@ pub struct KubeletPort {
     pub ca_file: Option<PathBuf>,
     /// The name in its certificate; the address if not set.
     pub server_name: Option<String>,
+    /// The fingerprints of certificates that are accepted whoever signed them.
+    pub fingerprints: Vec<CertificateFingerprint>,
     /// The deadline of one call.
     pub timeout: Duration,
 }
@@ -33,8 +35,14 @@ impl KubeletPort {
             Some(Address { host, port: None }) => (host.clone(), self.port(cluster).await),
             None => self.endpoint(cluster).await?,
         };
-        let (ca_file, server_name, timeout) = (self.ca_file.clone(), self.server_name.clone(), self.timeout);
-        let target = HttpsTarget { host, port, ca_file, server_name, timeout };
+        let target = HttpsTarget {
+            host,
+            port,
+            ca_file: self.ca_file.clone(),
+            server_name: self.server_name.clone(),
+            fingerprints: self.fingerprints.clone(),
+            timeout: self.timeout,
+        };
         HttpsClient::new(config, &target)
     }
 

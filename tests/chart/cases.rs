@@ -41,7 +41,7 @@ const EVERYTHING: [&str; 12] = [
 ];
 
 /// Single settings, or a few related ones.
-const SWITCHES: [&[&str]; 77] = [
+const SWITCHES: [&[&str]; 78] = [
     &[],
     &["nameOverride=zones"],
     &["fullnameOverride=zones"],
@@ -95,6 +95,9 @@ const SWITCHES: [&[&str]; 77] = [
         "kubelet.configOverrides.topologyManagerScope=pod",
     ],
     &["kubelet.address=worker.example:10251", "networkPolicy.enabled=true"],
+    &[
+        "kubelet.certificateFingerprints={sha256:00:07:0E:15:1C:23:2A:31:38:3F:46:4D:54:5B:62:69:70:77:7E:85:8C:93:9A:A1:A8:AF:B6:BD:C4:CB:D2:D9}",
+    ],
     &["config.health.address=none", "controller.config.health.address=none"],
     &["config.metrics.address=none", "controller.config.metrics.address=none", "networkPolicy.enabled=true"],
     &["config.health.address=0.0.0.0:1234", "config.metrics.address=[::]:4321"],
@@ -170,7 +173,7 @@ const SWITCHES: [&[&str]; 77] = [
         "controller.config.scheduler=kube-system/component=kube-scheduler",
         "controller.config.garbage.maxPercent=50",
     ],
-    &["controller.config.lease=", "controller.config.daemonSets=null", "controller.replicaCount=1"],
+    &["controller.config.lease=", "controller.replicaCount=1"],
     &["scheduler.enabled=true", "scheduler.config.parallelism=32", "podMonitor.enabled=true"],
     &["scheduler.enabled=true", "config.consumer=schedulerPlugins", "networkPolicy.enabled=true"],
     &[

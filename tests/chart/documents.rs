@@ -52,9 +52,13 @@ fn annotation(about: &Value, name: &str) -> Result<Value> {
 fn artifact_hub_shows_the_crd_of_the_chart() -> Result<()> {
     let (crds, crd) = (annotation(&yaml("Chart.yaml")?, "crds")?, yaml("files/crd.yaml")?);
     let shown = &crds[0];
-    ensure!(shown["name"] == crd["metadata"]["name"] && shown["kind"] == crd["spec"]["names"]["kind"], "{shown}");
+    ensure!(
+        shown["name"] == crd["metadata"]["name"] && shown["kind"] == crd["spec"]["names"]["kind"],
+        "{shown}"
+    );
     let versions: Vec<&Value> = crate::helm::items(&crd["spec"]["versions"]).collect();
-    let stored = versions.iter().find(|version| version["storage"] == true).context("no version is stored")?;
+    let stored =
+        versions.iter().find(|version| version["storage"] == true).context("no version is stored")?;
     ensure!(shown["version"] == stored["name"], "{shown}");
     let icon = yaml("Chart.yaml")?["icon"].as_str().map(str::to_owned).context("no icon")?;
     let file = icon.rsplit('/').next().unwrap_or_default();

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use crate::helm::{Helm, chart};
 
 /// Rejected settings, with a part of the error.
-const BY_THE_SCHEMA: [(&str, &str); 62] = [
+const BY_THE_SCHEMA: [(&str, &str); 61] = [
     ("agent=null", "missing property 'agent'"),
     ("fullnameOverride=1st", "at '/fullnameOverride'"),
     ("agnet.enabled=true", "additional properties 'agnet' not allowed"),
@@ -30,8 +30,6 @@ const BY_THE_SCHEMA: [(&str, &str); 62] = [
     ("agent.extraEnv[0].nam=A", "at '/agent/extraEnv/0'"),
     ("agent.probes.live.periodSeconds=3", "at '/agent/probes': additional properties 'live' not allowed"),
     ("agent.probes.liveness.httpGet.path=/", "at '/agent/probes/liveness'"),
-    ("agent.terminationGracePeriodSeconds=10s", "at '/agent/terminationGracePeriodSeconds'"),
-    ("agent.dnsPolicy=default", "at '/agent/dnsPolicy': value must be one of"),
     ("config.scan.pol=5s", "at '/config/scan': additional properties 'pol' not allowed"),
     ("config.scan.poll=5", "at '/config/scan/poll': got number, want string"),
     ("config.publish.events=1", "at '/config/publish/events': got number, want boolean"),
@@ -48,6 +46,7 @@ const BY_THE_SCHEMA: [(&str, &str); 62] = [
         "kubelet.configOverrides.topologyManagerScpe=pod",
         "additional properties 'topologyManagerScpe' not allowed",
     ),
+    ("kubelet.certificateFingerprints={sha256:3FA1}", "at '/kubelet/certificateFingerprints/0'"),
     ("kubelet.configSource=files", "at '/kubelet/configSource': value must be one of"),
     ("kubelet.port=10251", "at '/kubelet': additional properties 'port' not allowed"),
     ("platform=talos", "at '/platform': value must be one of"),
@@ -64,7 +63,7 @@ const BY_THE_SCHEMA: [(&str, &str); 62] = [
         "at '/agent/pools/0/platform': value must be one of",
     ),
     ("crds.install=true", "at '/crds': additional properties 'install' not allowed"),
-    ("hostUsers=no", "at '/hostUsers': got string, want boolean or null"),
+    ("hostUsers=no", "at '/hostUsers': got string, want null or boolean"),
     ("priorityQuota.enabled=on", "at '/priorityQuota/enabled': value must be one of"),
     ("global.imageRegistry=a/", "at '/global/imageRegistry'"),
     ("global.imagePullSecrets[0]=a", "at '/global/imagePullSecrets/0': got string, want object"),

@@ -68,6 +68,19 @@ fn the_configuration_of_the_scheduler_fits_that_of_the_agents() -> Result<()> {
         ensure!(lease.is_some_and(|lease| lease["resourceName"] == "numacast-scheduler"), "{text}");
         let printed: Value = serde_saphyr::from_str(&profile(&config, "numa-scheduler")?)?;
         ensure!(rendered == printed, "{values}: {text}");
+        // Only the overreserving cache ignores objects that are created later.
+        let deployment = objects.one("Deployment", "numacast-scheduler")?;
+        let init = &deployment["spec"]["template"]["spec"]["initContainers"][0]["args"];
+        let waits = json!([
+            "controller",
+            "--wait-for-objects=2m",
+            "--namespace=numa",
+            "--set=controller.daemonSets=[\"numacast-agent\"]",
+        ]);
+        let expected = if values.starts_with(cached) { waits } else { Value::Null };
+        ensure!(*init == expected, "{values}: {init}");
+        let role = objects.one("Role", "numacast-scheduler")?.to_string();
+        ensure!(role.contains("daemonsets") == values.starts_with(cached), "{values}: {role}");
     }
     Ok(())
 }
@@ -414,9 +427,9 @@ fn a_default_can_be_taken_away() -> Result<()> {
 #[test]
 fn the_hook_uninstalls_independently_of_the_controllers_configuration() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
-    let values = "controller.extraArgs[0]=--dry-run,controller.config.daemonSets={}";
+    let values = "controller.extraArgs[0]=--dry-run";
     let values = format!("{values},metricsTls.secretName=a,controller.enabled=false");
-    let objects = helm.render(&["--set", &values])?;
+    let objects = helm.render(&["--set", &values, "--set-json", "controller.config.daemonSets=[]"])?;
     let pod = &objects.one("Job", "numacast-purge")?["spec"]["template"]["spec"];
     let arguments: Vec<&str> = crate::helm::words(&pod["containers"][0]["args"]).collect();
     let right = ["/etc/numacast/config.yaml", "--set=controller.daemonSets=[\"numacast-agent\"]"];

@@ -326,9 +326,9 @@ impl FleetNode {
         let agent = Agent::new(config.agent_settings(), connection, &mut metrics);
         let health = agent.health();
         let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(agent.run(async {
-            let _ = stopped.await;
-        }));
+        let task = tokio::spawn(async {
+            agent.run(async { drop(stopped.await) }).await.expect("no file is replaced");
+        });
         *lock(&self.agent) = Some(RunningAgent { running: Running { stop, task }, metrics, health });
         Ok(())
     }

@@ -67,6 +67,7 @@ mod src {
             pub struct Settings {
                 pub node: String,
                 pub kubelet_config: ConfigSources,
+                pub needs_policies: bool,
                 pub poll: Duration,
                 pub restart_wait: Duration,
                 pub pods: PodSources,
@@ -121,6 +122,7 @@ mod src {
                 Settings {
                     node: self.node_name.clone(),
                     kubelet_config: ConfigSources,
+                    needs_policies: true,
                     poll: Duration::from_secs(5),
                     restart_wait: Duration::from_secs(30),
                     pods: PodSources { order: vec![PodSourceKind::ApiServer] },

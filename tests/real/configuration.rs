@@ -182,7 +182,19 @@ async fn errors_of_the_kubelets_port_say_what_to_do() -> Result<()> {
     );
     ensure!(error.contains("RBAC must allow `get` on nodes/configz; kubelets before 1.33"), "{error}");
     let error = config_error(&node, &agent, &without("caFile")).await?;
-    ensure!(error.contains("is signed by an unknown CA: set `kubelet.caFile`"), "{error}");
+    let (fault, fingerprint) = error.split_once("SHA-256 fingerprint ").context(error.clone())?;
+    ensure!(fault.contains("is self-signed: set `kubelet.caFile`"), "{error}");
+    // With the fingerprint from the error, the certificate needs neither its CA nor its name.
+    let fingerprint = fingerprint.split(' ').next().unwrap_or_default();
+    let accept = |fingerprint: &str| {
+        let pin = format!("--set=kubelet.certificateFingerprints=['{fingerprint}']");
+        let rest = arguments.iter().filter(|it| !it.contains("caFile") && !it.contains("serverName"));
+        rest.cloned().chain([pin]).collect::<Vec<_>>()
+    };
+    let pinned = config_error(&node, &agent, &accept(fingerprint)).await?;
+    ensure!(pinned.contains("rejects GET /configz (Forbidden"), "the certificate is accepted: {pinned}");
+    let wrong = config_error(&node, &agent, &accept(&"00".repeat(32))).await?;
+    ensure!(wrong.contains("which has only others") && wrong.contains(fingerprint), "{wrong}");
     let error = config_error(&node, &agent, &without("serverName")).await?;
     ensure!(error.contains("has another name") && error.contains("set `kubelet.serverName`"), "{error}");
     let stranger = cluster.kubeconfig_of("stranger", "no-token-of-anybody")?;
@@ -233,7 +245,7 @@ async fn the_first_object_waits_for_its_policies() -> Result<()> {
     let first = attribute(&node, "topologyManagerPolicy").await;
     // On a slow machine 30 s have passed; then it is published without policies, and the agent logs that.
     let log = std::fs::read_to_string(node.dir().join("agent.log"))?;
-    ensure!(first.is_ok() || log.contains("so the object has no policies"), "{first:?}: {log}");
+    ensure!(first.is_ok() || log.contains("so the object has none"), "{first:?}: {log}");
     until("the policies are there", async || {
         ensure!(attribute(&node, "topologyManagerPolicy").await? == "best-effort");
         Ok(())

@@ -201,6 +201,7 @@ fn endpoint(
         port,
         ca_file: Some(certificate(node)),
         server_name: Some(node.name().to_owned()),
+        fingerprints: Vec::new(),
         timeout: DEADLINE,
     };
     let connect = move || {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use numacast::agent::{Agent, Settings};
+use numacast::agent::{Agent, FileReplaced, Settings};
 use numacast::cluster::Cluster;
 use numacast::config::Config;
 use numacast::telemetry::registry::Registry;
@@ -20,7 +20,7 @@ pub(crate) struct Environment {
     pub(crate) server: ApiServer,
     pub(crate) metrics: Registry,
     stop: Option<oneshot::Sender<()>>,
-    agent: JoinHandle<()>,
+    agent: JoinHandle<Result<(), FileReplaced>>,
 }
 
 impl Environment {
@@ -126,7 +126,7 @@ impl Environment {
     /// Stops the agent; the node and the API server keep running.
     pub(crate) async fn stop_agent(mut self) -> Self {
         drop(self.stop.take());
-        (&mut self.agent).await.unwrap();
+        (&mut self.agent).await.unwrap().unwrap();
         self
     }
 

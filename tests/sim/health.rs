@@ -1,16 +1,18 @@
 //! The agent's probes over loopback while the kubelet or the API server is down.
 
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use numacast::agent::Agent;
+use numacast::agent::{Agent, ConfigSource, FileReplaced, Settings};
 use numacast::cluster::Cluster;
-use numacast::config::{Config, Endpoint};
+use numacast::config::{Config, Consumer, Endpoint};
 use numacast::telemetry::registry::Registry;
 use numacast::telemetry::server::{Endpoints, Server};
 use numacast_sim::api_server::ApiServer;
 use numacast_sim::kubelet::PodSpec;
+use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio::time::{advance, pause, resume, sleep};
 
@@ -22,12 +24,17 @@ const OK: (u16, &str) = (200, "ok\n");
 struct Environment {
     node: Node,
     api: ApiServer,
-    agent: JoinHandle<()>,
+    agent: JoinHandle<Result<(), FileReplaced>>,
     probes: Server,
 }
 
 impl Environment {
     async fn start(with_api_server: bool) -> Self {
+        Self::configured(with_api_server, |_, _| {}).await
+    }
+
+    /// Starts an agent with a changed configuration; without an object, it waits for policies for a short time.
+    async fn configured(with_api_server: bool, configure: impl FnOnce(&mut Config, &Node)) -> Self {
         let node = Node::start();
         let api = ApiServer::start_on_any_port(0).await.unwrap();
         api.add_node("worker").unwrap();
@@ -36,9 +43,11 @@ impl Environment {
         }
         let mut config = Config { node_name: "worker".into(), ..Config::default() };
         config.host.root = node.root().to_owned();
+        configure(&mut config, &node);
         let cluster = Cluster::with_client(api.client().unwrap(), api.url(), Duration::from_millis(500));
         let mut registry = Registry::default();
-        let agent = Agent::new(config.agent_settings(), cluster, &mut registry);
+        let settings = Settings { restart_wait: Duration::from_millis(100), ..config.agent_settings() };
+        let agent = Agent::new(settings, cluster, &mut registry);
         let endpoints = Endpoints { metrics: Some(Arc::new(registry)), health: Some(agent.health()) };
         let probes = Server::start(Endpoint::At(ANY_PORT), endpoints, None).await.unwrap().unwrap();
         Self { node, api, agent: tokio::spawn(agent.run(std::future::pending())), probes }
@@ -144,6 +153,84 @@ async fn without_the_api_server_the_agent_is_alive_but_not_ready() {
         }
         env.wait_until_ok("/readyz").await;
     }
+}
+
+const NO_POLICIES: &str =
+    "the kubelet's policies are unknown, so the object has none and schedulers ignore its zones: ";
+
+#[tokio::test]
+async fn without_policies_that_a_scheduler_needs_the_agent_is_not_ready() {
+    let file = |node: &Node| node.root().join("kubelet.yaml");
+    let env =
+        Environment::configured(true, |config, node| config.kubelet.config_file = Some(file(node))).await;
+    // It is written without them, and that is the only thing that is wrong.
+    env.wait_until_ok("/startupz").await;
+    let cause = "cannot read the kubelet's configuration ";
+    let is_only_reason =
+        |body: &str| body.starts_with(NO_POLICIES) && body.contains(cause) && body.lines().count() == 1;
+    env.wait_for("/readyz", |response| {
+        response.starts_with("HTTP/1.1 503 ") && is_only_reason(response.split_once("\r\n\r\n").unwrap().1)
+    })
+    .await;
+    env.expect("/livez", OK).await;
+    std::fs::write(file(&env.node), "topologyManagerPolicy: restricted\n").unwrap();
+    env.wait_until_ok("/readyz").await;
+    // They stay known to a kubelet whose file is gone.
+    std::fs::remove_file(file(&env.node)).unwrap();
+    env.node.kubelet.stop();
+    env.node.kubelet.boot().unwrap();
+    env.node.kubelet.set_ready(true, true);
+    env.node.kubelet.register_plugins();
+    let unreadable = "numacast_findings{kind=\"unreadable\"} 1\n";
+    env.wait_for("/metrics", |response| response.contains(unreadable)).await;
+    env.expect("/readyz", OK).await;
+}
+
+#[tokio::test]
+async fn without_a_source_of_policies_the_agent_is_ready_if_none_are_needed_or_they_are_given() {
+    let none = |config: &mut Config| config.kubelet.config_source = ConfigSource::None;
+    let env = Environment::configured(true, |config, _| none(config)).await;
+    env.wait_until_ok("/startupz").await;
+    let (code, body) = env.probe("/readyz").await;
+    let cause = "`kubelet.configSource` is none, and `kubelet.configOverrides` has no policies\n";
+    assert!(code == 503 && body.starts_with(NO_POLICIES) && body.ends_with(cause), "{code} {body}");
+    let given = json!({"topologyManagerPolicy": "restricted", "topologyManagerScope": "pod"});
+    let env = Environment::configured(true, |config, _| {
+        none(config);
+        config.kubelet.config_overrides = serde_json::from_value(given).unwrap();
+    })
+    .await;
+    env.wait_until_ok("/readyz").await;
+    let env = Environment::configured(true, |config, _| {
+        none(config);
+        config.consumer = Consumer::None;
+    })
+    .await;
+    env.wait_until_ok("/readyz").await;
+}
+
+#[tokio::test]
+async fn an_agent_exits_if_only_a_new_container_sees_the_file_that_the_kubelet_has_read() {
+    // As a mount does, an open file stays what it is when another one takes its name.
+    let mount = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(mount.path(), "topologyManagerPolicy: restricted\n").unwrap();
+    let mounted = format!("/proc/self/fd/{}", mount.as_file().as_raw_fd());
+    let env =
+        Environment::configured(true, |config, _| config.kubelet.config_file = Some(mounted.into())).await;
+    env.wait_until_ok("/readyz").await;
+    std::fs::remove_file(mount.path()).unwrap();
+    let scans = |metrics: &str| -> u32 {
+        let line = metrics.lines().find(|line| line.starts_with("numacast_scan_duration_seconds_count "));
+        line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap()
+    };
+    // The kubelet has not read the new file yet.
+    let before = scans(&env.probe("/metrics").await.1);
+    advance_clock(6).await;
+    env.wait_for("/metrics", |response| scans(response) > before).await;
+    env.node.kubelet.stop();
+    env.node.kubelet.boot().unwrap();
+    let error = env.agent.await.unwrap().unwrap_err().to_string();
+    assert!(error.contains("was replaced on the host before the kubelet restarted"), "{error}");
 }
 
 #[tokio::test]

@@ -109,10 +109,39 @@ async fn unreadable_policies_are_carried_over_and_reported_once() {
     let events = env.server.list(&EVENTS, "default");
     let unknown = events.iter().filter(|event| event["reason"] == "PoliciesUnknown");
     let notes: Vec<&str> = unknown.map(|event| event["note"].as_str().unwrap()).collect();
-    assert!(matches!(notes[..], [note] if note.contains("keeps the policies")), "{notes:?}");
+    assert!(matches!(notes[..], [note] if note.contains("keeps those that it had before")), "{notes:?}");
     env.node.kubelet.start_pod(PodSpec::guaranteed("a", 2, GIB)).await.unwrap();
     env.converges().await;
     kept().expect("the policies are gone after a change");
+    env.stop().await;
+}
+
+#[tokio::test]
+async fn an_event_names_the_cause_before_the_object_is_written_without_policies() {
+    let env = Environment::with(Node::with(quick()), api_server(), |settings| {
+        without_config(settings);
+        settings.restart_wait = Duration::from_secs(30);
+    });
+    let note = || {
+        let events = env.server.list(&EVENTS, "default");
+        let event = events.into_iter().find(|event| event["reason"] == "PoliciesUnknown")?;
+        Some(event["note"].as_str().unwrap().to_owned())
+    };
+    env.wait_for("the configuration is unreadable", || (env.node.kubelet.calls().list > 1).then_some(()))
+        .await;
+    tokio::time::pause();
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    tokio::time::resume();
+    env.wait_for("the Event", || note().map(drop)).await;
+    let note = note().unwrap();
+    let start = "the kubelet's policies are unknown, so the object has none and schedulers ignore its zones: set \
+                 `kubelet.configFile`";
+    assert!(note.starts_with(start), "{note}");
+    assert!(
+        note.contains("cannot read the kubelet's configuration /nowhere/config.yaml: No such file"),
+        "{note}"
+    );
+    assert!(env.server.topology("worker").is_none(), "it waits longer than the Event");
     env.stop().await;
 }
 

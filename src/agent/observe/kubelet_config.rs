@@ -32,6 +32,9 @@ pub(in crate::agent) struct ConfigReader {
     errors: Vec<String>,
     /// Why this kubelet's configuration cannot be read; that of the previous kubelet may still be used.
     pub(in crate::agent) error: Option<String>,
+    /// A file that this process can never read again, if the configuration of this kubelet is unknown. A new
+    /// container can read it.
+    pub(in crate::agent) replaced: Option<PathBuf>,
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +63,7 @@ impl ConfigReader {
             is_doubtful: false,
             errors: Vec::new(),
             error: None,
+            replaced: None,
         }
     }
 
@@ -73,12 +77,6 @@ impl ConfigReader {
         // Overrides are certain.
         let is_overridden = self.sources.overrides.topology_manager_policy.is_some();
         self.known.is_some() && (!self.is_doubtful || is_overridden)
-    }
-
-    /// Returns a file that this process can never read again, if the configuration of this kubelet is
-    /// unknown. A new container can read it.
-    pub(super) fn unreachable_file(&self) -> Option<PathBuf> {
-        self.error.as_ref().and_then(|_| self.sources.used_files()?.replaced())
     }
 
     /// Reads the configuration of this kubelet instance, unless it is known, and returns its errors.
@@ -119,6 +117,7 @@ impl ConfigReader {
             })),
             None => file_error,
         };
+        self.replaced = self.error.as_ref().and_then(|_| self.sources.used_files()?.replaced());
         let error = self.error.iter();
         error.map(|error| with_consequence(error, self.known.is_some())).collect()
     }
@@ -127,7 +126,8 @@ impl ConfigReader {
         let (mut config, errors) = read;
         self.sources.overrides.apply(&mut config);
         self.known = Some((instance, config));
-        (self.errors, self.error, self.is_doubtful) = (errors, None, false);
+        (self.errors, self.error, self.replaced) = (errors, None, None);
+        self.is_doubtful = false;
         self.request = ConfigRequest::to(instance);
     }
 

@@ -32,7 +32,6 @@ pub struct NodeReader {
     offered: BTreeSet<String>,
     /// Device resources in use that even a fresh inventory lacked.
     absent: BTreeSet<String>,
-    metrics: Option<Arc<Metrics>>,
 }
 
 impl NodeReader {
@@ -53,7 +52,7 @@ impl NodeReader {
         let (socket, timeout) = (settings.socket.clone(), settings.kubelet_timeout);
         let checkpoints = CheckpointPaths::new(&settings.kubelet_dir, &settings.device_plugins);
         Self {
-            kubelet: KubeletReader::new(socket, timeout, metrics.clone()),
+            kubelet: KubeletReader::new(socket, timeout, metrics),
             config: ConfigReader::new(settings.kubelet_config.clone(), cluster),
             checkpoints: CheckpointReader::new(checkpoints),
             host: settings.host.clone(),
@@ -62,7 +61,6 @@ impl NodeReader {
             inventory: None,
             offered: BTreeSet::new(),
             absent: BTreeSet::new(),
-            metrics,
         }
     }
 
@@ -176,9 +174,6 @@ impl NodeReader {
             None => {
                 let machine = machine::read(&self.host)?;
                 let errors = self.config.read(instance, response.socket.created(), Instant::now());
-                if let Some(metrics) = &self.metrics {
-                    metrics.health.unreachable_file(self.config.unreachable_file());
-                }
                 Inventory::new(machine, allocatable, self.config.config().cloned(), errors)
             }
         };

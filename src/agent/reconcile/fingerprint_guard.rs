@@ -24,7 +24,8 @@ pub(in super::super) const FIRST_LIST: Duration = Duration::from_secs(2);
 /// Like [`FIRST_LIST`], if only reservations protect a pod that was bound before: longer than the backoff
 /// after one failed list.
 const FIRST_LIST_TO_RESERVE: Duration = Duration::from_secs(12);
-/// A warning is logged if no source has listed the node's pods after this time.
+/// A warning is logged if no source has listed the node's pods after this time. Longer than the backoff of a list that
+/// failed: an API server that has just started may forbid what it will allow a moment later.
 const WARN_AFTER: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +60,8 @@ pub(in super::super) struct FingerprintGuard {
     gate: FingerprintGate,
     /// The gate's times count from here.
     started: Instant,
+    /// Since when only the node's pods are missing: the API server has responded by then.
+    waiting_since: Option<Instant>,
     pub(in super::super) account: Option<Account>,
     accounts: u64,
     /// Whether the last scan was accepted.
@@ -77,6 +80,7 @@ impl FingerprintGuard {
         Self {
             gate: FingerprintGate::new(settings),
             started,
+            waiting_since: None,
             account: None,
             accounts: 0,
             is_responding: false,
@@ -119,7 +123,7 @@ impl FingerprintGuard {
             return None;
         }
         self.recheck_at = None;
-        if self.account.is_none() || self.waits_for_pods(pods.is_synced(), now, report) {
+        if self.account.is_none() || self.waits_for_pods(pods, now, report) {
             return None;
         }
         let verdict = self.evaluate(pods, exclude, now)?;
@@ -152,16 +156,16 @@ impl FingerprintGuard {
 
     /// Returns true while the first object waits for the pods: until they are known, no fingerprint can match
     /// and nothing can be reserved. The wait is limited.
-    fn waits_for_pods(&mut self, are_synced: bool, now: Instant, report: &mut PodReport) -> bool {
+    fn waits_for_pods(&mut self, pods: &PodCache, now: Instant, report: &mut PodReport) -> bool {
         let GateSettings { view, reserve, .. } = self.gate.settings;
         let is_scheduler_view = view == FingerprintView::Scheduler;
-        if are_synced || !is_scheduler_view && !reserve {
+        if pods.is_synced() || !is_scheduler_view && !reserve {
             return false;
         }
         // In the scheduler's view, the fingerprint of an object that is written without the pods is withheld.
         let limit = if is_scheduler_view { FIRST_LIST } else { FIRST_LIST_TO_RESERVE };
-        let deadline = self.started + limit;
-        let warn_at = self.started + WARN_AFTER;
+        let since = *self.waiting_since.get_or_insert(now);
+        let (deadline, warn_at) = (since + limit, since + WARN_AFTER);
         if now < deadline {
             self.recheck_at = Some(deadline);
             return true;
@@ -170,7 +174,7 @@ impl FingerprintGuard {
             self.recheck_at = Some(warn_at);
         } else if !self.is_reported {
             self.is_reported = true;
-            report.events.push((Reason::PodsUnknown, pods_unknown(is_scheduler_view)));
+            report.events.push((Reason::PodsUnknown, pods_unknown(is_scheduler_view, pods.error())));
         }
         false
     }
@@ -237,15 +241,13 @@ fn earliest<const N: usize>(times: [Option<Instant>; N]) -> Option<Instant> {
     times.into_iter().flatten().min()
 }
 
-fn pods_unknown(is_scheduler_view: bool) -> String {
+fn pods_unknown(is_scheduler_view: bool, cause: Option<String>) -> String {
     let consequence = match is_scheduler_view {
         true => "the scheduler plugin cannot use its NodeResourceTopology",
         false => "its NodeResourceTopology reserves nothing for bound pods",
     };
-    format!(
-        "the node's pods have not been listed since the agent started, so {consequence}: allow the agent to list and \
-         watch pods"
-    )
+    let cause = cause.unwrap_or_else(|| "their source has not responded yet".to_owned());
+    format!("the node's pods have not been listed since the agent started, so {consequence}: {cause}")
 }
 
 #[cfg(test)]

@@ -48,6 +48,8 @@ pub(in super::super) struct Plan {
     /// Whether scans work, or why not; `None` if that is as before.
     pub(in super::super) status: Option<Result<(), String>>,
     pub(in super::super) has_recovered: bool,
+    /// Whether the object has the policies that its consumer needs, or why not; `None` if that is as before.
+    pub(in super::super) policies: Option<Result<(), String>>,
     /// What the kubelet still lacks, if its state is published all the same.
     pub(super) incomplete: Option<String>,
 }

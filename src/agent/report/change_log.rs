@@ -131,6 +131,7 @@ mod tests {
     use super::*;
     use crate::kubelet::{ContainerUsage, DeviceGroup};
     use crate::machine::NumaNode;
+    use crate::scheduler::{Fingerprint, FingerprintMethod, PodFingerprint};
     use crate::topology::Topology;
 
     type Listed<'a> = (u16, &'a [(&'a str, u64, u64)]);
@@ -175,6 +176,9 @@ mod tests {
         let expected = "node-0: cpu 6 -> 5 free of 8 -> 7, nic new, 1 free, memory gone";
         assert_eq!(changes(&resized), [expected]);
         assert_eq!(changes(&before), Vec::<String>::new());
+        let fingerprint = PodFingerprint { value: Fingerprint::of([1]), method: FingerprintMethod::All };
+        let of_pods = Publishable { fingerprint: Some(fingerprint), ..before.clone() };
+        assert_eq!(changes(&of_pods), Vec::<String>::new(), "attributes that change with each pod");
         assert_eq!(record(&mut ChangeLog::default(), &now), ["first topology: 2 zones"]);
     }
 

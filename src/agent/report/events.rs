@@ -178,16 +178,18 @@ mod tests {
                 ),
                 Self::PoliciesUnknown => (
                     "The kubelet's configuration could not be read since the agent started. The object keeps \
-                     the policies that it had before; if it had none, the scheduler plugin aligns nothing \
-                     there",
-                    "Mount the kubelet's configuration file (`kubelet.configFile`), let the agent request it \
-                     (`kubelet.configSource: configz`), or set the policies (`kubelet.configOverrides`)",
+                     the policies that it had before; if it had none, schedulers ignore its zones, and the agent \
+                     is not Ready",
+                    "Read the note: it has the cause, such as a self-signed certificate. Set `kubelet.configFile` \
+                     (in the chart, it mounts the file as well), `kubelet.certificateFingerprints` or the policies \
+                     themselves (`kubelet.configOverrides`)",
                 ),
                 Self::PodsUnknown => (
-                    "The node's pods have not been listed within a minute after the agent started, so the \
+                    "The node's pods have not been listed for a minute after the API server had responded, so the \
                      fingerprint is withheld and the scheduler plugin places no pod there once its cache is \
                      full; with `publish.reserve` nothing is reserved",
-                    "Allow the agent to list and watch pods, or set `fingerprint.view: kubelet`",
+                    "Read the note: it has the cause. If permission is missing, allow the agent to list and watch \
+                     pods, or set `fingerprint.view: kubelet`",
                 ),
                 Self::PodAdmissionTimeout => (
                     "The kubelet has neither admitted nor rejected a pod for a minute; the fingerprint is not \

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
@@ -21,27 +22,68 @@ impl Ca {
         Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
     }
 
-    fn acceptor(&self, name: &str) -> TlsAcceptor {
+    /// Returns a certificate for this name, and its key.
+    fn sign(&self, name: &str) -> Identity {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new([name.to_owned()]).unwrap();
-        let cert = params.signed_by(&key, &self.0).unwrap();
-        let cert = CertificateDer::from_pem_slice(cert.pem().as_bytes()).unwrap();
-        let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();
+        let cert = params(name).signed_by(&key, &self.0).unwrap();
+        Identity { cert: cert.der().clone(), key }
+    }
+}
+
+/// A certificate and its key.
+struct Identity {
+    cert: CertificateDer<'static>,
+    key: KeyPair,
+}
+
+impl Identity {
+    /// As a kubelet that no CA has given a certificate makes it, but without a CA of its own.
+    fn self_signed(name: &str) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let cert = params(name).self_signed(&key).unwrap();
+        Self { cert: cert.der().clone(), key }
+    }
+
+    fn fingerprint(&self) -> CertificateFingerprint {
+        let digest = ring::digest::digest(&ring::digest::SHA256, &self.cert);
+        let digits: String = digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        digits.parse().unwrap()
+    }
+
+    /// Shows the certificate, after it those of `chain`, and signs with the key of `signer`.
+    fn acceptor(&self, chain: &[CertificateDer<'static>], signer: &KeyPair) -> TlsAcceptor {
+        let certs = [&[self.cert.clone()], chain].concat();
+        let key = PrivateKeyDer::from_pem_slice(signer.serialize_pem().as_bytes()).unwrap();
+        let key = rustls::crypto::ring::sign::any_supported_type(&key).unwrap();
+        let shown = SingleCertAndKey::from(CertifiedKey::new(certs, key));
         let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_no_client_auth()
-            .with_single_cert(vec![cert], key)
-            .unwrap();
+            .with_cert_resolver(Arc::new(shown));
         TlsAcceptor::from(Arc::new(config))
     }
 }
 
-/// Starts a server whose certificate has this name. The path selects the response.
+fn params(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::new([name.to_owned()]).unwrap();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params
+}
+
+/// Starts a server whose certificate has this name.
 async fn server(ca: &Ca, name: &str) -> u16 {
+    server_with(&ca.sign(name)).await
+}
+
+async fn server_with(identity: &Identity) -> u16 {
+    serve(identity.acceptor(&[], &identity.key)).await
+}
+
+/// Starts a server. The path selects the response.
+async fn serve(acceptor: TlsAcceptor) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let acceptor = ca.acceptor(name);
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let acceptor = acceptor.clone();
@@ -94,6 +136,7 @@ fn target(port: u16) -> HttpsTarget {
         port,
         ca_file: None,
         server_name: None,
+        fingerprints: Vec::new(),
         timeout: Duration::from_secs(20),
     }
 }
@@ -141,6 +184,73 @@ async fn the_certificate_must_have_the_name() {
     let named = HttpsTarget { server_name: Some("worker-1".into()), ..target(port) };
     let https = HttpsClient::new(&cluster(&ca), &named).unwrap();
     assert!(https.get("/token", 100).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_certificate_with_an_accepted_fingerprint_needs_no_ca_name_or_date() {
+    let (ca, made_itself) = (Ca::new(), Identity::self_signed("worker-1"));
+    let key = KeyPair::generate().unwrap();
+    let mut expired = params("worker-1");
+    expired.not_after = rcgen::date_time_ymd(2001, 1, 1);
+    let expired = Identity { cert: expired.signed_by(&key, &ca.0).unwrap().der().clone(), key };
+    for identity in [made_itself, expired] {
+        let port = server_with(&identity).await;
+        let fingerprints = vec![Identity::self_signed("another").fingerprint(), identity.fingerprint()];
+        let pinned = HttpsTarget { fingerprints, ..target(port) };
+        let https = HttpsClient::new(&cluster(&ca), &pinned).unwrap();
+        assert_eq!(https.get("/token", 100).await.unwrap(), b"authorization: Bearer secret");
+    }
+}
+
+#[tokio::test]
+async fn a_server_must_have_the_key_of_an_accepted_certificate() {
+    let (ca, kubelet) = (Ca::new(), Identity::self_signed("127.0.0.1"));
+    let port = serve(kubelet.acceptor(&[], &KeyPair::generate().unwrap())).await;
+    let pinned = HttpsTarget { fingerprints: vec![kubelet.fingerprint()], ..target(port) };
+    let https = HttpsClient::new(&cluster(&ca), &pinned).unwrap();
+    let error = error_of(https.get("/token", 100).await, port);
+    assert_eq!(
+        error,
+        "the TLS connection to the kubelet at URL failed: invalid peer certificate: BadSignature"
+    );
+}
+
+#[tokio::test]
+async fn another_certificate_is_rejected_with_its_fingerprint_and_every_remedy() {
+    let (ca, other) = (Ca::new(), Ca::new());
+    let identity = Identity::self_signed("127.0.0.1");
+    let port = server_with(&identity).await;
+    let error = async |fingerprints: Vec<CertificateFingerprint>, port| {
+        let pinned = HttpsTarget { fingerprints, ..target(port) };
+        error_of(HttpsClient::new(&cluster(&ca), &pinned).unwrap().get("/token", 100).await, port)
+    };
+    let remedies = |fault: &str, identity: &Identity, others: &str| {
+        let seen = identity.fingerprint();
+        format!(
+            "the certificate of the kubelet at URL {fault}, or add its SHA-256 fingerprint {seen} to \
+             `kubelet.certificateFingerprints`{others} after comparing it with what `openssl x509 -in \
+             /var/lib/kubelet/pki/kubelet.crt -noout -fingerprint -sha256` prints on the node"
+        )
+    };
+    let self_signed = "is self-signed: set `kubelet.caFile` to the node's `pki/kubelet.crt` and `kubelet.serverName` to \
+                       the node's name";
+    assert_eq!(error(vec![], port).await, remedies(self_signed, &identity, ""));
+    // That of another kubelet, and one that nothing has.
+    let wrong = vec![Identity::self_signed("127.0.0.1").fingerprint(), "00".repeat(32).parse().unwrap()];
+    let others = ", which has only others,";
+    assert_eq!(error(wrong, port).await, remedies(self_signed, &identity, others));
+
+    // A kubelet makes a CA and signs its certificate with it; the server sends both. The CA's fingerprint is not
+    // that of the certificate.
+    let made = other.sign("127.0.0.1");
+    let of_ca = Identity { cert: other.0.der().clone(), key: KeyPair::generate().unwrap() }.fingerprint();
+    let port = serve(made.acceptor(&[other.0.der().clone()], &made.key)).await;
+    assert_eq!(error(vec![of_ca], port).await, remedies(self_signed, &made, others));
+    // Without it in the chain, it is just a CA that is not trusted.
+    let port = server_with(&made).await;
+    let unknown = "is signed by an unknown CA: set `kubelet.caFile` to the CA of the nodes' serving certificates (and \
+                   `kubelet.serverName`, if they do not contain the address)";
+    assert_eq!(error(vec![], port).await, remedies(unknown, &made, ""));
 }
 
 #[tokio::test]

@@ -26,6 +26,8 @@ pub(super) struct CachedPods {
     /// Incremented whenever a pod changes, and when the first list is complete.
     pub(super) version: u64,
     pub(super) failing_since: Option<Instant>,
+    /// The source's last error, while it is failing.
+    pub(super) error: Option<String>,
     deletions: Deletions,
 }
 

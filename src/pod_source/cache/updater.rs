@@ -59,13 +59,14 @@ impl Updater {
             Ok(event) => {
                 // The start of a list shows nothing: it may fail as the one before did.
                 if event.confirms_health() {
-                    pods.failing_since = None;
+                    (pods.failing_since, pods.error) = (None, None);
                     self.error.reset();
                 }
                 pods.apply(event, Instant::now());
             }
             Err(error) => {
                 pods.failing_since.get_or_insert_with(Instant::now);
+                pods.error = Some(error.clone());
                 self.metrics.count_error(source.label());
                 if self.error.is_new(error.clone()) {
                     warn!("{error}; the last known pods are used meanwhile");

@@ -84,8 +84,7 @@ impl AgentThread {
                 let cluster = Cluster::new(Some(&kubeconfig), TIMEOUT).await;
                 let cluster = cluster.map_err(|error| error.to_string())?;
                 let agent = Agent::new(settings, cluster, &mut Registry::default());
-                agent.run(async { drop(stopped.await) }).await;
-                Ok(())
+                agent.run(async { drop(stopped.await) }).await.map_err(|error| error.to_string())
             })
         });
         Self { stop, thread }

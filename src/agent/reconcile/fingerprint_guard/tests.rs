@@ -60,10 +60,26 @@ fn the_first_object_waits_for_the_pods_and_is_withheld_without_them() {
     assert!(bench.report.events.is_empty());
     assert_eq!(published(bench.check(Scope::All, 60_000)), (false, true));
     let [(Reason::PodsUnknown, note)] = &bench.report.events[..] else { panic!("{:?}", bench.report.events) };
-    assert!(note.contains("the scheduler plugin cannot use"), "{note}");
+    let cause =
+        "the scheduler plugin cannot use its NodeResourceTopology: their source has not responded yet";
+    assert!(note.ends_with(cause), "{note}");
     bench.guard.accept(account(&[]));
     assert_eq!(published(bench.check(Scope::All, 120_000)), (false, true));
     assert_eq!(bench.report.events.len(), 1, "it is reported once");
+}
+
+#[test]
+fn the_wait_for_the_pods_begins_when_the_api_server_has_responded() {
+    let mut bench = Bench::new(GateSettings::default(), PodCache::failing("RBAC denied the request"));
+    // Without the object in the API server no scan is accepted. The pods are listed again after a backoff.
+    assert!(bench.check(Scope::All, 600_000).is_none());
+    assert_eq!(bench.recheck_after(), Some(602_000));
+    assert_eq!(published(bench.check(Scope::All, 602_000)), (true, true));
+    bench.check(Scope::All, 659_999);
+    assert!(bench.report.events.is_empty(), "{:?}", bench.report.events);
+    bench.check(Scope::All, 660_000);
+    let [(Reason::PodsUnknown, note)] = &bench.report.events[..] else { panic!("{:?}", bench.report.events) };
+    assert!(note.ends_with(": RBAC denied the request"), "{note}");
 }
 
 #[test]
