@@ -94,11 +94,12 @@ pub(crate) fn is_ready(pod: &Pod) -> bool {
     conditions.any(|one| one.type_ == "Ready" && one.status == "True")
 }
 
-/// Returns the agents' pods.
+/// Returns the agents' pods on the nodes that the cluster has.
 pub(crate) async fn agents(cluster: &Cluster) -> Result<Vec<Pod>> {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), RELEASE);
     let params = ListParams::default().labels("app.kubernetes.io/component=agent");
-    Ok(pods.list(&params).await?.items)
+    let pods = pods.list(&params).await?.items;
+    Ok(pods.into_iter().filter(|pod| worker_of(cluster, pod).is_ok()).collect())
 }
 
 /// Waits until every node has an object with its policies and zones.
