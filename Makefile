@@ -25,7 +25,7 @@ help:
 	@echo 'make parts   only build the real etcd, kube-apiserver, kubectl and kubelet that the tests use'
 	@echo 'make bench   the cost of the agent as the chart installs it, and of variants: benches/figures.json (half an hour; ONLY, VARIANT)'
 	@echo 'make image   the static binary and the image to ship, below target/image (needs buildah)'
-	@echo 'make release all that a tag publishes, in target/release-VERSION, and checks it (needs buildah and jq; a quarter of an hour)'
+	@echo 'make release all that a tag publishes, in target/release-VERSION, and checks it (needs buildah and jq; twenty minutes)'
 	@echo 'make reproduce  builds them twice, in two directories, and compares the bytes (ten minutes)'
 	@echo 'make sbom    the crates of the shipped binaries, as CycloneDX (fetches cargo-cyclonedx)'
 	@echo 'make site    README.md and docs/ as a site, below target/site (the first time installs mdBook, some minutes)'
