@@ -308,7 +308,7 @@ agent:
   - name: edge
     nodeSelector: {pool: edge}
     platform: k3s
-    kubelet: {address: \":10251\"}
+    kubelet: {address: \"worker.example:10251\"}
     resources: {limits: {memory: 1Gi}}
     tolerations: []
   - name: gpu
