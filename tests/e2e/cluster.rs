@@ -48,7 +48,6 @@ struct Plane {
 /// What every component needs.
 pub(crate) struct Plan<'a> {
     pub(crate) dir: &'a Path,
-    pub(crate) programs: &'a Path,
     pub(crate) machine: &'a MachineSpec,
     pub(crate) nodes: u8,
     pub(crate) ca: Ca,
@@ -62,7 +61,7 @@ impl Cluster {
         let programs = support::parts::fetched(&["helm"])?.context("there is no Helm")?;
         let machine = machine(options.machine.first().context("no machine is chosen")?)?;
         let nodes = options.nodes;
-        let plan = Plan { dir, programs: &programs, machine: &machine, nodes, parts: &parts, ca: Ca::new()? };
+        let plan = Plan { dir, machine: &machine, nodes, parts: &parts, ca: Ca::new()? };
         prepare(dir, nodes)?;
         let (Plane { api_server, others, client }, _) =
             table.step("control plane", plan.start_plane()).await?;

@@ -70,7 +70,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
 
 /// Brings up the cluster and takes the steps.
 async fn inside(options: &Options, dir: &std::path::Path) -> Result<ExitCode> {
-    let mut table = table::Table::default();
+    let mut table = table::Table;
     let mut cluster = cluster::Cluster::start(options, dir, &mut table).await?;
     if options.up {
         cluster.keep(&mut table).await?;

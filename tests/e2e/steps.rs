@@ -385,7 +385,7 @@ async fn memory(cluster: &Cluster) -> Result<String> {
         *most = (most.0.max(found.0), most.1.max(found.1));
     }
     let mib = |bytes: u64| {
-        let tenths = bytes * 10 >> 20;
+        let tenths = (bytes * 10) >> 20;
         format!("{}.{}", tenths / 10, tenths % 10)
     };
     let words = most

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 /// Prints steps as they end.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Table;
 
 impl Table {

@@ -134,8 +134,7 @@ impl PolicyCarryover {
         };
         format!(
             "the kubelet's policies are unknown, so {consequence}: set `kubelet.configFile` to the kubelet's \
-             configuration file or, in the Helm chart, `platform` (all other keys are below `config` there), or do what \
-             the cause says: {cause}"
+             configuration file or, in the Helm chart, `platform`, or do what the cause says: {cause}"
         )
     }
 }
@@ -239,8 +238,8 @@ mod tests {
         assert_eq!(
             note,
             "the kubelet's policies are unknown, so the object has none and schedulers ignore its zones: set \
-             `kubelet.configFile` to the kubelet's configuration file or, in the Helm chart, `platform` (all other keys are \
-             below `config` there), or do what the cause says: the certificate is self-signed"
+             `kubelet.configFile` to the kubelet's configuration file or, in the Helm chart, `platform`, or do what the \
+             cause says: the certificate is self-signed"
         );
     }
 
