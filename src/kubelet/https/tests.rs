@@ -52,7 +52,7 @@ impl Identity {
 
     /// Shows the certificate, after it those of `chain`, and signs with the key of `signer`.
     fn acceptor(&self, chain: &[CertificateDer<'static>], signer: &KeyPair) -> TlsAcceptor {
-        let certs = [&[self.cert.clone()], chain].concat();
+        let certs = [std::slice::from_ref(&self.cert), chain].concat();
         let key = PrivateKeyDer::from_pem_slice(signer.serialize_pem().as_bytes()).unwrap();
         let key = rustls::crypto::ring::sign::any_supported_type(&key).unwrap();
         let shown = SingleCertAndKey::from(CertifiedKey::new(certs, key));
