@@ -11,6 +11,8 @@ help:
 	@echo 'make pure    only the unit tests of the other code without I/O, in seconds'
 	@echo 'make matrix  random walks over every machine, five kubelet versions and all policies (a quarter of an hour; ARGS=--help)'
 	@echo 'make real-faults  a hundred faults of a real kubelet, API server and etcd (a quarter of an hour; ARGS=--help)'
+	@echo 'make cluster a real cluster on described machines, with containerd, until Ctrl-C (needs root; installs Debian packages)'
+	@echo 'make e2e     the chart and the image on such a cluster, step by step (a quarter of an hour; ARGS=--help)'
 	@echo 'make contract  short pods in a closed loop: a real scheduler with the NodeResourceTopologyMatch plugin and each of its caches, a real kubelet (an hour; ARGS=--help)'
 	@echo 'make proxy-load  two hundred clients in a closed loop on the shipped podresources proxy, and on the kubelet (ten minutes; ARGS=--help)'
 	@echo 'make pods-load  a thousand clients that watch the shipped Pods API (three minutes; ARGS=--help)'
@@ -65,14 +67,14 @@ contract: shipped
 	tests/parts/build scheduler
 	cargo test --locked --test contract -- --binary target/shipped/numacast $(ARGS)
 
-# NODES, MACHINE: see --help.
+# The image is built first, which takes ten minutes the first time.
 e2e: image
 	tests/e2e/packages
 	cargo test --locked --test e2e -- $(ARGS)
 
 cluster: image
 	tests/e2e/packages
-	cargo test --locked --test e2e -- --up --machine two-by-eight $(ARGS)
+	cargo test --locked --test e2e -- --up $(ARGS)
 
 proxy-load: shipped
 	tests/parts/build podresources
