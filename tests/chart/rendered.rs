@@ -71,17 +71,12 @@ fn the_configuration_of_the_scheduler_fits_that_of_the_agents() -> Result<()> {
         // Only the overreserving cache ignores objects that are created later.
         let deployment = objects.one("Deployment", "numacast-scheduler")?;
         let init = &deployment["spec"]["template"]["spec"]["initContainers"][0]["args"];
-<<<<<<< HEAD
         let waits = json!([
             "controller",
             "--wait-for-objects=2m",
             "--namespace=numa",
             "--set=controller.daemonSets=[\"numacast-agent\"]",
         ]);
-=======
-        let waits =
-            json!(["controller", "--wait-for-objects=2m", "--namespace=numa", "--daemon-set=numacast-agent"]);
->>>>>>> from-rust
         let expected = if values.starts_with(cached) { waits } else { Value::Null };
         ensure!(*init == expected, "{values}: {init}");
         let role = objects.one("Role", "numacast-scheduler")?.to_string();
