@@ -181,7 +181,7 @@ fn ports_and_probes(objects: &Objects, object: &Value, pod: &Value) -> Result<()
     let (health, metrics) = (port_of("health")?, port_of("metrics")?);
     // /livez: with /startupz it would be restarted while the API server is away.
     for (probe, path) in
-        [("startupProbe", "/readyz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")]
+        [("startupProbe", "/livez"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")]
     {
         let probed =
             container[probe]["httpGet"].as_object().map(|get| (get["path"].clone(), get["port"].clone()));
@@ -199,7 +199,7 @@ fn ports_and_probes(objects: &Objects, object: &Value, pod: &Value) -> Result<()
 /// Checks that kube-scheduler is probed at its only port, over TLS.
 fn scheduler_is_probed(container: &Value) -> Result<()> {
     for (probe, path) in
-        [("startupProbe", "/readyz"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")]
+        [("startupProbe", "/livez"), ("readinessProbe", "/readyz"), ("livenessProbe", "/livez")]
     {
         let right = json!({"path": path, "port": 10259, "scheme": "HTTPS"});
         ensure!(container[probe]["httpGet"] == right, "{probe} is {}", container[probe]);

@@ -335,7 +335,11 @@ async fn logs(cluster: &Cluster) -> Result<String> {
     }
     let events: Api<Event> = Api::namespaced(cluster.client.clone(), RELEASE);
     let events = events.list(&ListParams::default()).await?.items;
-    let warnings = events.iter().filter(|event| event.type_.as_deref() == Some("Warning"));
+    // kube-scheduler listens before it is ready.
+    let ours = |event: &&Event| {
+        !event.involved_object.name.as_ref().is_some_and(|name| name.contains("-scheduler-"))
+    };
+    let warnings = events.iter().filter(|event| event.type_.as_deref() == Some("Warning")).filter(ours);
     let warnings: Vec<&str> = warnings.filter_map(|event| event.message.as_deref()).collect();
     // How long a program needs until it listens is the machine's affair.
     let (early, others): (Vec<&str>, Vec<&str>) =
