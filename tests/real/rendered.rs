@@ -556,7 +556,7 @@ async fn response(running: &Running<'_>, port: u16, path: &str) -> Result<String
 async fn the_controller_works_as_the_chart_runs_it() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
     let mut values = quick(with_kubelet_ca());
-    values["controller"]["config"]["controller"] = json!({"garbage": {"interval": "1s"}});
+    values["controller"]["config"]["garbage"] = json!({"interval": "1s"});
     let world = World::start(&parts, &values).await?;
     let agent = world.start_pod("DaemonSet", AGENT, "agent-1").await?;
     agent.wait_until_ready().await?;
