@@ -181,7 +181,7 @@ fn of_over_reserve(config: &Config, profile: &Profile, period: u64) -> Vec<Strin
     );
     say(
         profile.text("cache.foreignPodsDetect", "All") == "None",
-        "cache.foreignPodsDetect is None: the plugin does not notice pods of other schedulers, and may place its own where they \
+        "cache.foreignPodsDetect is None: the plugin ignores pods of other schedulers, and may place pods where they \
          already use the resources"
             .to_owned(),
     );

@@ -5,16 +5,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
+use anyhow::{Context, Result};
+use kube::Client;
 use numacast_sim::machine::MachineSpec;
 use rcgen::KeyPair;
 use serde_json::json;
 
 use crate::support::ca::Ca;
+use crate::support::cluster::{client_of, start_api_server, start_etcd, wait_until_ready};
 use crate::support::process::{Process, tethered};
-use crate::support::wait::until;
 use crate::support::{Needs, Parts};
 use crate::table::Table;
 use crate::tools::Tools;
@@ -41,6 +40,7 @@ pub(crate) struct Cluster {
 /// A running control plane.
 struct Plane {
     api_server: Process,
+    api_server_command: Vec<OsString>,
     others: Vec<Process>,
     client: Client,
 }
@@ -63,14 +63,13 @@ impl Cluster {
         let nodes = options.nodes;
         let plan = Plan { dir, machine: &machine, nodes, parts: &parts, ca: Ca::new()? };
         prepare(dir, nodes)?;
-        let (Plane { api_server, others, client }, _) =
+        let (Plane { api_server, api_server_command, others, client }, _) =
             table.step("control plane", plan.start_plane()).await?;
         let tools = Tools::new(&programs, &dir.join("inside.kubeconfig"), dir);
         let archives = images::archives(options, dir, &programs).await?;
         let workers = table.step("nodes and images", plan.start_workers(&client, &archives)).await?.0;
         outside::relay_to(dir, SERVER).await?;
         plan.write_kubeconfig_for_outside()?;
-        let api_server_command = plan.api_server_command();
         Ok(Self {
             tools,
             client,
@@ -115,8 +114,7 @@ impl Cluster {
 
 /// Reads the machine. Its Topology Manager aligns, as the scheduler's plugin expects.
 fn machine(name: &str) -> Result<MachineSpec> {
-    let path = support::parts::repository().join(format!("tests/machines/{name}.yaml"));
-    let mut machine = MachineSpec::read(&path).map_err(anyhow::Error::msg)?;
+    let mut machine = support::node::machine(name)?;
     machine.kubelet.insert("topologyManagerPolicy".into(), "single-numa-node".into());
     Ok(machine)
 }
@@ -135,8 +133,9 @@ impl Plan<'_> {
     /// Starts etcd, the API server, the controller manager and the default scheduler.
     async fn start_plane(&self) -> Result<(Plane, String)> {
         self.write_files()?;
-        let etcd = self.start_etcd().await?;
-        let mut api_server = start_api_server(self.dir, &self.api_server_command())?;
+        let (etcd, etcd_url) = start_etcd(self.parts, self.dir).await?;
+        let api_server_command = self.api_server_command(&etcd_url);
+        let mut api_server = start_api_server(self.dir, &api_server_command)?;
         let client = self.client().await?;
         let mut others = vec![etcd];
         wait_until_ready(&mut api_server, &client).await?;
@@ -144,7 +143,7 @@ impl Plan<'_> {
         others.push(self.start(
             "kube-controller-manager",
             &[
-                format!("--kubeconfig={}", self.kubeconfig("controller-manager", SERVER)?.display()),
+                format!("--kubeconfig={}", self.kubeconfig("controller-manager")?.display()),
                 format!("--root-ca-file={}", path("ca.crt")),
                 format!("--service-account-private-key-file={}", path("service-accounts.key")),
                 "--use-service-account-credentials".to_owned(),
@@ -156,13 +155,13 @@ impl Plan<'_> {
         others.push(self.start(
             "scheduler",
             &[
-                format!("--kubeconfig={}", self.kubeconfig("scheduler", SERVER)?.display()),
+                format!("--kubeconfig={}", self.kubeconfig("scheduler")?.display()),
                 "--leader-elect=false".to_owned(),
                 format!("--cert-dir={}", path("default-scheduler")),
             ],
         )?);
         let version = client.apiserver_version().await?.git_version;
-        Ok((Plane { api_server, others, client }, version))
+        Ok((Plane { api_server, api_server_command, others, client }, version))
     }
 
     async fn start_workers(&self, client: &Client, archives: &[PathBuf]) -> Result<(Vec<Worker>, String)> {
@@ -184,31 +183,14 @@ impl Plan<'_> {
         Process::start(name, self.dir, command)
     }
 
-    async fn start_etcd(&self) -> Result<Process> {
-        let data = self.dir.join("etcd");
-        let mut etcd = self.start(
-            "etcd",
-            &[
-                "--unsafe-no-fsync".to_owned(),
-                format!("--data-dir={}", data.display()),
-                "--log-level=warn".to_owned(),
-            ],
-        )?;
-        until("etcd accepts connections", async || {
-            etcd.still_runs()?;
-            tokio::net::TcpStream::connect("127.0.0.1:2379").await?;
-            Ok(())
-        })
-        .await?;
-        Ok(etcd)
-    }
-
-    fn api_server_command(&self) -> Vec<OsString> {
+    fn api_server_command(&self, etcd: &str) -> Vec<OsString> {
         let program = self.parts.program("kube-apiserver").into_os_string();
-        std::iter::once(program).chain(self.api_server_arguments().into_iter().map(OsString::from)).collect()
+        std::iter::once(program)
+            .chain(self.api_server_arguments(etcd).into_iter().map(OsString::from))
+            .collect()
     }
 
-    fn api_server_arguments(&self) -> Vec<String> {
+    fn api_server_arguments(&self, etcd: &str) -> Vec<String> {
         let path = |flag: &str, file: &str| format!("--{flag}={}", self.dir.join(file).display());
         let mut arguments = vec![
             path("tls-cert-file", "apiserver.crt"),
@@ -221,7 +203,7 @@ impl Plan<'_> {
             path("token-auth-file", "tokens.csv"),
         ];
         let fixed = [
-            "--etcd-servers=http://127.0.0.1:2379",
+            &format!("--etcd-servers={etcd}"),
             &format!("--advertise-address={}", network::PLANE),
             "--kubelet-preferred-address-types=InternalIP,Hostname",
             "--service-account-issuer=https://kubernetes.default.svc",
@@ -276,9 +258,9 @@ impl Plan<'_> {
     }
 
     /// Writes the kubeconfig of a client and returns its path.
-    pub(crate) fn kubeconfig(&self, name: &str, server: &str) -> Result<PathBuf> {
+    pub(crate) fn kubeconfig(&self, name: &str) -> Result<PathBuf> {
         let path = self.dir.join(format!("{name}.kubeconfig"));
-        self.write_kubeconfig(&path, name, server)?;
+        self.write_kubeconfig(&path, name, SERVER)?;
         Ok(path)
     }
 
@@ -300,9 +282,7 @@ impl Plan<'_> {
     async fn client(&self) -> Result<Client> {
         let path = self.dir.join("inside.kubeconfig");
         self.write_kubeconfig(&path, "admin", SERVER)?;
-        let options = KubeConfigOptions::default();
-        let config = Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await?;
-        Ok(Client::try_from(config)?)
+        client_of(&path).await
     }
 
     /// Writes the administrator's kubeconfig for this machine's own network.
@@ -315,28 +295,6 @@ impl Plan<'_> {
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.parts.program(name)
     }
-
-    /// Returns the server's address inside.
-    pub(crate) fn server(&self) -> &'static str {
-        SERVER
-    }
-}
-
-fn start_api_server(dir: &Path, command: &[OsString]) -> Result<Process> {
-    let (program, arguments) = command.split_first().context("an empty command")?;
-    let mut command = tethered(program);
-    command.args(arguments).current_dir(dir.join("nowhere"));
-    Process::start("kube-apiserver", dir, command)
-}
-
-async fn wait_until_ready(api_server: &mut Process, client: &Client) -> Result<()> {
-    until("the API server is ready", async || {
-        api_server.still_runs()?;
-        let request = tonic::codegen::http::Request::get("/readyz").body(Vec::new())?;
-        ensure!(client.request_text(request).await? == "ok", "it is not");
-        Ok(())
-    })
-    .await
 }
 
 /// The clusters live for minutes, and only on this machine.

@@ -54,7 +54,7 @@ pub(crate) async fn run(
     table.step("a node is drained and removed", remove_node(cluster)).await?;
     table.step("a kubelet gets another configuration", platforms::new_configuration(cluster)).await?;
     table.step("helm uninstall", uninstall(cluster)).await?;
-    table.step("nothing readable: told what to set", platforms::unreadable(cluster)).await?;
+    table.step("the configuration cannot be read", platforms::unreadable(cluster)).await?;
     table.step("with the certificates' fingerprints", platforms::fingerprints(cluster)).await?;
     table.step("an image that cannot be pulled", platforms::missing_image(cluster)).await?;
     table.step("a mixed cluster: pools", platforms::pools(cluster)).await?;

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::cluster::{Plan, within};
 use crate::support::cgroups::Cgroups;
 use crate::support::fakenode::FakeNode;
+use crate::support::node::eviction_thresholds;
 use crate::support::parts;
 use crate::support::process::{Process, tethered};
 use crate::support::wait::until;
@@ -65,10 +66,7 @@ impl Worker {
         }
         worker.start_kubelet(KUBEADM_CONFIG)?;
         let mut proxy = worker.command();
-        proxy
-            .arg(plan.program("kube-proxy"))
-            .arg("--kubeconfig")
-            .arg(plan.kubeconfig("proxy", plan.server())?);
+        proxy.arg(plan.program("kube-proxy")).arg("--kubeconfig").arg(plan.kubeconfig("proxy")?);
         proxy.args(["--hostname-override", &worker.name, "--proxy-mode=iptables"]);
         // The kernel's limits are the host's.
         proxy.args(["--conntrack-max-per-core=0", "--conntrack-min=0"]);
@@ -192,7 +190,7 @@ impl Worker {
         self.kubelet.take().context("the kubelet does not run")?.kill()
     }
 
-    /// Returns the CPUs and NUMA nodes that containerd was told to give to a container.
+    /// Returns the CPUs and NUMA nodes that the kubelet assigned to a container, as runc got them.
     pub(crate) fn cpuset(&self, pod: &Pod, container: &str) -> Result<(IdSet, IdSet)> {
         let id = container_id(pod, container)?;
         let path = format!("/run/cpusets/{id}");
@@ -266,7 +264,7 @@ fn kubelet_command(plan: &Plan<'_>, name: &str, number: u8) -> Result<Vec<OsStri
     command
         .extend(["--hostname-override", name, "--node-ip", &network::address_of(number)].map(OsString::from));
     command.push("--kubeconfig".into());
-    command.push(plan.kubeconfig(name, plan.server())?.into_os_string());
+    command.push(plan.kubeconfig(name)?.into_os_string());
     Ok(command)
 }
 
@@ -309,13 +307,7 @@ fn kubelet_config(plan: &Plan<'_>, cgroup: &Path) -> Map<String, Value> {
         "podLogsDir": "/run/pod-logs",
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
-        "evictionHard": {
-            "memory.available": "100Mi",
-            "nodefs.available": "0%",
-            "nodefs.inodesFree": "0%",
-            "imagefs.available": "0%",
-            "imagefs.inodesFree": "0%",
-        },
+        "evictionHard": eviction_thresholds(),
     });
     let Value::Object(mut config) = config else { unreachable!("a configuration is a mapping") };
     config.extend(plan.machine.kubelet.clone());

@@ -192,7 +192,7 @@ async fn without_a_source_of_policies_the_agent_is_ready_if_none_are_needed_or_t
     let env = Environment::configured(true, |config, _| none(config)).await;
     env.wait_until_ok("/startupz").await;
     let (code, body) = env.probe("/readyz").await;
-    let cause = "`kubelet.configSource` is none, and `kubelet.configOverrides` has no policies\n";
+    let cause = "`kubelet.configSource` is `none`, and `kubelet.configOverrides` does not set the policies\n";
     assert!(code == 503 && body.starts_with(NO_POLICIES) && body.ends_with(cause), "{code} {body}");
     let given = json!({"topologyManagerPolicy": "restricted", "topologyManagerScope": "pod"});
     let env = Environment::configured(true, |config, _| {

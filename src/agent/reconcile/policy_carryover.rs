@@ -130,7 +130,9 @@ impl PolicyCarryover {
         let cause = match &config.error {
             Some(error) => error,
             None if self.demand.has_source => "the kubelet has not responded yet",
-            None => "`kubelet.configSource` is none, and `kubelet.configOverrides` has no policies",
+            None => {
+                "`kubelet.configSource` is `none`, and `kubelet.configOverrides` does not set the policies"
+            }
         };
         format!(
             "the kubelet's policies are unknown, so {consequence}: set `kubelet.configFile` to the kubelet's \
@@ -262,7 +264,8 @@ mod tests {
         let start = Instant::now();
         let mut needed = PolicyCarryover::new(Demand { has_source: false, ..NEEDED }, LIMIT, start);
         assert_eq!(needed.check(&status(Unknown), start), Check::Pass);
-        let cause = "`kubelet.configSource` is none, and `kubelet.configOverrides` has no policies";
+        let cause =
+            "`kubelet.configSource` is `none`, and `kubelet.configOverrides` does not set the policies";
         assert!(needed.missing(&status(Unknown)).unwrap().ends_with(cause));
         assert!(needed.report(&status(Unknown), start).unwrap().ends_with(cause));
         assert_eq!(needed.missing(&status(Certain)), None, "with overrides");

@@ -251,7 +251,7 @@ impl Cluster {
         let plane = self.own()?;
         let _start = may_start().await?;
         plane.api_server = start_api_server(plane.dir.path(), &plane.command)?;
-        plane.wait_until_ready(&client).await
+        wait_until_ready(&mut plane.api_server, &client).await
     }
 
     /// Fails if other tests use the control plane.
@@ -284,19 +284,9 @@ impl ControlPlane {
         let api_server = start_api_server(dir.path(), &command)?;
         let mut plane = Self { api_server, etcd, etcd_url, command, url, programs, dir };
         let client = client_of(&plane.write_admin_kubeconfig(plane.dir.path())?).await?;
-        plane.wait_until_ready(&client).await?;
+        wait_until_ready(&mut plane.api_server, &client).await?;
         apply_crds(&client).await?;
         Ok((plane, client))
-    }
-
-    async fn wait_until_ready(&mut self, client: &Client) -> Result<()> {
-        until("the API server is ready", async || {
-            self.api_server.still_runs()?;
-            let body = text_of(client, "/readyz").await?;
-            ensure!(body == "ok", "it responds {body}");
-            Ok(())
-        })
-        .await
     }
 
     fn write_admin_kubeconfig(&self, dir: &Path) -> Result<PathBuf> {
@@ -336,6 +326,17 @@ async fn may_start() -> Result<File> {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// Waits until an API server is ready.
+pub(crate) async fn wait_until_ready(api_server: &mut Process, client: &Client) -> Result<()> {
+    until("the API server is ready", async || {
+        api_server.still_runs()?;
+        let body = text_of(client, "/readyz").await?;
+        ensure!(body == "ok", "it responds {body}");
+        Ok(())
+    })
+    .await
 }
 
 async fn text_of(client: &Client, path: &str) -> Result<String> {
@@ -387,7 +388,7 @@ fn install_tls() {
 }
 
 /// Starts etcd and waits until it accepts connections: an API server gives up after 20 s without one.
-async fn start_etcd(parts: &Parts, dir: &Path) -> Result<(Process, String)> {
+pub(crate) async fn start_etcd(parts: &Parts, dir: &Path) -> Result<(Process, String)> {
     let port = free_port()?;
     let url = format!("http://127.0.0.1:{port}");
     let peers = format!("http://127.0.0.1:{}", free_port()?);
@@ -406,7 +407,8 @@ async fn start_etcd(parts: &Parts, dir: &Path) -> Result<(Process, String)> {
     Ok((etcd, url))
 }
 
-fn start_api_server(dir: &Path, command: &[OsString]) -> Result<Process> {
+/// Starts an API server with this program and these arguments.
+pub(crate) fn start_api_server(dir: &Path, command: &[OsString]) -> Result<Process> {
     let (program, arguments) = command.split_first().context("an empty command")?;
     let mut command = tethered(program);
     command.args(arguments);
@@ -479,7 +481,8 @@ fn write_certificate(dir: &Path) -> Result<PathBuf> {
     Ok(file)
 }
 
-async fn client_of(kubeconfig: &Path) -> Result<Client> {
+/// Returns a client of a kubeconfig.
+pub(crate) async fn client_of(kubeconfig: &Path) -> Result<Client> {
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(Kubeconfig::read_from(kubeconfig)?, &options).await?;
     Ok(Client::try_from(config)?)

@@ -194,9 +194,7 @@ impl NodeSetup {
 impl RealNode {
     /// Returns the setup for the machine of `tests/machines/<machine>.yaml`.
     pub(crate) fn on(machine: &str) -> Result<NodeSetup> {
-        let path = parts::repository().join(format!("tests/machines/{machine}.yaml"));
-        let spec = MachineSpec::read(&path).map_err(anyhow::Error::msg)?;
-        Ok(Self::of(machine, spec))
+        Ok(Self::of(machine, self::machine(machine)?))
     }
 
     /// Returns the setup for a machine described elsewhere.
@@ -649,6 +647,23 @@ fn known_gates(wanted: &BTreeSet<String>, minor: u32) -> Result<Map<String, Valu
     Ok(known)
 }
 
+/// Returns a kubelet's `evictionHard`. The disks are the host's, and may be full.
+pub(crate) fn eviction_thresholds() -> Value {
+    json!({
+        "memory.available": "100Mi",
+        "nodefs.available": "0%",
+        "nodefs.inodesFree": "0%",
+        "imagefs.available": "0%",
+        "imagefs.inodesFree": "0%",
+    })
+}
+
+/// Returns a machine of `tests/machines`.
+pub(crate) fn machine(name: &str) -> Result<MachineSpec> {
+    let path = parts::repository().join(format!("tests/machines/{name}.yaml"));
+    MachineSpec::read(&path).map_err(anyhow::Error::msg)
+}
+
 /// Returns a configuration that works without systemd, with or without cgroups, merged with the machine's own
 /// keys.
 fn kubelet_config(
@@ -677,14 +692,7 @@ fn kubelet_config(
         "resolvConf": "",
         "podLogsDir": dir.join("pod-logs"),
         "featureGates": gates,
-        // The disks are the host's, and may be full.
-        "evictionHard": {
-            "memory.available": "100Mi",
-            "nodefs.available": "0%",
-            "nodefs.inodesFree": "0%",
-            "imagefs.available": "0%",
-            "imagefs.inodesFree": "0%",
-        },
+        "evictionHard": eviction_thresholds(),
     });
     let Value::Object(mut config) = config else { bail!("a configuration is a mapping") };
     config.extend(machine.kubelet.clone());
