@@ -15,7 +15,7 @@ use crate::support::ca::Ca;
 use crate::support::cluster::{client_of, start_api_server, start_etcd, wait_until_ready};
 use crate::support::process::{Process, tethered};
 use crate::support::{Needs, Parts};
-use crate::table::Table;
+use crate::table;
 use crate::tools::Tools;
 use crate::worker::Worker;
 use crate::{Options, images, network, outside, support};
@@ -56,7 +56,7 @@ pub(crate) struct Plan<'a> {
 
 impl Cluster {
     /// Starts the control plane, then the nodes with the images.
-    pub(crate) async fn start(options: &Options, dir: &Path, table: &mut Table) -> Result<Self> {
+    pub(crate) async fn start(options: &Options, dir: &Path) -> Result<Self> {
         let parts = Parts::for_test(Needs::Kubelet)?.context("the real parts cannot run here")?;
         let programs = support::parts::fetched(&["helm"])?.context("there is no Helm")?;
         let machine = machine(options.machine.first().context("no machine is chosen")?)?;
@@ -64,10 +64,10 @@ impl Cluster {
         let plan = Plan { dir, machine: &machine, nodes, parts: &parts, ca: Ca::new()? };
         prepare(dir, nodes)?;
         let (Plane { api_server, api_server_command, others, client }, _) =
-            table.step("control plane", plan.start_plane()).await?;
+            table::step("control plane", plan.start_plane()).await?;
         let tools = Tools::new(&programs, &dir.join("inside.kubeconfig"), dir);
         let archives = images::archives(options, dir, &programs).await?;
-        let workers = table.step("nodes and images", plan.start_workers(&client, &archives)).await?.0;
+        let workers = table::step("nodes and images", plan.start_workers(&client, &archives)).await?.0;
         outside::relay_to(dir, SERVER).await?;
         plan.write_kubeconfig_for_outside()?;
         Ok(Self {
@@ -83,9 +83,9 @@ impl Cluster {
     }
 
     /// Keeps the cluster until the program is interrupted, or a part of it ends.
-    pub(crate) async fn keep(mut self, table: &mut Table) -> Result<()> {
+    pub(crate) async fn keep(mut self) -> Result<()> {
         let kubeconfig = self.dir.join("kubeconfig");
-        table.note(&format!(
+        table::note(&format!(
             "\nThe cluster is up until Ctrl-C:\n\n    export KUBECONFIG={}\n",
             kubeconfig.display()
         ));

@@ -18,7 +18,7 @@ mod table;
 mod tools;
 mod worker;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -56,30 +56,26 @@ struct Options {
     inside: Option<PathBuf>,
 }
 
-fn main() -> Result<ExitCode> {
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<ExitCode> {
     let options = Options::parse();
     match &options.inside {
-        Some(dir) => runtime()?.block_on(inside(&options, dir)),
-        None => runtime()?.block_on(outside::run(&options)),
+        Some(dir) => inside(&options, dir).await,
+        None => outside::run(&options).await,
     }
-}
-
-fn runtime() -> Result<tokio::runtime::Runtime> {
-    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
 /// Brings up the cluster and takes the steps.
-async fn inside(options: &Options, dir: &std::path::Path) -> Result<ExitCode> {
-    let mut table = table::Table;
-    let mut cluster = cluster::Cluster::start(options, dir, &mut table).await?;
+async fn inside(options: &Options, dir: &Path) -> Result<ExitCode> {
+    let mut cluster = cluster::Cluster::start(options, dir).await?;
     if options.up {
-        cluster.keep(&mut table).await?;
+        cluster.keep().await?;
         return Ok(ExitCode::SUCCESS);
     }
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
-    table.note(&format!("NUMACAST_SEED={seed}"));
+    table::note(&format!("NUMACAST_SEED={seed}"));
     let tools = cluster.tools.clone();
-    let taken = steps::run(&mut cluster, &mut table, options, seed).await;
+    let taken = steps::run(&mut cluster, options, seed).await;
     if taken.is_err() {
         tools.describe(&dir.join("failure.txt")).await?;
     }

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use crate::support::cgroups::Cgroups;
 use crate::support::{Needs, Parts};
-use crate::table::Table;
+use crate::table;
 use crate::{Options, images, support};
 
 /// The variable that names the cluster's cgroup to the program inside.
@@ -44,7 +44,7 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
 /// Returns whether every step was taken.
 async fn run_on(options: &Options, machine: &str, image: &Path) -> Result<bool> {
     let dir = directory(machine)?;
-    Table.note(&format!("{machine}: {} nodes, logs in {}", options.nodes, dir.display()));
+    table::note(&format!("{machine}: {} nodes, logs in {}", options.nodes, dir.display()));
     let cgroups = Cgroups::make(&format!("numacast-e2e-{}", std::process::id()));
     let cgroups = cgroups.context("cgroups cannot be created here (v1 hierarchies are needed)")?;
     let mut command = tokio::process::Command::new("unshare");

@@ -16,7 +16,7 @@ use crate::platforms;
 use crate::support::nrt;
 use crate::support::parts::repository;
 use crate::support::wait::{Fatal, until};
-use crate::table::Table;
+use crate::table;
 use crate::worker::Worker;
 use crate::{Options, images};
 
@@ -26,39 +26,34 @@ pub(crate) const RELEASE: &str = "numacast";
 const SCHEDULER: &str = "numa-scheduler";
 
 /// Takes every step.
-pub(crate) async fn run(
-    cluster: &mut Cluster,
-    table: &mut Table,
-    options: &Options,
-    seed: u64,
-) -> Result<()> {
+pub(crate) async fn run(cluster: &mut Cluster, options: &Options, seed: u64) -> Result<()> {
     let mut rng = Rng::with_seed(seed);
     set_kubeadm(cluster, true).await?;
     let installed = Instant::now();
-    table.step("helm install --wait, scheduler.enabled", install(cluster, &options.set)).await?;
-    table.step("objects with policies", objects(cluster)).await?;
-    table.step("a Guaranteed pod on one zone", aligned(cluster)).await?;
-    table.note(&format!(
+    table::step("helm install --wait, scheduler.enabled", install(cluster, &options.set)).await?;
+    table::step("objects with policies", objects(cluster)).await?;
+    table::step("a Guaranteed pod on one zone", aligned(cluster)).await?;
+    table::note(&format!(
         "{:>6.1} s  from helm install to the first aligned pod",
         installed.elapsed().as_secs_f64()
     ));
-    table.step("helm test", helm_test(cluster)).await?;
-    table.step("a pod that fits no zone stays Pending", pending(cluster)).await?;
-    table.step("pods through the scheduler", many(cluster, options.pods, &mut rng)).await?;
-    table.step("the containers' rights", rights(cluster)).await?;
-    table.step("the containers' memory", memory(cluster)).await?;
-    table.step("what was logged", logs(cluster)).await?;
-    table.step("the API server is away for 20 s", outage(cluster)).await?;
-    table.step("rollout restart", restart(cluster)).await?;
-    table.step("helm upgrade --wait", upgrade(cluster)).await?;
-    table.step("a node is drained and removed", remove_node(cluster)).await?;
-    table.step("a kubelet gets another configuration", platforms::new_configuration(cluster)).await?;
-    table.step("helm uninstall", uninstall(cluster)).await?;
-    table.step("the configuration cannot be read", platforms::unreadable(cluster)).await?;
-    table.step("with the certificates' fingerprints", platforms::fingerprints(cluster)).await?;
-    table.step("an image that cannot be pulled", platforms::missing_image(cluster)).await?;
-    table.step("a mixed cluster: pools", platforms::pools(cluster)).await?;
-    table.step("helm uninstall", uninstall(cluster)).await?;
+    table::step("helm test", helm_test(cluster)).await?;
+    table::step("a pod that fits no zone stays Pending", pending(cluster)).await?;
+    table::step("pods through the scheduler", many(cluster, options.pods, &mut rng)).await?;
+    table::step("the containers' rights", rights(cluster)).await?;
+    table::step("the containers' memory", memory(cluster)).await?;
+    table::step("what was logged", logs(cluster)).await?;
+    table::step("the API server is away for 20 s", outage(cluster)).await?;
+    table::step("rollout restart", restart(cluster)).await?;
+    table::step("helm upgrade --wait", upgrade(cluster)).await?;
+    table::step("a node is drained and removed", remove_node(cluster)).await?;
+    table::step("a kubelet gets another configuration", platforms::new_configuration(cluster)).await?;
+    table::step("helm uninstall", uninstall(cluster)).await?;
+    table::step("the configuration cannot be read", platforms::unreadable(cluster)).await?;
+    table::step("with the certificates' fingerprints", platforms::fingerprints(cluster)).await?;
+    table::step("an image that cannot be pulled", platforms::missing_image(cluster)).await?;
+    table::step("a mixed cluster: pools", platforms::pools(cluster)).await?;
+    table::step("helm uninstall", uninstall(cluster)).await?;
     Ok(())
 }
 
