@@ -208,7 +208,7 @@ impl Executor {
         }
         self.metrics.unaccounted.set(guard.bound_pods.unaccounted.len() as u64);
         self.metrics.admission_timeouts.inc_by(plan.given_up as u64);
-        self.reporter.warn(&plan.warnings, plan.events);
+        self.reporter.report(&plan.notes, &plan.warnings, plan.events);
         if plan.has_recovered {
             info!("the node can be read again");
         }

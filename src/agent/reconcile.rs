@@ -61,6 +61,15 @@ pub(super) struct Reconciler {
     pub(super) requeue: Requeue,
     has_live_object: bool,
     warnings: BTreeSet<String>,
+    /// What a kubelet that is not ready lacks.
+    note: Option<String>,
+}
+
+/// Why a scan was not accepted.
+enum Failure {
+    /// The kubelet needs a moment: worth a warning only if that lasts.
+    NotReady(String),
+    Error(String),
 }
 
 impl Reconciler {
@@ -81,6 +90,7 @@ impl Reconciler {
             schedule,
             has_live_object: false,
             warnings: BTreeSet::new(),
+            note: None,
         }
     }
 
@@ -99,7 +109,7 @@ impl Reconciler {
             Change::ScanFailed(error) => {
                 plan.outcome = Some(Outcome::Failed);
                 let next = self.schedule.failed(now);
-                self.failed(error, next, context, now, &mut plan);
+                self.failed(Failure::Error(error), next, context, now, &mut plan);
             }
             Change::Pods(scope) => self.check_fingerprint(context, scope, now, &mut plan),
         }
@@ -187,7 +197,8 @@ impl Reconciler {
         }
         if plan.incomplete.is_none() {
             plan.status = Some(Ok(()));
-            plan.has_recovered = self.schedule.recovered();
+            let was_starting = self.note.take().is_some();
+            plan.has_recovered = self.schedule.recovered() && !was_starting;
         }
         self.fingerprint.accept(account);
         self.check_fingerprint(context, Scope::All, now, plan);
@@ -205,7 +216,7 @@ impl Reconciler {
         match stop.retry {
             Retry::Backoff => {
                 let next = self.schedule.not_ready(now);
-                self.failed(stop.why, next, context, now, plan);
+                self.failed(Failure::NotReady(stop.why), next, context, now, plan);
             }
             Retry::At(at, depth) => self.requeue = Requeue { at, depth },
             Retry::Later => self.requeue = self.schedule.full_scan(),
@@ -216,7 +227,7 @@ impl Reconciler {
     /// now, because the following scans may fail too.
     fn failed(
         &mut self,
-        error: String,
+        failure: Failure,
         (next, is_long): (Requeue, bool),
         context: &Context<'_>,
         now: Instant,
@@ -225,12 +236,30 @@ impl Reconciler {
         self.fingerprint.is_responding = false;
         self.check_fingerprint(context, Scope::All, now, plan);
         self.fingerprint.bound_pods.scan_at = None;
+        let error = match failure {
+            Failure::NotReady(why) if !is_long => self.note(why, plan),
+            Failure::NotReady(error) | Failure::Error(error) => self.warn(error, is_long, plan),
+        };
+        plan.status = Some(Err(error));
+        self.requeue = next;
+    }
+
+    /// Says once what a kubelet that is starting lacks, and returns it.
+    fn note(&mut self, why: String, plan: &mut Plan) -> String {
+        if self.note.replace(why.clone()).is_none_or(|before| before != why) {
+            plan.notes.push(why.clone());
+        }
+        why
+    }
+
+    /// Warns of an error, with an Event if the node has been unreadable for long, and returns it.
+    fn warn(&mut self, error: String, is_long: bool, plan: &mut Plan) -> String {
+        self.note = None;
         if is_long {
             plan.events.push((Reason::NodeUnreadable, error.clone()));
         }
         self.set_warnings([error.clone()].into(), plan);
-        plan.status = Some(Err(error));
-        self.requeue = next;
+        error
     }
 
     fn check_fingerprint(&mut self, context: &Context<'_>, scope: Scope, now: Instant, plan: &mut Plan) {

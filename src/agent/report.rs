@@ -48,7 +48,10 @@ impl Reporter {
         }
     }
 
-    pub(super) fn warn(&self, warnings: &[String], events: Vec<(Reason, String)>) {
+    pub(super) fn report(&self, notes: &[String], warnings: &[String], events: Vec<(Reason, String)>) {
+        for note in notes {
+            info!("{note}");
+        }
         for warning in warnings {
             warn!("{warning}");
         }

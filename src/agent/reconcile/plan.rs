@@ -41,6 +41,8 @@ pub(in super::super) struct Plan {
     /// The newest state, if it may be published.
     pub(in super::super) publish: Option<Newest>,
     pub(in super::super) warnings: Vec<String>,
+    /// What a kubelet that is starting lacks.
+    pub(in super::super) notes: Vec<String>,
     pub(in super::super) events: Vec<(Reason, String)>,
     /// The number of pods that are no longer waited for.
     pub(in super::super) given_up: usize,

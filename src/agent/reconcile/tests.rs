@@ -167,10 +167,16 @@ fn a_restarted_kubelet_is_waited_for() {
     let plan = bench.scanned(restarted(), 1);
     assert!(publishes_nothing_new(&plan));
     assert_eq!(plan.outcome, Some(Outcome::KubeletNotReady));
-    assert!(plan.warnings[0].contains("does not list 1 of the 1 pods"), "{:?}", plan.warnings);
+    assert!(plan.notes[0].contains("does not list 1 of the 1 pods"), "{:?}", plan.notes);
+    assert!(plan.warnings.is_empty() && plan.events.is_empty(), "{:?}", plan.warnings);
     assert!(bench.reconciler.requeue.at < bench.after(2));
     assert!(bench.reconciler.restart.is_waiting());
     assert_eq!(bench.reconciler.depth(Depth::Usage, bench.after(1)), Depth::Everything);
+    let again = bench.scanned(restarted(), 2);
+    assert!(again.notes.is_empty(), "{:?}", again.notes);
+    let late = bench.scanned(restarted(), 62);
+    assert_eq!(late.warnings, plan.notes);
+    assert!(matches!(late.events[..], [(Reason::NodeUnreadable, _)]), "{:?}", late.events);
     let plan = bench.scanned(restarted(), 302);
     assert_eq!(available(&plan), 4);
     assert!(matches!(plan.events[..], [(Reason::KubeletStateIncomplete, _)]), "{:?}", plan.events);
@@ -218,8 +224,9 @@ fn a_source_of_pods_that_is_not_synced_is_waited_for_after_the_start() {
     bench.view = PodView::default();
     let plan = bench.scanned(scan(&[]), 0);
     assert_eq!(plan.outcome, Some(Outcome::KubeletNotReady));
-    assert!(plan.warnings[0].contains("have not been listed yet"), "{:?}", plan.warnings);
-    assert_eq!(bench.scanned(scan(&[]), 3).outcome, Some(Outcome::Success));
+    assert!(plan.notes[0].contains("have not been listed yet"), "{:?}", plan.notes);
+    let plan = bench.scanned(scan(&[]), 3);
+    assert_eq!((plan.outcome, plan.has_recovered), (Some(Outcome::Success), false));
 }
 
 #[test]
