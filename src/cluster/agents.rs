@@ -9,7 +9,7 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{NodeAffinity, NodeSelector, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::Resource;
-use kube::api::{DeleteParams, GetParams, ListParams, Preconditions, WatchParams};
+use kube::api::{DeleteParams, EvictParams, GetParams, ListParams, Preconditions, WatchParams};
 use kube::core::{Request, Selector};
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -199,15 +199,27 @@ impl Cluster {
         Pages::new(self.clone(), listing)
     }
 
-    /// Returns when the oldest running container of the pods with these labels started; `None` if none runs.
-    pub async fn scheduler_started(
+    /// Returns the running pods with these labels, and when the oldest running container of each started.
+    pub async fn running_pods(
         &self,
         namespace: &str,
         labels: &str,
-    ) -> Result<Option<Timestamp>, ClusterError> {
-        let mut started: Vec<Timestamp> = Vec::new();
-        self.labelled_pods(namespace, labels).for_each(|pod| started.extend(pod.started)).await?;
-        Ok(started.into_iter().min())
+    ) -> Result<Vec<(String, Timestamp)>, ClusterError> {
+        let mut running = Vec::new();
+        let add = |pod: SlimPod| running.extend(pod.started.map(|started| (pod.name, started)));
+        self.labelled_pods(namespace, labels).for_each(add).await?;
+        Ok(running)
+    }
+
+    /// Evicts a pod; returns false if it is gone, or if a PodDisruptionBudget does not allow it now.
+    pub async fn evict(&self, namespace: &str, name: &str) -> Result<bool, ClusterError> {
+        let what = format!("evict pod {namespace}/{name}");
+        let request = Request::new(pods_path(namespace)).evict(name, &EvictParams::default());
+        match self.in_time(&what, self.bytes(request)).await {
+            Ok(_) => Ok(true),
+            Err(Failure::Status(status)) if [404, 429].contains(&status.code) => Ok(false),
+            Err(failure) => Err(failure.explain(&what)),
+        }
     }
 }
 

@@ -33,7 +33,8 @@ pub struct SlimPod {
     pub daemon_set: Option<String>,
     /// Whether it is pending because the plugin rejected nodes.
     pub rejected: bool,
-    /// When the oldest of its running containers started: nothing identifies the scheduler's container.
+    /// When the oldest of its running containers started, unless it is being deleted: nothing identifies the
+    /// scheduler's container.
     pub(super) started: Option<Timestamp>,
 }
 
@@ -125,9 +126,11 @@ impl From<RawPod> for SlimPod {
     fn from(raw: RawPod) -> Self {
         let RawPod { metadata, spec, status } = raw;
         // The scheduler skips pods that are being deleted or have terminated.
-        let is_pending = metadata.deletion_timestamp.is_none() && matches!(&*status.phase, "" | "Pending");
+        let is_deleted = metadata.deletion_timestamp.is_some();
+        let is_pending = !is_deleted && matches!(&*status.phase, "" | "Pending");
         let mut owners = metadata.owner_references.into_iter().flatten();
-        let running = status.container_statuses.iter().flatten().filter_map(|one| one.state.running.as_ref());
+        let containers = status.container_statuses.iter().flatten().filter(|_| !is_deleted);
+        let running = containers.filter_map(|one| one.state.running.as_ref());
         Self {
             version: metadata.resource_version,
             namespace: metadata.namespace,

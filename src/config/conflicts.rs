@@ -35,6 +35,7 @@ impl Config {
                      or none";
         let is_late = self.fingerprint.withhold_after.get() >= MAX_WITHHOLD_AFTER;
         let has_all = self.fingerprint.method == FingerprintMethod::All;
+        let unnamed = self.controller.restart_scheduler && self.controller.scheduler.is_none();
         let chosen = |(is_so, key, why): (bool, _, _)| is_so.then_some((key, why));
         let mut conflicts: Vec<Conflict> = [
             (is_old && has_view && !has_all, "publish.apiVersion", method),
@@ -43,6 +44,7 @@ impl Config {
             (!has_bindings && self.reserves(), "publish.reserve", reserve),
             (of_devices && !devices, "proxy.annotations.koordinator", only),
             (has_names && !devices, "proxy.annotations.koordinatorResources", only),
+            (unnamed, "controller.restartScheduler", "no pods are named: set `controller.scheduler`"),
             (proxy.fail_closed && !merged, "proxy.failClosed", nothing),
             (proxy.zones && !(proxy.enabled && merged), "proxy.zones", no_zones),
         ]
@@ -213,5 +215,6 @@ mod tests {
             c.proxy.annotations.koordinator.clear();
         };
         assert_eq!(keys(nothing), ["proxy.failClosed"]);
+        assert_eq!(keys(|c| c.controller.restart_scheduler = true), ["controller.restartScheduler"]);
     }
 }

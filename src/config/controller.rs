@@ -56,6 +56,13 @@ pub struct Controller {
     /// Requires `list` of `pods` in that namespace.
     #[schemars(with = "Option<String>", regex(pattern = "^[a-z0-9-]+/.+=.*$"))]
     pub scheduler: Option<SchedulerPods>,
+    /// Evict the pods of `controller.scheduler` that started before an object was created, so that the
+    /// scheduler reads it.
+    ///
+    /// They are compared once a minute, and their PodDisruptionBudget is respected: with two replicas and one
+    /// allowed disruption the scheduler knows the object of a new Node after at most two minutes. Requires
+    /// `create` of `pods/eviction` in their namespace. Static pods cannot be restarted this way.
+    pub restart_scheduler: bool,
     /// Objects of deleted Nodes.
     pub garbage: Garbage,
 }
@@ -110,6 +117,7 @@ impl Default for Controller {
             lease: "numacast-controller".to_owned(),
             nudge: Nudge::Auto,
             scheduler: None,
+            restart_scheduler: false,
             garbage: Garbage::default(),
         }
     }

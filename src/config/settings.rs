@@ -202,6 +202,7 @@ impl Config {
                 Nudge::Off => None,
             },
             scheduler: controller.scheduler.clone(),
+            restart_scheduler: controller.restart_scheduler,
             form: Form { policies: false, ..self.form() },
             events: self.publish.events,
         })

@@ -82,7 +82,8 @@ pub async fn check(settings: &Settings, cluster: &Cluster) -> Result<Report, Clu
     let mut state = State::default();
     let coverage = read_agents(settings, cluster, &mut state).await?;
     if let Some(SchedulerPods { namespace, labels }) = &settings.scheduler {
-        let started = cluster.scheduler_started(namespace, labels).await?;
+        let pods = cluster.running_pods(namespace, labels).await?;
+        let started = pods.into_iter().map(|(_, started)| started).min();
         state.missing_scheduler = started.is_none().then(|| format!("{namespace}/{labels}"));
         state.fleet = Fleet::new(started);
     }

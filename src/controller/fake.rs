@@ -70,6 +70,7 @@ impl Parts {
             fleet_interval: Duration::from_secs(60),
             nudge: Some(NudgePlan::default()),
             scheduler: None,
+            restart_scheduler: false,
             form: Form::default(),
             events: true,
         };

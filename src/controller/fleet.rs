@@ -37,6 +37,8 @@ pub(super) struct Fleet {
     pub(super) invalid: Option<(String, String)>,
     /// Objects created after the scheduler started, in the order they were added.
     pub(super) newer: Vec<String>,
+    /// When the newest of them was created.
+    pub(super) newest: Option<Timestamp>,
     scheduler_started: Option<Timestamp>,
     pub(super) names: BTreeSet<Box<str>>,
 }
@@ -73,6 +75,7 @@ impl Fleet {
             self.scheduler_started.zip(meta.created).is_some_and(|(started, created)| created > started);
         if describes_node && is_newer {
             self.newer.push(meta.name.clone());
+            self.newest = self.newest.max(meta.created);
         }
         self.names.insert(meta.name.into());
     }
@@ -130,6 +133,7 @@ mod tests {
         let mut fleet = Fleet::new(at(8));
         objects().for_each(|object| fleet.add(object));
         assert_eq!((&fleet.newer[..], fleet.newer_than_scheduler()), (&["c".to_owned()][..], Some(1)));
+        assert_eq!(fleet.newest, at(9));
         let mut fleet = Fleet::new(None);
         objects().for_each(|object| fleet.add(object));
         assert_eq!((fleet.newer.len(), fleet.newer_than_scheduler()), (0, None), "unknown");

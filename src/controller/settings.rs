@@ -28,10 +28,19 @@ pub struct Settings {
     pub nudge: Option<NudgePlan>,
     /// The scheduler's pods. If set, objects created after they started are reported.
     pub scheduler: Option<SchedulerPods>,
+    /// Whether to evict these pods then.
+    pub restart_scheduler: bool,
     /// The API version in which objects are read.
     pub form: Form,
     /// Whether to post Kubernetes Events.
     pub events: bool,
+}
+
+impl Settings {
+    /// Returns true if the scheduler's pods are evicted when there are objects that they do not know.
+    pub(super) const fn restarts_scheduler(&self) -> bool {
+        self.restart_scheduler && !self.dry_run
+    }
 }
 
 /// The namespace is unknown.

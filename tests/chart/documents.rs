@@ -332,6 +332,10 @@ fn the_notes_warn_about_risky_values() -> Result<()> {
         ("kubelet.mountDir=true", "WARNING: the agents can read and write the volumes of every pod"),
         ("rbac.create=false,purge.enabled=false", "WARNING: no roles are created"),
         ("purge.enabled=false", "mislead the scheduler"),
+        (
+            "scheduler.enabled=true,controller.enabled=false,purge.enabled=false",
+            "WARNING: the scheduler ignores objects that are created after it started",
+        ),
         ("config.proxy.enabled=true", "on each node /run/numacast/pod-resources/kubelet.sock."),
         ("config.proxy.enabled=true,config.proxy.dir=/run/a/b", "on each node /run/a/b/kubelet.sock."),
         ("config.podsApi.enabled=true", "on each node /run/numacast/pods-api/pods-api.sock."),

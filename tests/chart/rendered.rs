@@ -48,12 +48,13 @@ fn every_value_gives_objects_that_keep_the_rules() -> Result<()> {
 #[test]
 fn the_configuration_of_the_scheduler_fits_that_of_the_agents() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
-    let cached = "scheduler.enabled=true,config.consumer=schedulerPlugins";
+    let enabled = "scheduler.enabled=true";
+    let direct = "scheduler.enabled=true,config.consumer=schedulerPluginsDirect";
     for values in [
-        "scheduler.enabled=true",
-        cached,
-        &format!("{cached},scheduler.cacheResyncPeriodSeconds=30"),
-        &format!("{cached},config.fingerprint.informerMode=shared"),
+        enabled,
+        &format!("{enabled},scheduler.cacheResyncPeriodSeconds=30"),
+        &format!("{enabled},config.fingerprint.informerMode=shared"),
+        direct,
     ] {
         let objects = helm.render(&["--set", values])?;
         let map = objects.one("ConfigMap", "numacast-scheduler")?;
@@ -77,10 +78,17 @@ fn the_configuration_of_the_scheduler_fits_that_of_the_agents() -> Result<()> {
             "--namespace=numa",
             "--set=controller.daemonSets=[\"numacast-agent\"]",
         ]);
-        let expected = if values.starts_with(cached) { waits } else { Value::Null };
+        let expected = if values == direct { Value::Null } else { waits };
         ensure!(*init == expected, "{values}: {init}");
         let role = objects.one("Role", "numacast-scheduler")?.to_string();
-        ensure!(role.contains("daemonsets") == values.starts_with(cached), "{values}: {role}");
+        ensure!(role.contains("daemonsets") == (values != direct), "{values}: {role}");
+        ensure!(config.controller.restart_scheduler == (values != direct), "{values}");
+        let labels = &deployment["spec"]["selector"]["matchLabels"];
+        let pods = config.controller.scheduler.map(|pods| pods.to_string()).unwrap_or_default();
+        let names_all = labels.as_object().into_iter().flatten().all(|(key, value)| {
+            pods.contains(&format!("{key}={}", value.as_str().unwrap_or_default()))
+        });
+        ensure!((pods.starts_with("numa/") && names_all) == (values != direct), "{values}: {pods}");
     }
     Ok(())
 }

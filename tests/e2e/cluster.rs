@@ -28,6 +28,8 @@ pub(crate) struct Cluster {
     pub(crate) tools: Tools,
     pub(crate) client: Client,
     pub(crate) workers: Vec<Worker>,
+    /// A node that has not joined yet.
+    pub(crate) spare: Option<Worker>,
     pub(crate) machine: MachineSpec,
     dir: PathBuf,
     /// Starts the API server again.
@@ -67,13 +69,19 @@ impl Cluster {
             table::step("control plane", plan.start_plane()).await?;
         let tools = Tools::new(&programs, &dir.join("inside.kubeconfig"), dir);
         let archives = images::archives(options, dir, &programs).await?;
-        let workers = table::step("nodes and images", plan.start_workers(&client, &archives)).await?.0;
+        // Unless only the cluster is wanted, a node joins later.
+        let late = u8::from(!options.up && nodes > 1);
+        let joined = nodes - late;
+        let (mut workers, _) =
+            table::step("nodes and images", plan.start_workers(&client, &archives, joined)).await?;
+        let spare = workers.pop_if(|_| late > 0);
         outside::relay_to(dir, SERVER).await?;
         plan.write_kubeconfig_for_outside()?;
         Ok(Self {
             tools,
             client,
             workers,
+            spare,
             machine,
             dir: dir.into(),
             api_server_command,
@@ -164,12 +172,22 @@ impl Plan<'_> {
         Ok((Plane { api_server, api_server_command, others, client }, version))
     }
 
-    async fn start_workers(&self, client: &Client, archives: &[PathBuf]) -> Result<(Vec<Worker>, String)> {
+    /// Starts all machines, and lets the first `joined` of them join.
+    async fn start_workers(
+        &self,
+        client: &Client,
+        archives: &[PathBuf],
+        joined: u8,
+    ) -> Result<(Vec<Worker>, String)> {
         let mut workers = Vec::new();
         for number in 1..=self.nodes {
-            workers.push(Worker::start(self, number, archives).await?);
+            let mut worker = Worker::boot(self, number, archives).await?;
+            if number <= joined {
+                worker.join()?;
+            }
+            workers.push(worker);
         }
-        for worker in &mut workers {
+        for worker in &mut workers[..usize::from(joined)] {
             worker.wait_until_ready(client).await?;
         }
         let runtime = workers[0].runtime(client).await?;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use fastrand::Rng;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt};
 use numacast_core::machine::IdSet;
@@ -38,7 +39,8 @@ pub(crate) async fn run(cluster: &mut Cluster, options: &Options, seed: u64) -> 
         installed.elapsed().as_secs_f64()
     ));
     table::step("helm test", helm_test(cluster)).await?;
-    table::step("a pod that fits no zone stays Pending", pending(cluster)).await?;
+    table::step("a pod that fits no zone stays Pending", pending(cluster, None)).await?;
+    table::step("a node joins", join(cluster)).await?;
     table::step("pods through the scheduler", many(cluster, options.pods, &mut rng)).await?;
     table::step("the containers' rights", rights(cluster)).await?;
     table::step("the containers' memory", memory(cluster)).await?;
@@ -232,10 +234,13 @@ async fn gone(cluster: &Cluster, name: &str) -> Result<()> {
     .await
 }
 
-/// A pod with more CPUs than any zone has, and fewer than the node.
-async fn pending(cluster: &Cluster) -> Result<String> {
+/// A pod with more CPUs than any zone has, and fewer than the node; `on` one node, if given.
+async fn pending(cluster: &Cluster, on: Option<&str>) -> Result<String> {
     let api = pods(cluster);
-    api.create(&PostParams::default(), &pod("too-large", largest(cluster)? + 1, &json!({}), &[])?).await?;
+    let mut pod = pod("too-large", largest(cluster)? + 1, &json!({}), &[])?;
+    let selector = on.map(|node| [("kubernetes.io/hostname".to_owned(), node.to_owned())].into());
+    pod.spec.as_mut().context("a pod without a spec")?.node_selector = selector;
+    api.create(&PostParams::default(), &pod).await?;
     let message = until("the scheduler says why", async || {
         let pod = api.get("too-large").await?;
         ensure!(phase(&pod) == "Pending", Fatal(format!("it is {}", phase(&pod))));
@@ -248,6 +253,37 @@ async fn pending(cluster: &Cluster) -> Result<String> {
     api.delete("too-large", &DeleteParams::default()).await?;
     gone(cluster, "too-large").await?;
     Ok(message)
+}
+
+/// The scheduler reads the new node's object, so that it places no pod there that the kubelet would refuse.
+async fn join(cluster: &mut Cluster) -> Result<String> {
+    let Some(mut worker) = cluster.spare.take() else { return Ok("skipped: there is one node only".to_owned()) };
+    worker.join()?;
+    worker.wait_until_ready(&cluster.client).await?;
+    let name = worker.name.clone();
+    cluster.workers.push(worker);
+    objects(cluster).await?;
+    let begin = Instant::now();
+    let object = nrt::api(&cluster.client).get(&name).await?;
+    let created = object.metadata.creation_timestamp.context("when was it created?")?;
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), RELEASE);
+    let schedulers = ListParams::default().labels("app.kubernetes.io/component=scheduler");
+    until("the scheduler was restarted", async || {
+        let pods = pods.list(&schedulers).await?.items;
+        let old = pods.iter().find(|pod| !is_ready(pod) || started(pod).is_none_or(|at| at < created));
+        ensure!(old.is_none() && pods.len() == 2, "{:?} is not new and Ready", old.map(ResourceExt::name_any));
+        Ok(())
+    })
+    .await?;
+    let known = begin.elapsed().as_secs_f64();
+    pending(cluster, Some(&name)).await?;
+    Ok(format!("{name}; the scheduler knows its object after {known:.0} s"))
+}
+
+/// Returns when the pod's only container started.
+fn started(pod: &Pod) -> Option<Time> {
+    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+    statuses.first()?.state.as_ref()?.running.as_ref()?.started_at.clone()
 }
 
 /// Pods of random sizes, all created at once, each of which ends soon after it starts.

@@ -25,6 +25,7 @@ pub(crate) struct Worker {
     pub(crate) name: String,
     kubelet: Option<Process>,
     kubelet_command: Vec<OsString>,
+    proxy_command: Vec<OsString>,
     // Ended in this order.
     processes: Vec<Process>,
     machine: FakeNode,
@@ -38,8 +39,8 @@ impl Worker {
         format!("node-{number}")
     }
 
-    /// Starts the machine and everything on it, with the images loaded.
-    pub(crate) async fn start(plan: &Plan<'_>, number: u8, archives: &[PathBuf]) -> Result<Self> {
+    /// Starts the machine and everything on it but the kubelet and kube-proxy, with the images loaded.
+    pub(crate) async fn boot(plan: &Plan<'_>, number: u8, archives: &[PathBuf]) -> Result<Self> {
         let name = Self::name_of(number);
         let dir = plan.dir.join(&name);
         std::fs::create_dir_all(dir.join("kubelet"))?;
@@ -54,8 +55,17 @@ impl Worker {
         let machine = start_machine(plan, &dir)?;
         network::connect(number, plan.nodes, machine.id())?;
         let kubelet_command = kubelet_command(plan, &name, number)?;
-        let mut worker =
-            Self { name, kubelet: None, kubelet_command, processes: Vec::new(), machine, dir, cgroup };
+        let proxy_command = proxy_command(plan, &name)?;
+        let mut worker = Self {
+            name,
+            kubelet: None,
+            kubelet_command,
+            proxy_command,
+            processes: Vec::new(),
+            machine,
+            dir,
+            cgroup,
+        };
         worker.prepare(number)?;
         worker.start_containerd().await?;
         worker.import(archives)?;
@@ -64,14 +74,16 @@ impl Worker {
                 json!({"do": "setDevices", "resource": resource.resource, "devices": resource.devices});
             worker.machine.request(&request)?;
         }
-        worker.start_kubelet(KUBEADM_CONFIG)?;
-        let mut proxy = worker.command();
-        proxy.arg(plan.program("kube-proxy")).arg("--kubeconfig").arg(plan.kubeconfig("proxy")?);
-        proxy.args(["--hostname-override", &worker.name, "--proxy-mode=iptables"]);
-        // The kernel's limits are the host's.
-        proxy.args(["--conntrack-max-per-core=0", "--conntrack-min=0"]);
-        worker.processes.push(Process::start("kube-proxy", &worker.dir, proxy)?);
         Ok(worker)
+    }
+
+    /// Starts the kubelet, which creates the Node, and kube-proxy.
+    pub(crate) fn join(&mut self) -> Result<()> {
+        self.start_kubelet(KUBEADM_CONFIG)?;
+        let mut proxy = self.command();
+        proxy.args(&self.proxy_command);
+        self.processes.push(Process::start("kube-proxy", &self.dir, proxy)?);
+        Ok(())
     }
 
     /// Mounts and files that a node has.
@@ -265,6 +277,15 @@ fn kubelet_command(plan: &Plan<'_>, name: &str, number: u8) -> Result<Vec<OsStri
         .extend(["--hostname-override", name, "--node-ip", &network::address_of(number)].map(OsString::from));
     command.push("--kubeconfig".into());
     command.push(plan.kubeconfig(name)?.into_os_string());
+    Ok(command)
+}
+
+fn proxy_command(plan: &Plan<'_>, name: &str) -> Result<Vec<OsString>> {
+    let mut command = vec![plan.program("kube-proxy").into_os_string(), "--kubeconfig".into()];
+    command.push(plan.kubeconfig("proxy")?.into_os_string());
+    command.extend(["--hostname-override", name, "--proxy-mode=iptables"].map(OsString::from));
+    // The kernel's limits are the host's.
+    command.extend(["--conntrack-max-per-core=0", "--conntrack-min=0"].map(OsString::from));
     Ok(command)
 }
 

@@ -3,6 +3,7 @@
 mod fleet;
 mod nudges;
 mod proxy;
+mod restarts;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

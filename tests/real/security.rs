@@ -1321,6 +1321,20 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         let expected: Vec<&str> = whole.into_iter().filter(|right| !gone.contains(right)).collect();
         ensure!(found == set(&expected), "{values}: {found:#?}");
     }
+    for (values, more) in [
+        (json!({"scheduler": {"enabled": true}}), &["create pods/eviction in numacast"][..]),
+        (
+            json!({"scheduler": {"enabled": true}, "controller": {"config": {"nudge": "off"}}}),
+            &["create pods/eviction in numacast"],
+        ),
+        (json!({"scheduler": {"enabled": true}, "config": {"consumer": "schedulerPluginsDirect"}}), &[]),
+        (json!({"scheduler": {"enabled": true}, "controller": {"extraArgs": ["--dry-run"]}}), &[]),
+    ] {
+        let found = rights_of(&Chart::render(&parts, &values)?, CONTROLLER)?;
+        let eviction: Vec<&str> =
+            found.iter().map(String::as_str).filter(|right| right.contains("eviction")).collect();
+        ensure!(eviction == more, "{values}: {found:#?}");
+    }
     let none =
         Chart::render(&parts, &json!({"controller": {"enabled": false}, "purge": {"enabled": false}}))?;
     ensure!(rights_of(&none, CONTROLLER)?.is_empty() && rights_of(&none, PURGE)?.is_empty());

@@ -137,11 +137,10 @@ securityContext:
 {{- .Values.scheduler.image.tag | default (get $releases $minor) | default "v0.35.7" }}
 {{- end }}
 
-{{/* What the scheduler's deployment means for the agents: who reads the objects, and the rule of the plugin's release. */}}
+{{/* What the scheduler's deployment means for the agents: the rule of the plugin's release. */}}
 {{- define "numacast.agentConfigForScheduler" -}}
 {{- if .Values.scheduler.enabled }}
 {{- $minor := include "numacast.schedulerRelease" . | regexFind "^v0\\.[0-9]+" }}
-consumer: schedulerPluginsDirect
 fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30" "v0.31" "v0.32" "v0.33" "v0.34")) }}}
 {{- end }}
 {{- end }}
@@ -307,7 +306,12 @@ metrics:
 {{- if ne (include "numacast.consumer" .) "schedulerPlugins" }}
 {{- $_ := set $own.controller "nudge" "off" }}
 {{- else if .Values.scheduler.enabled }}
-{{- $_ := set $own.controller "scheduler" (printf "%s/app.kubernetes.io/component=scheduler" .Release.Namespace) }}
+{{- $labels := list }}
+{{- range $key, $value := include "numacast.selectorLabels" (dict "root" . "component" "scheduler") | fromYaml }}
+{{- $labels = append $labels (printf "%s=%s" $key $value) }}
+{{- end }}
+{{- $_ := set $own.controller "scheduler" (printf "%s/%s" .Release.Namespace (join "," $labels)) }}
+{{- $_ := set $own.controller "restartScheduler" true }}
 {{- if gt (int .Values.scheduler.cacheResyncPeriodSeconds) 10 }}
 {{- $_ := set $own.controller "nudge" (printf "%ds" (int .Values.scheduler.cacheResyncPeriodSeconds)) }}
 {{- end }}
@@ -609,8 +613,9 @@ securityContext:
 {{- if and (gt (int (regexFind "^[0-9]+" .Capabilities.KubeVersion.Minor)) 36) (not .Values.scheduler.image.tag) }}
 {{- $warnings = append $warnings (printf "no known release of scheduler-plugins is for Kubernetes 1.%s; v0.35.7 is used: see whether there is a newer one, and set scheduler.image.tag." .Capabilities.KubeVersion.Minor) }}
 {{- end }}
-{{- if eq (include "numacast.consumer" .) "schedulerPlugins" }}
-{{- $warnings = append $warnings (printf "the scheduler ignores objects that are created after it started: restart it when all nodes have one, and whenever nodes join (`kubectl --namespace %s rollout restart deployment/%s-scheduler`)." .Release.Namespace (include "numacast.fullname" .)) }}
+{{- $restarts := and .Values.controller.enabled (dig "restartScheduler" true (.Values.controller.config | default dict)) }}
+{{- if and (eq (include "numacast.consumer" .) "schedulerPlugins") (not $restarts) }}
+{{- $warnings = append $warnings (printf "the scheduler ignores objects that are created after it started, and no controller restarts it: restart it whenever nodes have joined (`kubectl --namespace %s rollout restart deployment/%s-scheduler`)." .Release.Namespace (include "numacast.fullname" .)) }}
 {{- end }}
 {{- end }}
 {{- if not .Values.rbac.create }}

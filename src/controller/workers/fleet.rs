@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::time::{Instant, sleep};
-use tracing::debug;
+use tracing::{debug, info};
 
 use super::Workers;
 use crate::controller::events::Reason;
@@ -22,12 +22,12 @@ impl Workers<'_> {
     /// Aggregates all objects at each interval, which grows if a pass takes long.
     pub(super) async fn aggregate_fleet(&self) {
         let (requests, invalid) = (LogOnce::default(), LogOnce::default());
-        let (scheduler, newer) = (LogOnce::default(), LogOnce::default());
+        let (scheduler, newer, evictions) = (LogOnce::default(), LogOnce::default(), LogOnce::default());
         self.wait_for_nodes(FIRST_LIST_TIMEOUT).await;
         loop {
             let started = Instant::now();
-            let scheduler_started = self.scheduler_started(&scheduler).await;
-            let mut fleet = Fleet::new(scheduler_started);
+            let pods = self.scheduler_pods(&scheduler).await;
+            let mut fleet = Fleet::new(pods.iter().map(|(_, started)| *started).min());
             let read = self.cluster.topology_summaries().for_each(|summary| fleet.add(summary)).await;
             let next = self.settings.fleet_interval.max(started.elapsed() * MIN_INTERVAL_PER_PASS);
             match read {
@@ -42,6 +42,9 @@ impl Workers<'_> {
                     }
                     match &fleet.newer[..] {
                         [] => newer.recovered("no object is newer than the scheduler any longer"),
+                        _ if self.settings.restarts_scheduler() => {
+                            self.restart_scheduler(&fleet, &pods, &evictions).await;
+                        }
                         names => newer.warn(&format!("{} {NEWER}: {}", names.len(), first_names(names))),
                     }
                     self.report_fleet(&fleet).await;
@@ -56,21 +59,42 @@ impl Workers<'_> {
         }
     }
 
-    /// Returns when the scheduler started; `None` if it is not configured or unknown now.
-    async fn scheduler_started(&self, log: &LogOnce) -> Option<Timestamp> {
-        let SchedulerPods { namespace, labels } = self.settings.scheduler.as_ref()?;
-        match self.cluster.scheduler_started(namespace, labels).await {
-            Ok(Some(started)) => {
+    /// Returns the scheduler's pods and when they started; none if they are not configured or unknown now.
+    async fn scheduler_pods(&self, log: &LogOnce) -> Vec<(String, Timestamp)> {
+        let Some(SchedulerPods { namespace, labels }) = &self.settings.scheduler else { return Vec::new() };
+        match self.cluster.running_pods(namespace, labels).await {
+            Ok(pods) if pods.is_empty() => log.warn(&format!("{NO_SCHEDULER} {namespace}/{labels}")),
+            Ok(pods) => {
                 log.recovered("the scheduler's pods are known again");
-                return Some(started);
+                return pods;
             }
-            Ok(None) => log.warn(&format!("{NO_SCHEDULER} {namespace}/{labels}")),
             Err(error) => {
                 self.metrics.request_failed(&error);
                 log.warn(&format!("cannot detect objects that are newer than the scheduler: {error}"));
             }
         }
-        None
+        Vec::new()
+    }
+
+    /// Evicts the scheduler's pods that started before the newest object was created. Their
+    /// PodDisruptionBudget decides how many at once; the next pass evicts the others.
+    async fn restart_scheduler(&self, fleet: &Fleet, pods: &[(String, Timestamp)], log: &LogOnce) {
+        let Some(SchedulerPods { namespace, .. }) = &self.settings.scheduler else { return };
+        for (pod, _) in pods.iter().filter(|(_, started)| Some(*started) < fleet.newest) {
+            match self.cluster.evict(namespace, pod).await {
+                Ok(true) => info!(
+                    "evicted the scheduler's pod {namespace}/{pod}: it does not know {} objects: {}",
+                    fleet.newer.len(),
+                    first_names(&fleet.newer)
+                ),
+                Ok(false) => debug!("the scheduler's pod {namespace}/{pod} may not be evicted now"),
+                Err(error) => {
+                    self.metrics.request_failed(&error);
+                    return log.warn(&format!("{} {NEWER}: {error}", fleet.newer.len()));
+                }
+            }
+        }
+        log.recovered("the scheduler's pods can be evicted again");
     }
 
     async fn report_fleet(&self, fleet: &Fleet) {

@@ -1,0 +1,97 @@
+//! Restarts of the chart's scheduler, with only the rights that the chart grants.
+
+use anyhow::{Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use serde_json::json;
+
+use super::Controller;
+use super::fleet::{Fleet, names};
+use crate::support::chart::{Chart, RELEASE, RIGHTS};
+use crate::support::wait::until;
+use crate::support::{Cluster, Needs, Parts, tokens};
+
+const ACCOUNT: &str = "numacast-controller";
+const POD: &str = "numacast-scheduler-0";
+const SETTINGS: [&str; 6] = [
+    "--set",
+    "controller.daemonSets=[]",
+    "--set",
+    "controller.scheduler=numacast/app.kubernetes.io/component=scheduler",
+    "--set",
+    "controller.restartScheduler=true",
+];
+
+#[tokio::test]
+async fn the_scheduler_is_restarted_for_objects_that_it_does_not_know() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    let chart = Chart::render(&parts, &json!({"scheduler": {"enabled": true}}))?;
+    for kinds in [&RIGHTS[..], &["Lease"]] {
+        chart.install(&cluster.client(), kinds).await?;
+    }
+    let all = names("worker", 2);
+    fleet.add_nodes(&all).await?;
+    fleet.add_objects(&all[..1], "numacast").await?;
+    run(&fleet, fleet.created(&all[0]).await?).await?;
+    let token = tokens::on_node(&cluster.client(), RELEASE, ACCOUNT, &all[0]).await?;
+    let kubeconfig = cluster.kubeconfig_of(ACCOUNT, &token)?;
+    let series = "numacast_fleet_objects_newer_than_scheduler";
+
+    // Without kube-controller-manager, a budget allows no eviction.
+    let budgets = fleet.namespaced::<PodDisruptionBudget>();
+    let budget: PodDisruptionBudget = serde_json::from_value(json!({
+        "metadata": {"name": "scheduler"},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app.kubernetes.io/component": "scheduler"}}},
+    }))?;
+    budgets.create(&PostParams::default(), &budget).await?;
+    let mut controller = Controller::start("controller", &cluster, &kubeconfig, &SETTINGS)?;
+    controller.shows(series, 0.0).await?;
+    fleet.add_later(&all[1], &all[0]).await?;
+    controller.shows(series, 1.0).await?;
+    controller.passes(2).await?;
+    ensure!(runs(&fleet).await?, "it was evicted in spite of its PodDisruptionBudget");
+
+    budgets.delete("scheduler", &DeleteParams::default()).await?;
+    until("the scheduler's pod is evicted", async || {
+        ensure!(!runs(&fleet).await?, "it still runs");
+        Ok(())
+    })
+    .await?;
+    let evicted = format!("evicted the scheduler's pod numacast/{POD}: it does not know 1 objects: worker-00001");
+    let log = controller.process.log_tail();
+    ensure!(log.contains(&evicted), "{log}");
+
+    // The next one has read the object.
+    let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    fleet.namespaced::<Pod>().delete(POD, &now).await?;
+    run(&fleet, fleet.created(&all[1]).await?).await?;
+    controller.shows(series, 0.0).await?;
+    controller.passes(2).await?;
+    ensure!(runs(&fleet).await?, "it was evicted without a reason");
+    Ok(())
+}
+
+/// Creates the scheduler's pod, with the status that a kubelet reports for a container started at `since`.
+async fn run(fleet: &Fleet<'_>, since: Time) -> Result<()> {
+    let pods = fleet.namespaced::<Pod>();
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": POD, "labels": {"app.kubernetes.io/component": "scheduler"}},
+        "spec": {"nodeName": "worker-00000", "containers": [{"name": "scheduler", "image": "scheduler"}]},
+    }))?;
+    pods.create(&PostParams::default(), &pod).await?;
+    let container = json!({"name": "scheduler", "image": "scheduler", "imageID": "", "ready": true, "restartCount": 0,
+                           "state": {"running": {"startedAt": since}}});
+    let status = json!({"status": {"phase": "Running", "containerStatuses": [container]}});
+    pods.patch_status(POD, &PatchParams::default(), &Patch::Merge(&status)).await?;
+    Ok(())
+}
+
+/// Returns true if the scheduler's pod exists and is not being deleted.
+async fn runs(fleet: &Fleet<'_>) -> Result<bool> {
+    let pod = fleet.namespaced::<Pod>().get_opt(POD).await?;
+    Ok(pod.is_some_and(|pod| pod.metadata.deletion_timestamp.is_none()))
+}
