@@ -85,9 +85,11 @@ fn the_configuration_of_the_scheduler_fits_that_of_the_agents() -> Result<()> {
         ensure!(config.controller.restart_scheduler == (values != direct), "{values}");
         let labels = &deployment["spec"]["selector"]["matchLabels"];
         let pods = config.controller.scheduler.map(|pods| pods.to_string()).unwrap_or_default();
-        let names_all = labels.as_object().into_iter().flatten().all(|(key, value)| {
-            pods.contains(&format!("{key}={}", value.as_str().unwrap_or_default()))
-        });
+        let names_all = labels
+            .as_object()
+            .into_iter()
+            .flatten()
+            .all(|(key, value)| pods.contains(&format!("{key}={}", value.as_str().unwrap_or_default())));
         ensure!((pods.starts_with("numa/") && names_all) == (values != direct), "{values}: {pods}");
     }
     Ok(())

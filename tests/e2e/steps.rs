@@ -257,7 +257,9 @@ async fn pending(cluster: &Cluster, on: Option<&str>) -> Result<String> {
 
 /// The scheduler reads the new node's object, so that it places no pod there that the kubelet would refuse.
 async fn join(cluster: &mut Cluster) -> Result<String> {
-    let Some(mut worker) = cluster.spare.take() else { return Ok("skipped: there is one node only".to_owned()) };
+    let Some(mut worker) = cluster.spare.take() else {
+        return Ok("skipped: there is one node only".to_owned());
+    };
     worker.join()?;
     worker.wait_until_ready(&cluster.client).await?;
     let name = worker.name.clone();
@@ -271,7 +273,11 @@ async fn join(cluster: &mut Cluster) -> Result<String> {
     until("the scheduler was restarted", async || {
         let pods = pods.list(&schedulers).await?.items;
         let old = pods.iter().find(|pod| !is_ready(pod) || started(pod).is_none_or(|at| at < created));
-        ensure!(old.is_none() && pods.len() == 2, "{:?} is not new and Ready", old.map(ResourceExt::name_any));
+        ensure!(
+            old.is_none() && pods.len() == 2,
+            "{:?} is not new and Ready",
+            old.map(ResourceExt::name_any)
+        );
         Ok(())
     })
     .await?;

@@ -87,7 +87,10 @@ impl Workers<'_> {
                     fleet.newer.len(),
                     first_names(&fleet.newer)
                 ),
-                Ok(false) => debug!("the scheduler's pod {namespace}/{pod} may not be evicted now"),
+                Ok(false) => info!(
+                    "the scheduler's pod {namespace}/{pod} was not evicted: its PodDisruptionBudget does not allow it now, \
+                     or it is gone"
+                ),
                 Err(error) => {
                     self.metrics.request_failed(&error);
                     return log.warn(&format!("{} {NEWER}: {error}", fleet.newer.len()));

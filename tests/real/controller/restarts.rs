@@ -54,6 +54,7 @@ async fn the_scheduler_is_restarted_for_objects_that_it_does_not_know() -> Resul
     controller.shows(series, 1.0).await?;
     controller.passes(2).await?;
     ensure!(runs(&fleet).await?, "it was evicted in spite of its PodDisruptionBudget");
+    ensure!(controller.process.log_tail().contains("its PodDisruptionBudget does not allow it now"));
 
     budgets.delete("scheduler", &DeleteParams::default()).await?;
     until("the scheduler's pod is evicted", async || {
@@ -61,7 +62,8 @@ async fn the_scheduler_is_restarted_for_objects_that_it_does_not_know() -> Resul
         Ok(())
     })
     .await?;
-    let evicted = format!("evicted the scheduler's pod numacast/{POD}: it does not know 1 objects: worker-00001");
+    let evicted =
+        format!("evicted the scheduler's pod numacast/{POD}: it does not know 1 objects: worker-00001");
     let log = controller.process.log_tail();
     ensure!(log.contains(&evicted), "{log}");
 
