@@ -34,7 +34,9 @@ fn scheduler_image(programs: &Path) -> Result<String> {
     command.args(["--set", "scheduler.enabled=true", "--show-only", "templates/scheduler.yaml"]);
     command.args(["--kube-version", &kubernetes(programs)?]);
     let text = output_of(&mut command)?;
-    let image = text.lines().find_map(|line| line.trim().strip_prefix("image: "));
+    // The init container has numacast's.
+    let mut images = text.lines().filter_map(|line| line.trim().strip_prefix("image: "));
+    let image = images.find(|image| image.contains("scheduler-plugins"));
     Ok(image.context("the chart's scheduler has no image")?.trim_matches('"').to_owned())
 }
 
