@@ -13,6 +13,8 @@ mod images;
 mod network;
 mod outside;
 mod platforms;
+mod pods;
+mod quick_start;
 mod steps;
 mod table;
 mod tools;
@@ -30,7 +32,7 @@ use clap::Parser;
 #[command(name = "e2e")]
 struct Options {
     /// The machine of every node, a file of tests/machines without its extension; several are run one after another. By default
-    /// two-by-eight and eight-by-sixty-four, with --up only the first.
+    /// two-by-eight and eight-by-sixty-four, with --up and --quick-start only the first.
     #[arg(long, value_name = "NAME")]
     machine: Vec<String>,
     /// The number of nodes.
@@ -42,6 +44,9 @@ struct Options {
     /// Only bring up the cluster, with the images loaded, and keep it until interrupted.
     #[arg(long)]
     up: bool,
+    /// Only take the steps of docs/quickstart.md, on one node, and write their output into the documents.
+    #[arg(long)]
+    quick_start: bool,
     /// The seed of the pods, instead of a new one.
     #[arg(long, env = "NUMACAST_SEED")]
     seed: Option<u64>,

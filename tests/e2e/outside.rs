@@ -33,7 +33,8 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
     ensure!(image.is_file(), "there is no {}; `make image` makes it", image.display());
     let chosen = options.machine.iter().map(String::as_str);
     let machines: Vec<&str> = if options.machine.is_empty() { MACHINES.to_vec() } else { chosen.collect() };
-    for machine in machines.iter().take(if options.up { 1 } else { usize::MAX }) {
+    let only_first = options.up || options.quick_start;
+    for machine in machines.iter().take(if only_first { 1 } else { usize::MAX }) {
         if !run_on(options, machine, &image).await? {
             return Ok(ExitCode::FAILURE);
         }
@@ -44,15 +45,17 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
 /// Returns whether every step was taken.
 async fn run_on(options: &Options, machine: &str, image: &Path) -> Result<bool> {
     let dir = directory(machine)?;
-    table::note(&format!("{machine}: {} nodes, logs in {}", options.nodes, dir.display()));
+    let nodes = if options.quick_start { 1 } else { options.nodes };
+    table::note(&format!("{machine}: {nodes} nodes, logs in {}", dir.display()));
     let cgroups = Cgroups::make(&format!("numacast-e2e-{}", std::process::id()));
     let cgroups = cgroups.context("cgroups cannot be created here (v1 hierarchies are needed)")?;
     let mut command = tokio::process::Command::new("unshare");
     command.args(["--mount", "--net", "--pid", "--uts", "--fork", "--kill-child", "--mount-proc", "--"]);
     // The first process of a PID namespace inherits the orphans: a shell waits for all of them.
     command.args(["bash", "-c", "\"$@\"; exit $?", "cluster"]).arg(std::env::current_exe()?);
-    command.arg("--inside").arg(&dir).args(["--machine", machine, "--nodes", &options.nodes.to_string()]);
+    command.arg("--inside").arg(&dir).args(["--machine", machine, "--nodes", &nodes.to_string()]);
     command.arg("--image").arg(image).args(options.up.then_some("--up"));
+    command.args(options.quick_start.then_some("--quick-start"));
     command.args(["--pods", &options.pods.to_string()]);
     command.args(options.set.iter().map(|value| format!("--set={value}")));
     command.args(options.seed.map(|seed| format!("--seed={seed}")));

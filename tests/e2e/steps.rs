@@ -3,45 +3,44 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
 use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt};
-use numacast_core::machine::IdSet;
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use crate::Options;
 use crate::cluster::Cluster;
-use crate::platforms;
 use crate::support::nrt;
 use crate::support::parts::repository;
-use crate::support::wait::{Fatal, until};
+use crate::support::wait::until;
 use crate::table;
-use crate::worker::Worker;
-use crate::{Options, images};
+use crate::{platforms, pods, quick_start};
 
 /// The release and its namespace.
 pub(crate) const RELEASE: &str = "numacast";
-/// The name by which pods choose the scheduler.
-const SCHEDULER: &str = "numa-scheduler";
-
 /// Takes every step.
 pub(crate) async fn run(cluster: &mut Cluster, options: &Options, seed: u64) -> Result<()> {
     let mut rng = Rng::with_seed(seed);
     set_kubeadm(cluster, true).await?;
+    if options.quick_start {
+        table::step("helm install --wait, scheduler.enabled", install(cluster, &options.set)).await?;
+        return table::step("docs/quickstart.md", quick_start::run(cluster)).await.map(drop);
+    }
     let installed = Instant::now();
     table::step("helm install --wait, scheduler.enabled", install(cluster, &options.set)).await?;
     table::step("objects with policies", objects(cluster)).await?;
-    table::step("a Guaranteed pod on one zone", aligned(cluster)).await?;
+    table::step("a Guaranteed pod on one zone", pods::aligned(cluster)).await?;
     table::note(&format!(
         "{:>6.1} s  from helm install to the first aligned pod",
         installed.elapsed().as_secs_f64()
     ));
     table::step("helm test", helm_test(cluster)).await?;
-    table::step("a pod that fits no zone stays Pending", pending(cluster, None)).await?;
+    table::step("a pod that fits no zone stays Pending", pods::pending(cluster, None)).await?;
     table::step("a node joins", join(cluster)).await?;
-    table::step("pods through the scheduler", many(cluster, options.pods, &mut rng)).await?;
+    table::step("pods through the scheduler", pods::many(cluster, options.pods, &mut rng)).await?;
     table::step("the containers' rights", rights(cluster)).await?;
     table::step("the containers' memory", memory(cluster)).await?;
     table::step("what was logged", logs(cluster)).await?;
@@ -96,7 +95,7 @@ pub(crate) async fn agents(cluster: &Cluster) -> Result<Vec<Pod>> {
     let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), RELEASE);
     let params = ListParams::default().labels("app.kubernetes.io/component=agent");
     let pods = pods.list(&params).await?.items;
-    Ok(pods.into_iter().filter(|pod| worker_of(cluster, pod).is_ok()).collect())
+    Ok(pods.into_iter().filter(|pod| pods::worker_of(cluster, pod).is_ok()).collect())
 }
 
 /// Waits until every node has an object with its policies and zones.
@@ -131,130 +130,6 @@ async fn helm_test(cluster: &Cluster) -> Result<String> {
     Ok(lines.next_back().unwrap_or_default().to_owned())
 }
 
-/// A pod of the default namespace with the same requests and limits.
-fn pod(name: &str, cpus: u64, extra: &Value, arguments: &[&str]) -> Result<Pod> {
-    let mut resources = json!({"cpu": cpus.to_string(), "memory": "32Mi"});
-    for (resource, amount) in extra.as_object().into_iter().flatten() {
-        resources[resource] = amount.clone();
-    }
-    Ok(serde_json::from_value(json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name},
-        "spec": {
-            "schedulerName": SCHEDULER,
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 1,
-            "automountServiceAccountToken": false,
-            "containers": [{
-                "name": "main",
-                "image": images::PAUSE,
-                "args": arguments,
-                "resources": {"requests": resources, "limits": resources},
-            }],
-        },
-    }))?)
-}
-
-fn pods(cluster: &Cluster) -> Api<Pod> {
-    Api::default_namespaced(cluster.client.clone())
-}
-
-/// Creates a pod and waits until it runs; a pod that ends instead is an error.
-async fn run_pod(cluster: &Cluster, pod: &Pod) -> Result<Pod> {
-    let api = pods(cluster);
-    api.create(&PostParams::default(), pod).await?;
-    until(&format!("{} runs", pod.name_any()), async || {
-        let pod = api.get(&pod.name_any()).await?;
-        match phase(&pod) {
-            "Running" => Ok(pod),
-            "Failed" | "Succeeded" => Err(Fatal(format!("it ended: {:?}", pod.status)).into()),
-            other => bail!("it is {other}: {}", scheduled(&pod)),
-        }
-    })
-    .await
-}
-
-fn phase(pod: &Pod) -> &str {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
-}
-
-/// Returns what the scheduler says about a pod.
-fn scheduled(pod: &Pod) -> String {
-    let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    conditions
-        .filter(|one| one.type_ == "PodScheduled")
-        .find_map(|one| one.message.clone())
-        .unwrap_or_default()
-}
-
-fn worker_of<'a>(cluster: &'a Cluster, pod: &Pod) -> Result<&'a Worker> {
-    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).context("the pod has no node")?;
-    cluster.workers.iter().find(|worker| worker.name == node).with_context(|| format!("there is no {node}"))
-}
-
-/// The largest pod that fits a zone, with a device if the machine has any, is on one zone.
-async fn aligned(cluster: &Cluster) -> Result<String> {
-    let device = cluster.machine.devices.first().map(|device| device.resource.clone());
-    let extra = device.as_ref().map_or(json!({}), |device| json!({device: "1"}));
-    let pod = run_pod(cluster, &pod("aligned", largest(cluster)?, &extra, &[])?).await?;
-    let worker = worker_of(cluster, &pod)?;
-    let (cpus, mems) = worker.cpuset(&pod, "main")?;
-    let zone = one_zone(cluster, &cpus)?;
-    ensure!(mems.iter().eq([zone]), "its memory is on {mems}, its CPUs on {zone}");
-    pods(cluster).delete("aligned", &DeleteParams::default()).await?;
-    gone(cluster, "aligned").await?;
-    let device = device.map_or(String::new(), |device| format!(", 1 {device}"));
-    Ok(format!("{}: CPUs {cpus}{device}, all of zone {zone}", worker.name))
-}
-
-/// Returns the CPUs of the largest zone, less those that the kubelet reserves.
-fn largest(cluster: &Cluster) -> Result<u64> {
-    let reserved =
-        cluster.machine.kubelet.get("reservedSystemCPUs").and_then(Value::as_str).unwrap_or_default();
-    let reserved: IdSet = reserved.parse().map_err(|error| anyhow::anyhow!("reservedSystemCPUs: {error}"))?;
-    let sizes = cluster.machine.nodes.iter().map(|node| node.cpus.difference(&reserved).len());
-    sizes.max().context("the machine has no node")
-}
-
-/// Returns the only zone that has these CPUs.
-fn one_zone(cluster: &Cluster, cpus: &IdSet) -> Result<u16> {
-    ensure!(!cpus.is_empty(), "the container has no CPUs of its own");
-    let zones = cluster.machine.nodes.iter().filter(|node| node.cpus.intersects(cpus));
-    let zones: Vec<u16> = zones.map(|node| node.id).collect();
-    ensure!(zones.len() == 1, "the CPUs {cpus} are on the zones {zones:?}");
-    Ok(zones[0])
-}
-
-async fn gone(cluster: &Cluster, name: &str) -> Result<()> {
-    until(&format!("{name} is gone"), async || {
-        ensure!(pods(cluster).get_opt(name).await?.is_none(), "it is still there");
-        Ok(())
-    })
-    .await
-}
-
-/// A pod with more CPUs than any zone has, and fewer than the node; `on` one node, if given.
-async fn pending(cluster: &Cluster, on: Option<&str>) -> Result<String> {
-    let api = pods(cluster);
-    let mut pod = pod("too-large", largest(cluster)? + 1, &json!({}), &[])?;
-    let selector = on.map(|node| [("kubernetes.io/hostname".to_owned(), node.to_owned())].into());
-    pod.spec.as_mut().context("a pod without a spec")?.node_selector = selector;
-    api.create(&PostParams::default(), &pod).await?;
-    let message = until("the scheduler says why", async || {
-        let pod = api.get("too-large").await?;
-        ensure!(phase(&pod) == "Pending", Fatal(format!("it is {}", phase(&pod))));
-        let message = scheduled(&pod);
-        ensure!(!message.is_empty(), "it says nothing");
-        Ok(message)
-    })
-    .await?;
-    ensure!(message.contains("cannot align"), "the scheduler says: {message}");
-    api.delete("too-large", &DeleteParams::default()).await?;
-    gone(cluster, "too-large").await?;
-    Ok(message)
-}
-
 /// The scheduler reads the new node's object, so that it places no pod there that the kubelet would refuse.
 async fn join(cluster: &mut Cluster) -> Result<String> {
     let Some(mut worker) = cluster.spare.take() else {
@@ -282,7 +157,7 @@ async fn join(cluster: &mut Cluster) -> Result<String> {
     })
     .await?;
     let known = begin.elapsed().as_secs_f64();
-    pending(cluster, Some(&name)).await?;
+    pods::pending(cluster, Some(&name)).await?;
     Ok(format!("{name}; the scheduler knows its object after {known:.0} s"))
 }
 
@@ -292,43 +167,12 @@ fn started(pod: &Pod) -> Option<Time> {
     statuses.first()?.state.as_ref()?.running.as_ref()?.started_at.clone()
 }
 
-/// Pods of random sizes, all created at once, each of which ends soon after it starts.
-async fn many(cluster: &Cluster, count: usize, rng: &mut Rng) -> Result<String> {
-    let api = pods(cluster);
-    let most = largest(cluster)?;
-    for number in 0..count {
-        let pod = pod(&format!("pod-{number}"), rng.u64(1..=most), &json!({}), &["-for", "1s"])?;
-        api.create(&PostParams::default(), &pod).await?;
-    }
-    let pods = until("all have ended", async || {
-        let pods = api.list(&ListParams::default()).await?.items;
-        let open = pods.iter().filter(|pod| !matches!(phase(pod), "Succeeded" | "Failed")).count();
-        ensure!(open == 0, "{open} of {} have not", pods.len());
-        Ok(pods)
-    })
-    .await?;
-    let refused: Vec<String> = pods.iter().filter(|pod| phase(pod) == "Failed").map(reason).collect();
-    ensure!(
-        refused.is_empty(),
-        "{} of {} were refused by the kubelet: {refused:?}",
-        refused.len(),
-        pods.len()
-    );
-    api.delete_collection(&DeleteParams::default(), &ListParams::default()).await?;
-    Ok(format!("{} pods of 1 to {most} CPUs, 0 refused by the kubelet", pods.len()))
-}
-
-fn reason(pod: &Pod) -> String {
-    let status = pod.status.clone().unwrap_or_default();
-    format!("{}: {}", status.reason.unwrap_or_default(), status.message.unwrap_or_default())
-}
-
 /// What the chart asks for is what the kernel enforces.
 async fn rights(cluster: &Cluster) -> Result<String> {
     let mut count = 0;
     for pod in running(cluster).await? {
         let container = pod.spec.as_ref().context("a pod without a spec")?.containers[0].name.clone();
-        let worker = worker_of(cluster, &pod)?;
+        let worker = pods::worker_of(cluster, &pod)?;
         let process = worker.process(&pod, &container)?;
         for right in [("CapEff", "0000000000000000"), ("NoNewPrivs", "1"), ("Seccomp", "2")] {
             let found = process.status(right.0)?;
@@ -353,7 +197,7 @@ async fn rights(cluster: &Cluster) -> Result<String> {
 async fn running(cluster: &Cluster) -> Result<Vec<Pod>> {
     let api: Api<Pod> = Api::namespaced(cluster.client.clone(), RELEASE);
     let pods = api.list(&ListParams::default()).await?.items;
-    Ok(pods.into_iter().filter(|pod| phase(pod) == "Running").collect())
+    Ok(pods.into_iter().filter(|pod| pods::phase(pod) == "Running").collect())
 }
 
 /// Nothing went wrong so far, so no line says so; and attributes are not worth a line for each pod.
@@ -393,7 +237,7 @@ pub(crate) async fn log_of(cluster: &Cluster, pod: &Pod) -> Result<String> {
 async fn outage(cluster: &mut Cluster) -> Result<String> {
     let before = agents(cluster).await?;
     cluster.interrupt_api_server(Duration::from_secs(20)).await?;
-    let aligned = aligned(cluster).await?;
+    let aligned = pods::aligned(cluster).await?;
     let events: Api<Event> = Api::all(cluster.client.clone());
     let events = events.list(&ListParams::default()).await?.items;
     let of_us = events.iter().filter(|event| event.reporting_component.as_deref() == Some("numacast/agent"));
@@ -418,7 +262,7 @@ async fn memory(cluster: &Cluster) -> Result<String> {
     let mut most: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     for pod in running(cluster).await? {
         let name = pod.spec.as_ref().context("a pod without a spec")?.containers[0].name.clone();
-        let found = worker_of(cluster, &pod)?.memory(&pod, &name)?;
+        let found = pods::worker_of(cluster, &pod)?.memory(&pod, &name)?;
         let most = most.entry(name).or_default();
         *most = (most.0.max(found.0), most.1.max(found.1));
     }

@@ -43,6 +43,14 @@ impl Tools {
         self.run("kubectl", arguments).await
     }
 
+    /// Runs a shell command in a directory, with kubectl in its path, and returns its output.
+    pub(crate) async fn shell(&self, script: &str, dir: &Path) -> Result<String> {
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut command = Command::new("sh");
+        command.args(["-euc", script]).env("PATH", format!("{}:{path}", self.programs.display()));
+        self.finish(command.current_dir(dir)).await
+    }
+
     /// Writes what can explain a failure to a file.
     pub(crate) async fn describe(&self, file: &Path) -> Result<()> {
         let commands = [
@@ -72,8 +80,12 @@ impl Tools {
     }
 
     async fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
-        let mut command = Command::new(self.programs.join(program));
-        command.args(arguments).env("KUBECONFIG", &self.kubeconfig).env("HOME", &self.home);
+        self.finish(Command::new(self.programs.join(program)).args(arguments)).await
+    }
+
+    async fn finish(&self, command: &mut Command) -> Result<String> {
+        command.env("KUBECONFIG", &self.kubeconfig).env("HOME", &self.home);
+        let mut command = std::mem::replace(command, Command::new(""));
         tokio::task::spawn_blocking(move || output_of(&mut command)).await?
     }
 }

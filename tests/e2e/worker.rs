@@ -36,7 +36,7 @@ pub(crate) struct Worker {
 impl Worker {
     /// Returns the name of a node.
     pub(crate) fn name_of(number: u8) -> String {
-        format!("node-{number}")
+        format!("worker-{number}")
     }
 
     /// Starts the machine and everything on it but the kubelet and kube-proxy, with the images loaded.
