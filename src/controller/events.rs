@@ -88,27 +88,21 @@ mod tests {
         /// All reasons.
         const ALL: [Self; 3] = [Self::AgentNotReady, Self::ObjectMissing, Self::GarbageHeldBack];
 
-        /// Returns what the Event is about, when it is posted, and what to do.
-        const fn documentation(self) -> (&'static str, &'static str, &'static str) {
+        /// Returns when it is posted, and what to do then.
+        const fn documentation(self) -> (&'static str, &'static str) {
             match self {
                 Self::AgentNotReady => (
-                    "the Node",
-                    "A Ready Node that a DaemonSet covers has had no Ready agent for five minutes; its object gets outdated, \
-                     and the scheduler still uses it",
-                    "Look at the agent's pod on that Node, and at its log",
+                    "A Ready Node has had no Ready agent for five minutes; the scheduler uses an outdated \
+                     object",
+                    "See [NumacastAgentsNotReady](#numacastagentsnotready)",
                 ),
                 Self::ObjectMissing => (
-                    "the Node",
-                    "A Ready Node with a Ready agent has had no NodeResourceTopology for five minutes; the scheduler plugin \
-                     aligns nothing there",
-                    "Find what deletes the object, and check that the agent's node name (NODE_NAME) is the Node's name",
+                    "A Ready Node with a Ready agent has had no object for five minutes",
+                    "See [NumacastMissingObjects](#numacastmissingobjects)",
                 ),
                 Self::GarbageHeldBack => (
-                    "the CustomResourceDefinition",
-                    "The list of Nodes is unknown or implausible, or too many objects have no Node; nothing is deleted",
-                    "The note has the reason. Compare `kubectl get nodes` with what is expected. If too many objects have \
-                     no Node because their Nodes were really deleted, set `controller.garbage.maxPercent: 100` until the \
-                     objects are deleted",
+                    "The list of Nodes is unreliable, or too many objects have no Node; nothing is deleted",
+                    "See [NumacastGarbageHeldBack](#numacastgarbageheldback)",
                 ),
             }
         }
@@ -116,10 +110,10 @@ mod tests {
 
     #[test]
     fn the_document_lists_every_reason() {
-        let mut table = "| reason | type | about | when | what to do |\n|---|---|---|---|---|\n".to_owned();
+        let mut table = "| Event | when | what to do |\n|---|---|---|\n".to_owned();
         for reason in Reason::ALL {
-            let (about, when, remedy) = reason.documentation();
-            writeln!(table, "| `{reason:?}` | Warning | {about} | {when} | {remedy} |").unwrap();
+            let (when, remedy) = reason.documentation();
+            writeln!(table, "| `{reason:?}` | {when} | {remedy} |").unwrap();
         }
         generated::section("docs/troubleshooting.md", "events of the controller", &table);
     }

@@ -140,62 +140,51 @@ mod tests {
             match self {
                 Self::CompetingPublisher => (
                     "Another publisher wrote the object again after it was taken over",
-                    "Stop the other publisher (the note names its field manager). With `publish.conflicts: \
-                     overwrite` every rewrite is overwritten instead, which costs both a write each time",
+                    "See [NumacastForeignWrites](#numacastforeignwrites)",
                 ),
                 Self::ObjectTakenOver => (
                     "A person's edit, or what another publisher left, was overwritten",
-                    "Nothing, if the other publisher is gone. Edits do not last: change the configuration \
-                     instead",
+                    "Edits do not last: change the configuration instead",
                 ),
                 Self::StaleOwner => (
-                    "For minutes the object has had an owner that it should not have: an earlier Node of the \
-                     same name, with which Kubernetes' garbage collector should have deleted it, or a \
+                    "The object keeps a wrong owner for minutes: an earlier Node of the same name, or a \
                      Namespace that may not be removed",
-                    "Check whether Kubernetes' garbage collector (in kube-controller-manager) works, or delete \
-                     the object: it is created again at once, with the right owner",
+                    "Check Kubernetes' garbage collector (in kube-controller-manager), or delete the \
+                     object: it is recreated at once",
                 ),
                 Self::PublishRejected => (
                     "The API server has rejected the object for more than a minute",
-                    "Read the note: mostly a missing permission, a missing CRD (`numacast crd`) or one with \
-                     another schema, or more zones than the chart's `admissionPolicy.maxZones`",
+                    "See [NumacastPublishErrors](#numacastpublisherrors)",
                 ),
                 Self::NodeUnreadable => (
-                    "The kubelet or the hardware could not be read for more than a minute; the object is \
-                     getting old",
-                    "Read the note: mostly the kubelet is down, or its socket's directory is not mounted",
+                    "The kubelet or the hardware could not be read for more than a minute; the object gets \
+                     outdated",
+                    "See [NumacastNodeUnreadable](#numacastnodeunreadable)",
                 ),
                 Self::KubeletStateIncomplete => (
-                    "A kubelet started, and what pods were allocated before did not come back within 30 s, or ten \
-                     times that if none of it came back or the kubelet did not finish its start; what it \
-                     reports is published now",
-                    "Check whether device plugins and pods came back",
+                    "A kubelet started, and earlier allocations did not come back within 30 s (five minutes \
+                     if none did, or its start did not finish); what it reports now is published",
+                    "Check device plugins and pods",
                 ),
                 Self::NodesNotPublished => (
-                    "NUMA nodes have ids above 63, with which the scheduler plugin would panic; they are in no \
-                     zone",
-                    "Pods cannot be aligned on these nodes. If they have CPUs, report the machine",
+                    "NUMA nodes with IDs above 63 are in no zone: the scheduler plugin would panic",
+                    "Pods cannot be aligned there. If these nodes have CPUs, report the machine",
                 ),
                 Self::PoliciesUnknown => (
-                    "The kubelet's configuration could not be read since the agent started. The object keeps \
-                     the policies that it had before; if it had none, schedulers ignore its zones, and the agent \
-                     is not Ready",
-                    "Read the note: it has the cause, such as a self-signed certificate. Set `kubelet.configFile` \
-                     (in the chart, it mounts the file as well), `kubelet.certificateFingerprints` or the policies \
-                     themselves (`kubelet.configOverrides`)",
+                    "The kubelet's configuration could not be read since the agent started. The object \
+                     keeps its policies; without any, schedulers ignore its zones and the agent is not Ready",
+                    "Read the note; the certificate may be self-signed. Set `kubelet.configFile`, \
+                     `kubelet.certificateFingerprints` or the policies (`kubelet.configOverrides`)",
                 ),
                 Self::PodsUnknown => (
-                    "The node's pods have not been listed for a minute after the API server had responded, so the \
-                     fingerprint is withheld and the scheduler plugin places no pod there once its cache is \
-                     full; with `publish.reserve` nothing is reserved",
-                    "Read the note: it has the cause. If permission is missing, allow the agent to list and watch \
-                     pods, or set `fingerprint.view: kubelet`",
+                    "The node's pods have not been listed for a minute although the API server responds: \
+                     the fingerprint is withheld, or nothing is reserved (`publish.reserve`)",
+                    "If permission is missing, let the agent list and watch pods, or set `fingerprint.view: \
+                     kubelet`",
                 ),
                 Self::PodAdmissionTimeout => (
-                    "The kubelet has neither admitted nor rejected a pod for a minute; the fingerprint is not \
-                     withheld for it any longer, nor anything reserved, and the scheduler may assign what it \
-                     requests to another pod as well",
-                    "Look at the pod and the kubelet's log",
+                    "The kubelet has neither admitted nor rejected a pod for a minute",
+                    "See [NumacastPodAdmissionTimeouts](#numacastpodadmissiontimeouts)",
                 ),
             }
         }
@@ -242,11 +231,10 @@ mod tests {
 
     #[test]
     fn the_document_lists_every_reason() {
-        let mut table = "| reason | type | when | what to do |\n|---|---|---|---|\n".to_owned();
+        let mut table = "| Event | when | what to do |\n|---|---|---|\n".to_owned();
         for reason in Reason::ALL {
             let (when, action) = reason.documentation();
-            let kind = if reason.is_warning() { "Warning" } else { "Normal" };
-            writeln!(table, "| `{reason:?}` | {kind} | {when} | {action} |").unwrap();
+            writeln!(table, "| `{reason:?}` | {when} | {action} |").unwrap();
         }
         generated::section("docs/troubleshooting.md", "events", &table);
     }
