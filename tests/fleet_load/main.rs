@@ -64,7 +64,7 @@ struct Options {
     /// The seed, instead of a new one (`NUMACAST_SEED`).
     #[arg(long, env = "NUMACAST_SEED")]
     seed: Option<u64>,
-    /// Put the tables into `docs/internals/benchmarks.md`.
+    /// Put the excerpt of the tables into `docs/internals/benchmarks.md`.
     #[arg(long)]
     write: bool,
 }
@@ -99,9 +99,21 @@ impl Options {
     }
 }
 
-/// The markers of the tables in `docs/internals/benchmarks.md`.
+/// The markers of the excerpt in `docs/internals/benchmarks.md`.
 const BEGIN: &str = "<!-- make fleet-load: what follows is written by it -->\n";
 const END: &str = "<!-- make fleet-load: end -->\n";
+/// The columns of the table of phases that are there.
+const COLUMNS: [&str; 9] = [
+    "phase",
+    "s",
+    "writes of agents",
+    "per change",
+    "nudges",
+    "writes of the controller",
+    "KiB per node, sent / received",
+    "pods looked at per list, in the cache",
+    "CPU of the API server, s",
+];
 
 /// Inotify instances and file descriptors per node: for its agent, its kubelet and both ends of every
 /// connection.
@@ -126,9 +138,9 @@ async fn main() -> Result<ExitCode> {
     let mut broken = Vec::new();
     for minor in &options.api_server {
         let began = Instant::now();
-        let (report, mut sentences) = run(&options, &parts, minor, seed).await?;
+        let (report, excerpt, mut sentences) = run(&options, &parts, minor, seed).await?;
         writeln!(out, "\n{report}\n(API server {minor}: {:.0} s)", began.elapsed().as_secs_f64())?;
-        text += &report;
+        text += &excerpt;
         broken.append(&mut sentences);
     }
     if options.write {
@@ -138,8 +150,13 @@ async fn main() -> Result<ExitCode> {
     Ok(if broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs all phases on one API server. Returns the report and the bounds that were violated.
-async fn run(options: &Options, parts: &Parts, minor: &str, seed: u64) -> Result<(String, Vec<String>)> {
+/// Runs all phases on one API server. Returns the report, its excerpt, and the violated bounds.
+async fn run(
+    options: &Options,
+    parts: &Parts,
+    minor: &str,
+    seed: u64,
+) -> Result<(String, String, Vec<String>)> {
     let program = Some(parts::program_of(minor, "kube-apiserver")?);
     // From 1.34 on it compares its cache with etcd every five minutes, and its metrics do not distinguish
     // this from a client's list.
@@ -154,14 +171,11 @@ async fn run(options: &Options, parts: &Parts, minor: &str, seed: u64) -> Result
     let (extrapolated, mut broken) = extrapolate(&phases);
     broken.extend(phases.iter().flat_map(Phase::broken));
     let broken = broken.into_iter().map(|sentence| format!("{version}, {sentence}")).collect();
-    let report = format!(
-        "API server {version}, {} nodes with {} pods each:\n\n{}\nPer node and minute:\n\n{}\n{extrapolated}\n",
-        options.nodes,
-        options.pods,
-        figures::table(&phases),
-        figures::requests_table(&phases)
-    );
-    Ok((report, broken))
+    let title = format!("API server {version}, {} nodes with {} pods each:", options.nodes, options.pods);
+    let (table, requests) = (figures::table(&phases), figures::requests_table(&phases));
+    let report = format!("{title}\n\n{table}\nPer node and minute:\n\n{requests}\n{extrapolated}\n");
+    let excerpt = document::excerpt(&table, &COLUMNS, |_| true)?;
+    Ok((report, format!("{title}\n\n{excerpt}\n{extrapolated}\n"), broken))
 }
 
 /// Extrapolates the writes to a large fleet, from those of the required phases that were run.

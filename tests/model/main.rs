@@ -1,8 +1,8 @@
 //! A model of the scheduler plugin's cache. Run manually with `make model`.
 //!
-//! `make model ARGS=--help` lists the options. It prints the tables of `docs/internals/proofs.md`; `--write` puts them
-//! there. It fails if numacast lets a pod be rejected although it could have prevented that, or leaves a node
-//! frozen.
+//! `make model ARGS=--help` lists the options. It prints all tables; `--write` puts an excerpt into
+//! `docs/internals/proofs.md`. It fails if numacast lets a pod be rejected although it could have prevented
+//! that, or leaves a node frozen.
 
 #[allow(dead_code)] // other programs use the rest
 #[path = "../real/support/document.rs"]
@@ -15,10 +15,10 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use clap::Parser;
 
-use tables::{Parameters, Table};
+use tables::{Excerpt, Parameters, Table};
 
 /// A model of the plugin's cache, the scheduler's queue and the kubelet in virtual time.
 #[derive(Debug, Parser)]
@@ -39,7 +39,7 @@ struct Options {
     /// Number of runs at the same time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Put the tables into `docs/internals/proofs.md`.
+    /// Put the excerpt of the tables into `docs/internals/proofs.md`.
     #[arg(long)]
     write: bool,
     /// Only list the tables.
@@ -47,7 +47,7 @@ struct Options {
     list: bool,
 }
 
-/// Markers of the tables in `docs/internals/proofs.md`.
+/// Markers of the excerpt in `docs/internals/proofs.md`.
 const BEGIN: &str = "<!-- make model: what follows is written by it -->\n";
 const END: &str = "<!-- make model: end -->\n";
 
@@ -73,7 +73,14 @@ fn main() -> Result<ExitCode> {
         let (lines, mut failed) = (table.make)(&parameters);
         writeln!(out, "\n{}\n\n{lines}", table.title)?;
         writeln!(out, "({}: {:.0} s)", table.name, start.elapsed().as_secs_f64())?;
-        text = format!("{text}\n{}\n\n{lines}", wrap(table.title));
+        if let Some(Excerpt { title, columns, rows }) = &table.excerpt {
+            let lines = document::excerpt(&lines, columns, rows).context(table.name)?;
+            text = format!("{text}\n{}\n\n", wrap(title));
+            for line in lines.lines() {
+                text += &if line.starts_with('|') { line.to_owned() } else { wrap(line) };
+                text.push('\n');
+            }
+        }
         failures.append(&mut failed);
     }
     if options.write {
@@ -89,7 +96,7 @@ fn wrap(text: &str) -> String {
     for word in text.split(' ') {
         match lines.last_mut() {
             Some(line) if line.is_empty() => line.push_str(word),
-            Some(line) if line.len() + word.len() < 130 => *line = format!("{line} {word}"),
+            Some(line) if line.len() + word.len() < 120 => *line = format!("{line} {word}"),
             _ => lines.push(word.to_owned()),
         }
     }
