@@ -28,7 +28,7 @@ pub(crate) async fn run(cluster: &Cluster) -> Result<String> {
     let created = console(cluster, &dir, &["kubectl apply --filename aligned.yaml"]).await?;
     wait_until_it_runs(cluster, "aligned").await?;
     wait_for(cluster, &dir, "2,7").await?;
-    let pod = console(cluster, &dir, &["kubectl get pod aligned --output wide", FREE]).await?;
+    let pod = console(cluster, &dir, &["kubectl get pod aligned", FREE]).await?;
 
     let second = console(cluster, &dir, &["kubectl apply --filename second.yaml"]).await?;
     wait_until_it_runs(cluster, "second").await?;
