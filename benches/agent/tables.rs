@@ -216,7 +216,6 @@ fn about_row(row: &Row) -> String {
 struct Column {
     name: String,
     version: String,
-    date: String,
     settings: String,
     nodes: [PeerFigures; 2],
 }
@@ -250,15 +249,14 @@ pub(crate) fn comparison(record: &Record) -> Option<String> {
 pub(crate) fn peers(record: &Record) -> Option<String> {
     let peers = record.peers.as_ref()?;
     let all = peers.publishers.iter().chain([&peers.ours]);
-    let columns: Vec<Column> = all.map(|peer| column(peer, &peers.date)).collect();
-    Some(format!("All of them in one run, with {}:\n\n{}", peers.parts, compare(&columns)))
+    let columns: Vec<Column> = all.map(column).collect();
+    Some(format!("One run of {}, with {}:\n\n{}", peers.date, peers.parts, compare(&columns)))
 }
 
-fn column(peer: &Peer, date: &str) -> Column {
+fn column(peer: &Peer) -> Column {
     Column {
         name: peer.name.clone(),
         version: peer.version.clone(),
-        date: date.to_owned(),
         settings: peer.settings.clone(),
         nodes: [peer.small.clone(), peer.large.clone()],
     }
@@ -300,35 +298,40 @@ fn compare(columns: &[Column]) -> String {
     };
     let rows = [
         row("version", &|column| column.version.clone()),
-        row("measured on", &|column| column.date.clone()),
         row("settings", &|column| column.settings.clone()),
-        nodes("first object after start", &|of| of.first_object.clone().unwrap_or_else(|| "-".to_owned())),
         latency("allocation to object, p50 / p99, ms, small node", 0),
         latency("the same, large node", 1),
         nodes("request to delete to object, p50, ms", &|of| number(of.release_p50_ms)),
-        nodes("writes per start or end of a pod", &|of| number(of.writes_per_change)),
+        nodes("writes per change", &|of| number(of.writes_per_change)),
         nodes("writes when nothing changes", &idle),
-        nodes("CPU per start or end of a pod, ms", &|of| number(of.cpu_ms_per_change)),
+        nodes("CPU per change, ms", &|of| number(of.cpu_ms_per_change)),
         nodes("resident memory, MiB", &|of| number(of.resident_mib)),
     ];
     table(&head, rows)
 }
 
-/// Returns the text for `docs/performance.md`: the default on each node.
+/// Returns the text for `docs/performance.md`: the most important figures of the default on each node.
 pub(crate) fn defaults(record: &Record) -> Option<String> {
     let mut head = vec![String::new()];
-    let mut columns = Vec::new();
-    for (index, node) in record.nodes.iter().enumerate() {
-        head.extend([node.title.clone(), "budget".to_owned()]);
-        columns.push((index, node, default_of(node)?));
-    }
-    let rows = ROWS.iter().map(|row| {
-        let cell = |(index, node, figures): &(usize, &Node, &Figures)| {
-            [number((row.value)(node, figures)), number(budget(row, *index))]
-        };
-        [row.what.to_owned()].into_iter().chain(columns.iter().flat_map(cell)).collect()
-    });
-    Some(format!("{}\n{}", about(record), table(&head, rows)))
+    head.extend(record.nodes.iter().map(|node| node.title.clone()));
+    let columns: Vec<&Figures> = record.nodes.iter().map(default_of).collect::<Option<_>>()?;
+    let row = |what: &str, cell: &dyn Fn(&Figures) -> String| {
+        let cells = columns.iter().map(|figures| cell(figures));
+        [what.to_owned()].into_iter().chain(cells).collect::<Vec<_>>()
+    };
+    let latency = |of: Quantiles| format!("{} / {}", number(p50(of)), number(p99(of)));
+    let rows = [
+        row("first object after start, p50, ms", &|of| number(p50(of.first_object))),
+        row("allocation, p50 / p99, ms", &|of| latency(of.allocation)),
+        row("release, p50 / p99, ms", &|of| latency(of.release)),
+        row("writes per change", &|of| short(of.writes_per_change)),
+        row("CPU per change, ms", &|of| short(of.cpu_ms_per_change)),
+        row("writes when nothing changes", &|of| format!("{} in {} s", of.idle.writes, of.idle.seconds)),
+        row("CPU when nothing changes, % of a core", &|of| short(of.idle.cpu_percent)),
+        row("resident memory, MiB", &|of| short(of.resident_mib)),
+    ];
+    let run = &record.run;
+    Some(format!("Measured on {} at commit {}:\n\n{}", run.date, run.commit, table(&head, rows)))
 }
 
 fn table(head: &[String], rows: impl IntoIterator<Item = Vec<String>>) -> String {

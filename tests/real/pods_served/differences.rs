@@ -59,7 +59,7 @@ pub(super) struct Row {
     pub(super) pods: Pods,
     /// The aspect, or its prefix followed by `*`.
     pub(super) aspect: &'static str,
-    /// The aspect as text, for the document.
+    /// The aspect as text, for the document; empty if the text of the row above includes it.
     pub(super) what: &'static str,
     pub(super) why: &'static str,
     /// Whether it depends on a race: a run may not need it.
@@ -124,70 +124,61 @@ pub(super) const DIFFERENCES: &[Row] = &[
     Row {
         sources: KUBELETS,
         aspect: "field metadata annotations kubernetes.io/config.s*",
-        what: "two more annotations: `kubernetes.io/config.seen`, `kubernetes.io/config.source`",
-        why: "the kubelet adds `kubernetes.io/config.seen` and `kubernetes.io/config.source`",
+        what: "two more annotations, `kubernetes.io/config.seen` and `kubernetes.io/config.source`",
+        why: "the kubelet adds them",
         ..ROW
     },
     Row {
         sources: KUBELETS,
         aspect: "field metadata resourceVersion",
-        what: "`metadata.resourceVersion` is old, or missing (static pods)",
-        why: "the kubelet keeps the first one that it received (mirrors have one, static pods none)",
+        what: "`metadata.resourceVersion` and `metadata.managedFields` are old, or missing (static pods)",
+        why: "the kubelet keeps the first ones",
         ..ROW
     },
     Row {
         sources: KUBELETS,
         aspect: "field metadata managedFields*",
-        what: "`metadata.managedFields` is old, or missing (static pods)",
-        why: "as `resourceVersion`",
         ..ROW
     },
     Row {
         sources: KUBELETS,
         pods: Pods::Static,
         aspect: "field metadata uid",
-        what: "static pods: `metadata.uid`",
-        why: "the kubelet's UID of a static pod is a hash of its file; its mirror has one of the API server",
+        what: "static pods have another `metadata.uid`",
+        why: "the kubelet's is a hash of the file, not the mirror's",
         ..ROW
     },
     Row {
         sources: KUBELETS,
         pods: Pods::Static,
         aspect: "field metadata annotations kubernetes.io/config.mirror",
-        what: "static pods: no annotation `kubernetes.io/config.mirror`",
-        why: "mirrors alone have it",
+        what: "static pods have no annotation `kubernetes.io/config.mirror`, `creationTimestamp`, `generation`, \
+               `ownerReferences`, `priority` and `preemptionPolicy`",
+        why: "only mirrors have them",
         ..ROW
     },
     Row {
         sources: KUBELETS,
         pods: Pods::Static,
         aspect: "field metadata creationTimestamp",
-        what: "static pods: no `metadata.creationTimestamp`",
-        why: "mirrors alone have it",
         ..ROW
     },
     Row {
         sources: KUBELETS,
         pods: Pods::Static,
         aspect: "field metadata generation",
-        what: "static pods: no `metadata.generation`",
-        why: "mirrors alone have it",
         ..ROW
     },
     Row {
         sources: KUBELETS,
         pods: Pods::Static,
         aspect: "field metadata ownerReferences*",
-        what: "static pods: no `metadata.ownerReferences`",
-        why: "mirrors alone have it: the Node",
         ..ROW
     },
     Row {
         sources: KUBELETS,
         pods: Pods::Static,
         aspect: "field spec pr*",
-        what: "static pods: no `spec.priority` and `spec.preemptionPolicy`",
-        why: "admission by the API server gives mirrors `priority` and `preemptionPolicy`",
         ..ROW
     },
     Row {
@@ -195,15 +186,14 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &["labels"],
         aspect: "watched old",
         what: "a watch has no event if only labels or annotations change",
-        why: "the kubelet sends watchers changes of a pod's status, and with these its labels and annotations; List has them \
-              at once",
+        why: "the kubelet sends them with the next change of the pod's status; List has them at once",
         ..ROW
     },
     Row {
         sources: &[Source::Kubelet],
         aspect: "redundant",
-        what: "a watch may have an event twice",
-        why: "the kubelet may send a deletion or a state twice",
+        what: "a watch may have a deletion or state twice",
+        why: "the kubelet may send it twice",
         sometimes: true,
         ..ROW
     },
@@ -211,9 +201,8 @@ pub(super) const DIFFERENCES: &[Row] = &[
         sources: &[Source::PodsApi],
         pods: Pods::Ended,
         aspect: "too many",
-        what: "an ended pod that is deleted is listed for up to another minute",
-        why: "the kubelet sends no event when the object of an ended pod is deleted; numacast lists all pods every minute \
-              while there are such pods",
+        what: "an ended pod that is deleted is listed for up to another minute, also in `PodInfo`",
+        why: "the kubelet sends no event for it; numacast lists all pods every minute while there are ended ones",
         sometimes: true,
         ..ROW
     },
@@ -221,8 +210,6 @@ pub(super) const DIFFERENCES: &[Row] = &[
         sources: &[Source::PodsApi],
         pods: Pods::Ended,
         aspect: "info too many",
-        what: "the same in `PodInfo`",
-        why: "as in its List",
         sometimes: true,
         ..ROW
     },
@@ -230,8 +217,8 @@ pub(super) const DIFFERENCES: &[Row] = &[
         sources: &[Source::PodsApi],
         pods: Pods::Ended,
         aspect: "field metadata deletion*",
-        what: "an ended pod that a finalizer keeps: `metadata.deletionTimestamp` and `deletionGracePeriodSeconds` may be old for a minute",
-        why: "the kubelet sends `DELETED` before the API server sets these, and nothing afterwards",
+        what: "an ended pod with a finalizer: `deletionTimestamp` and `deletionGracePeriodSeconds` may be old for a minute",
+        why: "the kubelet sends `DELETED` before they are set, and nothing afterwards",
         sometimes: true,
         ..ROW
     },
@@ -239,32 +226,30 @@ pub(super) const DIFFERENCES: &[Row] = &[
         sources: &[Source::PodsApi],
         scenarios: &["labels"],
         aspect: "field metadata labels*",
-        what: "a change of only labels comes with the next change of the pod's state, or within three minutes",
-        why: "numacast is a watcher of the kubelet itself; it lists all pods every three minutes",
+        what: "a change of only labels or annotations comes with the next change of the pod's state, or within three minutes",
+        why: "the kubelet sends no event for it; numacast lists all pods every three minutes",
         ..ROW
     },
     Row {
         sources: &[Source::PodsApi],
         scenarios: &["labels"],
         aspect: "field metadata annotations example.com/new",
-        what: "the same for annotations",
-        why: "as labels",
         ..ROW
     },
     Row {
         sources: &[Source::Kubelet],
         pods: Pods::Ended,
         aspect: "watched too few",
-        what: "a watch has `DELETED` for an ended pod, and the pod is listed until its object is deleted",
-        why: "the kubelet sends `DELETED` when a pod has ended, although its object exists and is in its List",
+        what: "a watch has `DELETED` for a pod that is still listed",
+        why: "the kubelet sends it when the pod has ended, and lists the pod until its object is deleted",
         ..ROW
     },
     Row {
         sources: &[Source::Kubelet],
         scenarios: &["start_up"],
         aspect: "responses",
-        what: "before all pods are known there is a response, with some of them or none",
-        why: "1.36 does not wait for the API server's pods; 1.37 returns `FailedPrecondition`, as numacast does",
+        what: "before all pods are known, it returns some of them or none",
+        why: "only later kubelets return `FailedPrecondition`, as numacast does",
         until: Some(36),
         ..ROW
     },
@@ -272,7 +257,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         sources: OURS,
         scenarios: &["bad_requests"],
         aspect: "text",
-        what: "another text, after the same code and `grpc: `, for an invalid request",
+        what: "invalid requests get the same code, but another text after `grpc: `",
         why: "each library has its own text",
         ..ROW
     },
@@ -281,10 +266,9 @@ pub(super) const DIFFERENCES: &[Row] = &[
         scenarios: &["the_api_server_is_down"],
         pods: Pods::Static,
         aspect: "flicker",
-        what: "a static pod that was created while the API server was unreachable for more than 30 s: when it is back, a `PodInfo` \
-               watch may get `DELETED` and then `ADDED` for it",
-        why: "during the outage the pod is read from the kubelet's `/pods`; the API server does not have it until the kubelet \
-              creates its mirror pod",
+        what: "after an outage of the API server of more than 30 s, a `PodInfo` watch may get `DELETED` and `ADDED` for a static \
+               pod created meanwhile",
+        why: "the API server lacks it until the kubelet creates its mirror",
         sometimes: true,
         ..ROW
     },
@@ -292,9 +276,9 @@ pub(super) const DIFFERENCES: &[Row] = &[
         sources: OURS,
         scenarios: &["a_slow_watcher"],
         aspect: "cut",
-        what: "a slow watch may be ended in the middle of an event, with the same code, `ResourceExhausted`, and a text of the \
-               client's library; one that reads nothing for a minute is disconnected, `Unavailable`",
-        why: "unread events take memory; the kubelet keeps them until the client reads",
+        what: "a slow watch may end in the middle of an event, with the same code (`ResourceExhausted`) and a text of the \
+               client's library, and with `Unavailable` if the client reads nothing for a minute",
+        why: "unread events take memory",
         sometimes: true,
         ..ROW
     },
@@ -307,18 +291,17 @@ pub(super) fn excuse(minor: u32, scenario: &str, source: Source, difference: &Di
 
 /// Returns the table in Markdown.
 pub(super) fn table() -> String {
-    let mut table = String::from(
-        "| difference | kubelet | numacast, `podsApi` | numacast, `apiServer` | reason |\n|---|---|---|---|---|\n",
-    );
-    for row in DIFFERENCES {
-        let differs = |source| match row.until {
-            _ if !row.sources.contains(&source) => String::new(),
-            Some(minor) => format!("differs with 1.{minor}"),
-            None => "differs".to_owned(),
-        };
-        let [kubelet, pods_api, api_server] =
-            [Source::Kubelet, Source::PodsApi, Source::ApiServer].map(differs);
-        table += &format!("| {} | {kubelet} | {pods_api} | {api_server} | {} |\n", row.what, row.why);
+    let mut table = String::from("| difference | of | reason |\n|---|---|---|\n");
+    for row in DIFFERENCES.iter().filter(|row| !row.what.is_empty()) {
+        let of = row.sources.iter().map(|source| match (source, row.until) {
+            (Source::Kubelet, Some(minor)) => format!("kubelet up to 1.{minor}"),
+            (Source::Kubelet, None) => "kubelet".to_owned(),
+            (Source::PodsApi, _) => "`podsApi`".to_owned(),
+            (Source::ApiServer, _) => "`apiServer`".to_owned(),
+            (Source::Page, _) => "`kubelet`".to_owned(),
+        });
+        let of: Vec<_> = of.collect();
+        table += &format!("| {} | {} | {} |\n", row.what, of.join(", "), row.why);
     }
     table
 }
