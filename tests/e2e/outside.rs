@@ -26,6 +26,7 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
         "helm",
         "kube-controller-manager",
         "kube-proxy",
+        "kube-router",
         "scheduler",
         "pause",
     ])?;

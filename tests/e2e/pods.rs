@@ -17,7 +17,7 @@ use crate::worker::Worker;
 const SCHEDULER: &str = "numa-scheduler";
 
 /// A pod of the default namespace with the same requests and limits.
-fn pod(name: &str, cpus: u64, extra: &Value, arguments: &[&str]) -> Result<Pod> {
+pub(crate) fn pod(name: &str, cpus: u64, extra: &Value, arguments: &[&str]) -> Result<Pod> {
     let mut resources = json!({"cpu": cpus.to_string(), "memory": "32Mi"});
     for (resource, amount) in extra.as_object().into_iter().flatten() {
         resources[resource] = amount.clone();
@@ -87,8 +87,7 @@ pub(crate) async fn aligned(cluster: &Cluster) -> Result<String> {
     let (cpus, mems) = worker.cpuset(&pod, "main")?;
     let zone = one_zone(cluster, &cpus)?;
     ensure!(mems.iter().eq([zone]), "its memory is on {mems}, its CPUs on {zone}");
-    pods(cluster).delete("aligned", &DeleteParams::default()).await?;
-    gone(cluster, "aligned").await?;
+    remove(cluster, "aligned").await?;
     let device = device.map_or(String::new(), |device| format!(", 1 {device}"));
     Ok(format!("{}: CPUs {cpus}{device}, all of zone {zone}", worker.name))
 }
@@ -111,7 +110,9 @@ fn one_zone(cluster: &Cluster, cpus: &IdSet) -> Result<u16> {
     Ok(zones[0])
 }
 
-async fn gone(cluster: &Cluster, name: &str) -> Result<()> {
+/// Deletes a pod and waits until it is gone.
+pub(crate) async fn remove(cluster: &Cluster, name: &str) -> Result<()> {
+    pods(cluster).delete(name, &DeleteParams::default()).await?;
     until(&format!("{name} is gone"), async || {
         ensure!(pods(cluster).get_opt(name).await?.is_none(), "it is still there");
         Ok(())
@@ -135,8 +136,7 @@ pub(crate) async fn pending(cluster: &Cluster, on: Option<&str>) -> Result<Strin
     })
     .await?;
     ensure!(message.contains("cannot align"), "the scheduler says: {message}");
-    api.delete("too-large", &DeleteParams::default()).await?;
-    gone(cluster, "too-large").await?;
+    remove(cluster, "too-large").await?;
     Ok(message)
 }
 

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::{DeleteParams, ListParams};
 use kube::{Api, ResourceExt};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::Options;
 use crate::cluster::Cluster;
@@ -45,8 +45,9 @@ pub(crate) async fn run(cluster: &mut Cluster, options: &Options, seed: u64) -> 
     table::step("the containers' memory", memory(cluster)).await?;
     table::step("what was logged", logs(cluster)).await?;
     table::step("the API server is away for 20 s", outage(cluster)).await?;
+    table::step("NetworkPolicies", network_policies(cluster)).await?;
     table::step("rollout restart", restart(cluster)).await?;
-    table::step("helm upgrade --wait", upgrade(cluster)).await?;
+    table::step("helm upgrade --wait", upgrade(cluster, "config.log.level=debug")).await?;
     table::step("a node is drained and removed", remove_node(cluster)).await?;
     table::step("a kubelet gets another configuration", platforms::new_configuration(cluster)).await?;
     table::step("helm uninstall", uninstall(cluster)).await?;
@@ -276,6 +277,56 @@ async fn memory(cluster: &Cluster) -> Result<String> {
     Ok(words.collect::<Vec<_>>().join(", "))
 }
 
+/// With the chart's NetworkPolicies everything works, and nothing else can be reached.
+async fn network_policies(cluster: &mut Cluster) -> Result<String> {
+    for worker in &mut cluster.workers {
+        worker.enforce_network_policies()?;
+    }
+    let client = pods::run_pod(cluster, &pods::pod("client", 1, &json!({}), &[])?).await?;
+    let agents = agents(cluster).await?;
+    let agent = agents.first().context("no agent runs")?;
+    let health = ConnectionTo { from: (&client, "main"), to: agent, port: HEALTH };
+    ensure!(health.works(cluster)?, "without policies, anyone reaches the agent's health port");
+    upgrade(cluster, "networkPolicy.enabled=true").await?;
+
+    let scheduler = running(cluster).await?.into_iter().find(|pod| pod.name_any().contains("-scheduler-"));
+    let scheduler = scheduler.context("no scheduler runs")?;
+    let metrics = ConnectionTo { port: METRICS, ..health };
+    let of_scheduler = ConnectionTo { from: (&scheduler, "scheduler"), ..metrics };
+    for (connection, expected) in [(health, false), (metrics, true), (of_scheduler, false)] {
+        until("the policies are enforced", async || {
+            let (pod, port) = (connection.from.0.name_any(), connection.port);
+            ensure!(connection.works(cluster)? == expected, "from {pod} to port {port}: not {expected}");
+            Ok(())
+        })
+        .await?;
+    }
+    pods::remove(cluster, "client").await?;
+    helm_test(cluster).await?;
+    pods::aligned(cluster).await
+}
+
+/// The agents' ports.
+const METRICS: u16 = 9742;
+const HEALTH: u16 = 9743;
+
+/// From a pod's container to a pod.
+#[derive(Clone, Copy)]
+struct ConnectionTo<'a> {
+    from: (&'a Pod, &'a str),
+    to: &'a Pod,
+    port: u16,
+}
+
+impl ConnectionTo<'_> {
+    fn works(self, cluster: &Cluster) -> Result<bool> {
+        let (pod, container) = self.from;
+        let address = self.to.status.as_ref().and_then(|status| status.pod_ip.as_deref());
+        let address = address.context("the pod has no address")?;
+        pods::worker_of(cluster, pod)?.connects(pod, container, address, self.port)
+    }
+}
+
 async fn restart(cluster: &Cluster) -> Result<()> {
     for workload in
         ["daemonset/numacast-agent", "deployment/numacast-controller", "deployment/numacast-scheduler"]
@@ -293,10 +344,10 @@ async fn restart(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-async fn upgrade(cluster: &Cluster) -> Result<()> {
+async fn upgrade(cluster: &Cluster, value: &str) -> Result<()> {
     let chart = chart();
     let arguments = ["upgrade", RELEASE, &chart, "--namespace", RELEASE, "--reuse-values", "--wait"];
-    cluster.tools.helm(&[&arguments[..], &["--set", "config.log.level=debug"]].concat()).await?;
+    cluster.tools.helm(&[&arguments[..], &["--set", value]].concat()).await?;
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -26,6 +26,7 @@ pub(crate) struct Worker {
     kubelet: Option<Process>,
     kubelet_command: Vec<OsString>,
     proxy_command: Vec<OsString>,
+    router_command: Vec<OsString>,
     // Ended in this order.
     processes: Vec<Process>,
     machine: FakeNode,
@@ -56,11 +57,13 @@ impl Worker {
         network::connect(number, plan.nodes, machine.id())?;
         let kubelet_command = kubelet_command(plan, &name, number)?;
         let proxy_command = proxy_command(plan, &name)?;
+        let router_command = router_command(plan, &name)?;
         let mut worker = Self {
             name,
             kubelet: None,
             kubelet_command,
             proxy_command,
+            router_command,
             processes: Vec::new(),
             machine,
             dir,
@@ -84,6 +87,24 @@ impl Worker {
         proxy.args(&self.proxy_command);
         self.processes.push(Process::start("kube-proxy", &self.dir, proxy)?);
         Ok(())
+    }
+
+    /// Starts what enforces NetworkPolicies.
+    pub(crate) fn enforce_network_policies(&mut self) -> Result<()> {
+        let mut router = self.command();
+        router.args(&self.router_command);
+        self.processes.push(Process::start("kube-router", &self.dir, router)?);
+        Ok(())
+    }
+
+    /// Returns whether a program in a pod's network can connect to this address.
+    pub(crate) fn connects(&self, pod: &Pod, container: &str, address: &str, port: u16) -> Result<bool> {
+        let net = self.process(pod, container)?.0.join("ns/net");
+        let mut command = tethered("nsenter");
+        command.arg(format!("--net={}", net.display())).args(["--", "timeout", "2", "bash", "-c"]);
+        let status =
+            command.arg(format!("exec 3<>/dev/tcp/{address}/{port}")).stderr(Stdio::null()).status()?;
+        Ok(status.success())
     }
 
     /// Mounts and files that a node has.
@@ -286,6 +307,18 @@ fn proxy_command(plan: &Plan<'_>, name: &str) -> Result<Vec<OsString>> {
     command.extend(["--hostname-override", name, "--proxy-mode=iptables"].map(OsString::from));
     // The kernel's limits are the host's.
     command.extend(["--conntrack-max-per-core=0", "--conntrack-min=0"].map(OsString::from));
+    Ok(command)
+}
+
+fn router_command(plan: &Plan<'_>, name: &str) -> Result<Vec<OsString>> {
+    let mut command = vec![plan.program("kube-router").into_os_string(), "--kubeconfig".into()];
+    command.push(plan.kubeconfig("admin")?.into_os_string());
+    command.extend(
+        ["--hostname-override", name, "--service-cluster-ip-range", network::SERVICES].map(OsString::from),
+    );
+    // Only NetworkPolicies.
+    let parts = ["--run-firewall=true", "--run-router=false", "--run-service-proxy=false", "--health-port=0"];
+    command.extend(parts.map(OsString::from));
     Ok(command)
 }
 
