@@ -135,11 +135,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         why: "the kubelet keeps the first ones",
         ..ROW
     },
-    Row {
-        sources: KUBELETS,
-        aspect: "field metadata managedFields*",
-        ..ROW
-    },
+    Row { sources: KUBELETS, aspect: "field metadata managedFields*", ..ROW },
     Row {
         sources: KUBELETS,
         pods: Pods::Static,
@@ -157,30 +153,10 @@ pub(super) const DIFFERENCES: &[Row] = &[
         why: "only mirrors have them",
         ..ROW
     },
-    Row {
-        sources: KUBELETS,
-        pods: Pods::Static,
-        aspect: "field metadata creationTimestamp",
-        ..ROW
-    },
-    Row {
-        sources: KUBELETS,
-        pods: Pods::Static,
-        aspect: "field metadata generation",
-        ..ROW
-    },
-    Row {
-        sources: KUBELETS,
-        pods: Pods::Static,
-        aspect: "field metadata ownerReferences*",
-        ..ROW
-    },
-    Row {
-        sources: KUBELETS,
-        pods: Pods::Static,
-        aspect: "field spec pr*",
-        ..ROW
-    },
+    Row { sources: KUBELETS, pods: Pods::Static, aspect: "field metadata creationTimestamp", ..ROW },
+    Row { sources: KUBELETS, pods: Pods::Static, aspect: "field metadata generation", ..ROW },
+    Row { sources: KUBELETS, pods: Pods::Static, aspect: "field metadata ownerReferences*", ..ROW },
+    Row { sources: KUBELETS, pods: Pods::Static, aspect: "field spec pr*", ..ROW },
     Row {
         sources: &[Source::Kubelet],
         scenarios: &["labels"],
@@ -206,13 +182,7 @@ pub(super) const DIFFERENCES: &[Row] = &[
         sometimes: true,
         ..ROW
     },
-    Row {
-        sources: &[Source::PodsApi],
-        pods: Pods::Ended,
-        aspect: "info too many",
-        sometimes: true,
-        ..ROW
-    },
+    Row { sources: &[Source::PodsApi], pods: Pods::Ended, aspect: "info too many", sometimes: true, ..ROW },
     Row {
         sources: &[Source::PodsApi],
         pods: Pods::Ended,
