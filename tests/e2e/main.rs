@@ -50,7 +50,7 @@ struct Options {
     /// The seed of the pods, instead of a new one.
     #[arg(long, env = "NUMACAST_SEED")]
     seed: Option<u64>,
-    /// The number of pods that are created at once.
+    /// The number of pods of random sizes that arrive, two per second.
     #[arg(long, default_value_t = 50)]
     pods: usize,
     /// A value of the chart besides scheduler.enabled; several are possible.

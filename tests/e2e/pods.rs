@@ -1,5 +1,7 @@
 //! Pods that the second scheduler places.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail, ensure};
 use fastrand::Rng;
 use k8s_openapi::api::core::v1::Pod;
@@ -10,11 +12,14 @@ use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
 use crate::images;
-use crate::support::wait::{Fatal, until};
+use crate::support::wait::{Fatal, pause, until};
 use crate::worker::Worker;
 
 /// The name by which pods choose the scheduler.
 const SCHEDULER: &str = "numa-scheduler";
+
+/// The time between two pods.
+const PACE: Duration = Duration::from_millis(500);
 
 /// A pod of the default namespace with the same requests and limits.
 pub(crate) fn pod(name: &str, cpus: u64, extra: &Value, arguments: &[&str]) -> Result<Pod> {
@@ -140,13 +145,15 @@ pub(crate) async fn pending(cluster: &Cluster, on: Option<&str>) -> Result<Strin
     Ok(message)
 }
 
-/// Pods of random sizes, all created at once, each of which ends soon after it starts.
+/// Pods of random sizes, each of which ends soon after it starts. They arrive at a pace that the machine under the test keeps up
+/// with: it has all nodes, and each kubelet computes for half a second before it admits a pod of a large node.
 pub(crate) async fn many(cluster: &Cluster, count: usize, rng: &mut Rng) -> Result<String> {
     let api = pods(cluster);
     let most = largest(cluster)?;
     for number in 0..count {
         let pod = pod(&format!("pod-{number}"), rng.u64(1..=most), &json!({}), &["-for", "1s"])?;
         api.create(&PostParams::default(), &pod).await?;
+        pause("the next pod arrives", PACE).await;
     }
     let pods = until("all have ended", async || {
         let pods = api.list(&ListParams::default()).await?.items;
