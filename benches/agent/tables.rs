@@ -7,100 +7,47 @@ struct Row {
     what: &'static str,
     /// The default's budget on the small and on the large node.
     budget: [Option<f64>; 2],
-    /// Whether the tables with all variants have this row, too.
-    of_variants: bool,
     value: fn(&Node, &Figures) -> Option<f64>,
 }
 
 /// The rows, with the design's budgets.
-const ROWS: [Row; 19] = [
-    Row {
-        what: "first object after start, p50, ms",
-        budget: both(150.0),
-        of_variants: true,
-        value: |_, f| p50(f.first_object),
-    },
-    Row { what: "allocation, p50, ms", budget: NONE, of_variants: true, value: |_, f| p50(f.allocation) },
-    Row { what: "the same, p99", budget: NONE, of_variants: true, value: |_, f| p99(f.allocation) },
+const ROWS: [Row; 14] = [
+    Row { what: "first object after start, p50, ms", budget: both(150.0), value: |_, f| p50(f.first_object) },
+    Row { what: "allocation, p50, ms", budget: NONE, value: |_, f| p50(f.allocation) },
+    Row { what: "the same, p99", budget: NONE, value: |_, f| p99(f.allocation) },
     Row {
         what: "allocation less the floor, p50, ms",
         budget: [Some(2.0), Some(3.0)],
-        of_variants: true,
         value: |node, f| Some(f.allocation.p50 - node.floor?.p50),
     },
     Row {
-        what: "the same, p99",
-        budget: NONE,
-        of_variants: false,
-        value: |node, f| Some(f.allocation.p99 - node.floor?.p99),
-    },
-    Row {
-        what: "release, from the request to delete, p50, ms",
-        budget: NONE,
-        of_variants: false,
-        value: |_, f| p50(f.release),
-    },
-    Row { what: "the same, p99", budget: NONE, of_variants: false, value: |_, f| p99(f.release) },
-    Row {
         what: "release, from the last List with the pod, p50, ms",
         budget: NONE,
-        of_variants: true,
         value: |_, f| p50(f.release_since_listed),
     },
-    Row {
-        what: "the same, p99",
-        budget: both(100.0),
-        of_variants: true,
-        value: |_, f| p99(f.release_since_listed),
-    },
-    Row {
-        what: "writes per change",
-        budget: both(1.5),
-        of_variants: true,
-        value: |_, f| Some(f.writes_per_change),
-    },
-    Row { what: "Lists per change", budget: NONE, of_variants: true, value: |_, f| Some(f.lists_per_change) },
+    Row { what: "the same, p99", budget: both(100.0), value: |_, f| p99(f.release_since_listed) },
+    Row { what: "writes per change", budget: both(1.5), value: |_, f| Some(f.writes_per_change) },
+    Row { what: "Lists per change", budget: NONE, value: |_, f| Some(f.lists_per_change) },
     Row {
         what: "CPU per change, ms",
         budget: [Some(1.0), Some(2.0)],
-        of_variants: true,
         value: |_, f| Some(f.cpu_ms_per_change),
     },
-    Row {
-        what: "writes when nothing changes",
-        budget: both(0.0),
-        of_variants: true,
-        value: |_, f| Some(f.idle.writes as f64),
-    },
+    Row { what: "writes when nothing changes", budget: both(0.0), value: |_, f| Some(f.idle.writes as f64) },
     Row {
         what: "CPU when nothing changes, % of a core",
         budget: both(0.1),
-        of_variants: true,
         value: |_, f| Some(f.idle.cpu_percent),
     },
-    Row {
-        what: "seconds in which nothing changed",
-        budget: NONE,
-        of_variants: false,
-        value: |_, f| Some(f.idle.seconds as f64),
-    },
-    Row {
-        what: "resident memory, MiB",
-        budget: both(10.0),
-        of_variants: true,
-        value: |_, f| Some(f.resident_mib),
-    },
-    Row { what: "its peak", budget: NONE, of_variants: false, value: |_, f| Some(f.peak_mib) },
+    Row { what: "resident memory, MiB", budget: both(10.0), value: |_, f| Some(f.resident_mib) },
     Row {
         what: "SIGTERM during a frozen write to exit code 0, s",
         budget: both(30.0),
-        of_variants: false,
         value: |_, f| f.sigterm_seconds,
     },
     Row {
         what: "changes that were measured",
         budget: NONE,
-        of_variants: true,
         value: |_, f| Some((f.allocation.count + f.release.count) as f64),
     },
 ];
@@ -148,7 +95,7 @@ fn about(record: &Record) -> String {
 fn node_table(index: usize, node: &Node) -> String {
     let mut head = vec![String::new(), "budget".to_owned()];
     head.extend(node.variants.iter().map(|figures| figures.title.clone()));
-    let rows = ROWS.iter().filter(|row| row.of_variants).map(|row| {
+    let rows = ROWS.iter().map(|row| {
         let mut cells = vec![row.what.to_owned(), number(budget(row, index))];
         cells.extend(node.variants.iter().map(|figures| number((row.value)(node, figures))));
         cells

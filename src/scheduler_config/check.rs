@@ -181,8 +181,8 @@ fn of_over_reserve(config: &Config, profile: &Profile, period: u64) -> Vec<Strin
     );
     say(
         profile.text("cache.foreignPodsDetect", "All") == "None",
-        "cache.foreignPodsDetect is None: the plugin ignores pods of other schedulers, and may place pods where they \
-         already use the resources"
+        "cache.foreignPodsDetect is None: the plugin does not count pods of other schedulers, and may place \
+         pods on resources that these already use"
             .to_owned(),
     );
     say(

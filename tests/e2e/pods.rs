@@ -52,10 +52,14 @@ pub(crate) fn pods(cluster: &Cluster) -> Api<Pod> {
 
 /// Creates a pod and waits until it runs; a pod that ends instead is an error.
 pub(crate) async fn run_pod(cluster: &Cluster, pod: &Pod) -> Result<Pod> {
-    let api = pods(cluster);
-    api.create(&PostParams::default(), pod).await?;
-    until(&format!("{} runs", pod.name_any()), async || {
-        let pod = api.get(&pod.name_any()).await?;
+    pods(cluster).create(&PostParams::default(), pod).await?;
+    wait_until_it_runs(cluster, &pod.name_any()).await
+}
+
+/// Waits until a pod runs; one that ends instead is an error.
+pub(crate) async fn wait_until_it_runs(cluster: &Cluster, name: &str) -> Result<Pod> {
+    until(&format!("{name} runs"), async || {
+        let pod = pods(cluster).get(name).await?;
         match phase(&pod) {
             "Running" => Ok(pod),
             "Failed" | "Succeeded" => Err(Fatal(format!("it ended: {:?}", pod.status)).into()),

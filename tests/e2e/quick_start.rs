@@ -5,10 +5,10 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use kube::Api;
 
 use crate::cluster::Cluster;
 use crate::images;
+use crate::pods::wait_until_it_runs;
 use crate::support::document;
 use crate::support::parts::repository;
 use crate::support::wait::until;
@@ -89,17 +89,6 @@ async fn console(cluster: &Cluster, dir: &Path, commands: &[&str]) -> Result<Str
         }
     }
     Ok(text)
-}
-
-/// Waits until a pod runs.
-async fn wait_until_it_runs(cluster: &Cluster, name: &str) -> Result<()> {
-    let pods: Api<Pod> = Api::default_namespaced(cluster.client.clone());
-    until(&format!("{name} runs"), async || {
-        let phase = pods.get(name).await?.status.and_then(|status| status.phase).unwrap_or_default();
-        ensure!(phase == "Running", "it is {phase}");
-        Ok(())
-    })
-    .await
 }
 
 /// Waits until the zones have these free CPUs.

@@ -21,6 +21,9 @@ use crate::{platforms, pods, quick_start};
 
 /// The release and its namespace.
 pub(crate) const RELEASE: &str = "numacast";
+/// The agents' ports.
+const METRICS: u16 = 9742;
+const HEALTH: u16 = 9743;
 /// Takes every step.
 pub(crate) async fn run(cluster: &mut Cluster, options: &Options, seed: u64) -> Result<()> {
     let mut rng = Rng::with_seed(seed);
@@ -305,10 +308,6 @@ async fn network_policies(cluster: &mut Cluster) -> Result<String> {
     helm_test(cluster).await?;
     pods::aligned(cluster).await
 }
-
-/// The agents' ports.
-const METRICS: u16 = 9742;
-const HEALTH: u16 = 9743;
 
 /// From a pod's container to a pod.
 #[derive(Clone, Copy)]

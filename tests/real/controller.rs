@@ -556,14 +556,14 @@ async fn objects_that_are_newer_than_the_scheduler_are_reported() -> Result<()> 
     ensure!(code == Some(1) && stdout.contains(missing), "{stdout}{stderr}");
 
     fleet.delete_object(&all[2]).await?;
-    fleet.run_scheduler(fleet.created(&all[1]).await?).await?;
+    fleet.run_scheduler("kube-system", fleet.created(&all[1]).await?).await?;
     fleet.add_later(&all[2], &all[1]).await?;
     controller.shows(series, 1.0).await?;
     let (code, stdout, stderr) = check().await?;
     let newer = format!("- object {}: created after the scheduler started", all[2]);
     ensure!(code == Some(1) && stdout.contains(&newer) && stdout.lines().count() == 2, "{stdout}{stderr}");
 
-    fleet.run_scheduler(fleet.created(&all[2]).await?).await?;
+    fleet.run_scheduler("kube-system", fleet.created(&all[2]).await?).await?;
     controller.shows(series, 0.0).await?;
     let (code, stdout, stderr) = check().await?;
     ensure!(code == Some(0), "{stdout}{stderr}");

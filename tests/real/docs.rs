@@ -15,7 +15,7 @@ use crate::support::parts::repository;
 use crate::support::{Cluster, Needs, Parts};
 
 /// Minimum number of commands found, to detect a change of format that would hide them.
-const LEAST: usize = 35;
+const LEAST: usize = 40;
 
 /// Returns all documents with commands, in a working order: the first one creates the object that others
 /// read.

@@ -613,7 +613,7 @@ securityContext:
 {{- if and (gt (int (regexFind "^[0-9]+" .Capabilities.KubeVersion.Minor)) 36) (not .Values.scheduler.image.tag) }}
 {{- $warnings = append $warnings (printf "no known release of scheduler-plugins is for Kubernetes 1.%s; v0.35.7 is used: see whether there is a newer one, and set scheduler.image.tag." .Capabilities.KubeVersion.Minor) }}
 {{- end }}
-{{- $restarts := and .Values.controller.enabled (dig "restartScheduler" true (.Values.controller.config | default dict)) }}
+{{- $restarts := and .Values.controller.enabled (include "numacast.controllerConfig" . | fromYaml | dig "controller" "restartScheduler" false) }}
 {{- if and (eq (include "numacast.consumer" .) "schedulerPlugins") (not $restarts) }}
 {{- $warnings = append $warnings (printf "the scheduler ignores objects that are created after it started, and no controller restarts it: restart it whenever nodes have joined (`kubectl --namespace %s rollout restart deployment/%s-scheduler`)." .Release.Namespace (include "numacast.fullname" .)) }}
 {{- end }}

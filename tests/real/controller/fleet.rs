@@ -217,9 +217,10 @@ impl<'a> Fleet<'a> {
         .await
     }
 
-    /// Creates a scheduler pod with the status that a kubelet reports for a container started at `since`.
-    pub(crate) async fn run_scheduler(&self, since: Time) -> Result<()> {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), "kube-system");
+    /// Creates a scheduler pod in a namespace, with the status that a kubelet reports for a container started at
+    /// `since`.
+    pub(crate) async fn run_scheduler(&self, namespace: &str, since: Time) -> Result<()> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": "scheduler", "labels": {"component": "kube-scheduler"}},

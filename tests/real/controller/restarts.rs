@@ -3,8 +3,7 @@
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 
 use super::Controller;
@@ -14,12 +13,12 @@ use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, tokens};
 
 const ACCOUNT: &str = "numacast-controller";
-const POD: &str = "numacast-scheduler-0";
+const POD: &str = "scheduler";
 const SETTINGS: [&str; 6] = [
     "--set",
     "controller.daemonSets=[]",
     "--set",
-    "controller.scheduler=numacast/app.kubernetes.io/component=scheduler",
+    "controller.scheduler=numacast/component=kube-scheduler",
     "--set",
     "controller.restartScheduler=true",
 ];
@@ -36,7 +35,7 @@ async fn the_scheduler_is_restarted_for_objects_that_it_does_not_know() -> Resul
     let all = names("worker", 2);
     fleet.add_nodes(&all).await?;
     fleet.add_objects(&all[..1], "numacast").await?;
-    run(&fleet, fleet.created(&all[0]).await?).await?;
+    fleet.run_scheduler(RELEASE, fleet.created(&all[0]).await?).await?;
     let token = tokens::on_node(&cluster.client(), RELEASE, ACCOUNT, &all[0]).await?;
     let kubeconfig = cluster.kubeconfig_of(ACCOUNT, &token)?;
     let series = "numacast_fleet_objects_newer_than_scheduler";
@@ -45,7 +44,7 @@ async fn the_scheduler_is_restarted_for_objects_that_it_does_not_know() -> Resul
     let budgets = fleet.namespaced::<PodDisruptionBudget>();
     let budget: PodDisruptionBudget = serde_json::from_value(json!({
         "metadata": {"name": "scheduler"},
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app.kubernetes.io/component": "scheduler"}}},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"component": "kube-scheduler"}}},
     }))?;
     budgets.create(&PostParams::default(), &budget).await?;
     let mut controller = Controller::start("controller", &cluster, &kubeconfig, &SETTINGS)?;
@@ -70,25 +69,10 @@ async fn the_scheduler_is_restarted_for_objects_that_it_does_not_know() -> Resul
     // The next one has read the object.
     let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
     fleet.namespaced::<Pod>().delete(POD, &now).await?;
-    run(&fleet, fleet.created(&all[1]).await?).await?;
+    fleet.run_scheduler(RELEASE, fleet.created(&all[1]).await?).await?;
     controller.shows(series, 0.0).await?;
     controller.passes(2).await?;
     ensure!(runs(&fleet).await?, "it was evicted without a reason");
-    Ok(())
-}
-
-/// Creates the scheduler's pod, with the status that a kubelet reports for a container started at `since`.
-async fn run(fleet: &Fleet<'_>, since: Time) -> Result<()> {
-    let pods = fleet.namespaced::<Pod>();
-    let pod: Pod = serde_json::from_value(json!({
-        "metadata": {"name": POD, "labels": {"app.kubernetes.io/component": "scheduler"}},
-        "spec": {"nodeName": "worker-00000", "containers": [{"name": "scheduler", "image": "scheduler"}]},
-    }))?;
-    pods.create(&PostParams::default(), &pod).await?;
-    let container = json!({"name": "scheduler", "image": "scheduler", "imageID": "", "ready": true, "restartCount": 0,
-                           "state": {"running": {"startedAt": since}}});
-    let status = json!({"status": {"phase": "Running", "containerStatuses": [container]}});
-    pods.patch_status(POD, &PatchParams::default(), &Patch::Merge(&status)).await?;
     Ok(())
 }
 
