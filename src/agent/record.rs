@@ -104,7 +104,9 @@ impl Recording {
         let allocatable = reader.kubelet.allocatable().await;
         let recorder = Recorder::new(settings.host.clone());
         // An error occurs again when the recording is evaluated.
-        let _ = machine::read(&recorder);
+        if let Ok(machine) = machine::read(&recorder) {
+            let _ = machine::read_cpus(&recorder, &machine);
+        }
         let (config, config_errors) = read_config(&mut reader).await;
         #[allow(clippy::disallowed_methods, reason = "a recording says when it was made")]
         let recorded = jiff::Timestamp::now();

@@ -3,12 +3,14 @@
 //! One bad file never hides the rest of the machine: what cannot be read stays zero and is reported as a
 //! [`FileError`]. Everything is keyed by the real node id, never by list position.
 
+mod cpus;
 mod files;
 mod id_set;
 mod sysfs;
 
 use std::collections::BTreeMap;
 
+pub use cpus::{CpuLocation, read_cpus};
 pub use files::{HostFiles, HostRoots, RecordedFiles, Recorder};
 pub use id_set::{Id, IdSet, ParseIdSetError};
 pub use sysfs::read;

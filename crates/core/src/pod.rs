@@ -45,10 +45,10 @@ pub struct Pod {
     /// Whether its status reports the QoS class Guaranteed, which is what the scheduler uses. Falls back to
     /// `guaranteed` if the status has no class.
     pub qos_guaranteed: bool,
-    /// Whether its specification has pod-level CPU, memory or huge pages. Kubelets up to 1.36 then allocate
-    /// no exclusive CPUs or memory to its containers, unless the feature gate `PodLevelResourceManagers` is
-    /// on.
-    pub pod_level: bool,
+    /// Its pod-level requests, if its specification has pod-level CPU, memory or huge pages. The kubelet then
+    /// allocates no exclusive CPUs or memory to its containers, unless the feature gate
+    /// `PodLevelResourceManagers` is on.
+    pub pod_level: Option<Box<Container>>,
     /// Containers in the order of the specification, init containers first. Ephemeral containers are left
     /// out.
     pub containers: Box<[Container]>,

@@ -19,6 +19,7 @@ use crate::kubelet::{Allocatable, Checkpoints, ContainerUsage, KubeletConfig, Po
 use crate::machine::{Id, IdSet, Machine};
 
 pub use crate::nrt::Amounts;
+pub(crate) use attributes::camel_case;
 pub use attributes::is_policy_attribute;
 pub use finding::Finding;
 pub use rules::{NodeExclusions, ZoneRules};

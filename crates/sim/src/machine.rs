@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use numacast_core::machine::{Id, IdSet, RecordedFiles};
+use numacast_core::machine::{CpuLocation, Id, IdSet, RecordedFiles};
 use numacast_core::quantity::Quantity;
 use serde::{Deserialize, Serialize};
 
@@ -41,6 +41,9 @@ pub struct MachineSpec {
     /// Whether siblings have consecutive numbers instead: 0 and 1 share a core.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adjacent_threads: bool,
+    /// Cores that share an L3 cache, in the order of their node's CPUs. If unset, all cores of a node share one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores_per_cache: Option<u16>,
     /// The core types of a hybrid machine by the kernel's names: `core` and `atom`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub core_types: BTreeMap<String, CoreType>,
@@ -66,6 +69,7 @@ impl Default for MachineSpec {
             possible_cpus: IdSet::new(),
             threads_per_core: 1,
             adjacent_threads: false,
+            cores_per_cache: None,
             core_types: BTreeMap::new(),
             devices: Vec::new(),
             kubelet: serde_json::Map::new(),
@@ -273,6 +277,12 @@ impl MachineSpec {
         cores.extend(self.siblings(&rest, self.threads_per_core));
         cores.sort_unstable();
         cores
+    }
+
+    /// Where each online CPU is, as the kubelet finds it.
+    #[must_use]
+    pub fn cpu_locations(&self) -> BTreeMap<Id, CpuLocation> {
+        tree::cpu_locations(self)
     }
 
     fn siblings(&self, cpus: &IdSet, threads: u16) -> Vec<Vec<Id>> {

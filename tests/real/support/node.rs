@@ -41,7 +41,8 @@ pub(crate) enum PodOutcome {
 
 /// Feature gates that a test may set, and the minor version of Kubernetes 1 that introduced each: a kubelet
 /// exits if given an unknown gate.
-const GATES: [(&str, u32); 4] = [
+const GATES: [(&str, u32); 5] = [
+    ("CPUManagerPolicyAlphaOptions", 23),
     ("InPlacePodVerticalScalingExclusiveCPUs", 32),
     ("InPlacePodVerticalScalingExclusiveMemory", 34),
     ("PodLevelResourceManagers", 36),

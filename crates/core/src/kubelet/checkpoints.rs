@@ -26,9 +26,49 @@ pub struct Checkpoints {
     pub pods: BTreeMap<String, Vec<ContainerUsage>>,
     /// NUMA node to resource (`memory`, `hugepages-<size>`) to the bytes of it allocated to containers.
     pub reserved: BTreeMap<Id, BTreeMap<String, u64>>,
+    /// The CPUs that no container has exclusively, with the CPU Manager's policy `static`.
+    #[serde(skip_serializing_if = "IdSet::is_empty")]
+    pub shared_cpus: IdSet,
+    /// What else the Memory Manager's checkpoint contains.
+    #[serde(skip_serializing_if = "MemoryState::is_empty")]
+    pub memory: MemoryState,
     /// UID to namespace and name, for pods that were matched to the List. A checkpoint entry whose pod the
     /// List no longer contains is stale.
     pub names: BTreeMap<String, (String, String)>,
+}
+
+/// The parts of the Memory Manager's checkpoint that only its own decisions depend on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct MemoryState {
+    /// By NUMA node.
+    pub groups: BTreeMap<Id, MemoryGroup>,
+    /// Pod UID to the blocks of a pod with pod-level resources, which its containers share.
+    pub of_pods: BTreeMap<String, Vec<MemoryBlock>>,
+    /// Pod UID to the blocks of its init containers that later containers have taken over: 0 bytes, and still
+    /// counted.
+    pub taken_over: BTreeMap<String, Vec<MemoryBlock>>,
+}
+
+impl MemoryState {
+    /// Returns the UIDs of the pods in it.
+    pub fn uids(&self) -> impl Iterator<Item = &String> {
+        self.of_pods.keys().chain(self.taken_over.keys())
+    }
+
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// The use of one NUMA node by the Memory Manager.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct MemoryGroup {
+    /// The number of blocks on the node.
+    pub blocks: u64,
+    /// The nodes that share blocks with it, itself included.
+    pub nodes: IdSet,
 }
 
 impl Checkpoints {
@@ -60,6 +100,8 @@ fn json<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, String> {
 #[serde(rename_all = "camelCase")]
 struct CpuFile {
     policy_name: String,
+    #[serde(default)]
+    default_cpu_set: String,
     entries: Option<BTreeMap<String, BTreeMap<String, String>>>,
     pod_entries: Option<BTreeMap<String, PodCpus>>,
     data: Option<String>,
@@ -84,6 +126,7 @@ pub fn parse_cpu_checkpoint(text: &[u8], checkpoints: &mut Checkpoints) -> Resul
     if file.policy_name != "static" {
         return Ok(());
     }
+    let shared = parse_ids(&file.default_cpu_set)?;
     let mut sets = Vec::new();
     for (pod, containers) in file.entries.into_iter().flatten() {
         for (name, cpus) in containers {
@@ -97,6 +140,7 @@ pub fn parse_cpu_checkpoint(text: &[u8], checkpoints: &mut Checkpoints) -> Resul
     for (pod, name, cpus) in sets.into_iter().filter(|(.., cpus)| !cpus.is_empty()) {
         checkpoints.container(&pod, &name).cpus = cpus;
     }
+    checkpoints.shared_cpus = shared;
     Ok(())
 }
 
@@ -110,6 +154,15 @@ struct MemoryFile {
     policy_name: String,
     machine_state: Option<BTreeMap<Id, MemoryOfNode>>,
     entries: Option<BTreeMap<String, BlocksOfPod>>,
+    pod_entries: Option<BTreeMap<String, PodMemory>>,
+    /// Since 1.37, as in the CPU Manager's file.
+    data: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodMemory {
+    memory_blocks: Option<Vec<BlockEntry>>,
 }
 
 /// Blocks by container.
@@ -118,6 +171,9 @@ type BlocksOfPod = BTreeMap<String, Option<Vec<BlockEntry>>>;
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct MemoryOfNode {
+    #[serde(default)]
+    number_of_assignments: u64,
+    cells: Option<Vec<Id>>,
     memory_map: Option<BTreeMap<String, MemoryTable>>,
 }
 
@@ -141,11 +197,17 @@ struct BlockEntry {
 /// # Errors
 /// One sentence, if the text is invalid; `checkpoints` is unchanged then.
 pub fn parse_memory_checkpoint(text: &[u8], checkpoints: &mut Checkpoints) -> Result<(), String> {
-    let file: MemoryFile = json(text)?;
+    let mut file: MemoryFile = json(text)?;
+    if let Some(data) = &file.data {
+        file = json(data.as_bytes())?;
+    }
     if file.policy_name != "Static" {
         return Ok(());
     }
     for (node, of_node) in file.machine_state.into_iter().flatten() {
+        let nodes = of_node.cells.into_iter().flatten().collect();
+        let group = MemoryGroup { blocks: of_node.number_of_assignments, nodes };
+        checkpoints.memory.groups.insert(node, group);
         let tables = of_node.memory_map.into_iter().flatten();
         checkpoints
             .reserved
@@ -153,13 +215,18 @@ pub fn parse_memory_checkpoint(text: &[u8], checkpoints: &mut Checkpoints) -> Re
     }
     for (pod, containers) in file.entries.into_iter().flatten() {
         for (name, blocks) in containers {
-            // An init container whose memory was all reused has blocks of size 0.
-            let blocks = blocks.into_iter().flatten().filter(|block| block.size > 0);
-            let blocks: Vec<MemoryBlock> = blocks.map(block).collect();
+            let (taken_over, blocks): (Vec<MemoryBlock>, Vec<MemoryBlock>) =
+                blocks.into_iter().flatten().map(block).partition(|block| block.bytes == 0);
+            if !taken_over.is_empty() {
+                checkpoints.memory.taken_over.entry(pod.clone()).or_default().extend(taken_over);
+            }
             if !blocks.is_empty() {
                 checkpoints.container(&pod, &name).memory = blocks;
             }
         }
+    }
+    for (pod, PodMemory { memory_blocks }) in file.pod_entries.into_iter().flatten() {
+        checkpoints.memory.of_pods.insert(pod, memory_blocks.into_iter().flatten().map(block).collect());
     }
     Ok(())
 }
@@ -251,6 +318,10 @@ mod tests {
         };
         assert_eq!(checkpoints.pods, [("u1".to_owned(), vec![init, main])].into());
         assert_eq!(checkpoints.reserved, [(0, [("memory".to_owned(), 3)].into())].into());
+        assert_eq!(checkpoints.shared_cpus, set("0,5-7"));
+        assert_eq!(checkpoints.memory.groups, [(0, MemoryGroup { blocks: 1, nodes: set("0-1") })].into());
+        let taken_over = MemoryBlock { resource: "memory".into(), bytes: 0, nodes: set("0") };
+        assert_eq!(checkpoints.memory.taken_over, [("u1".to_owned(), vec![taken_over])].into());
     }
 
     #[test]

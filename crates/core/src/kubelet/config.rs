@@ -48,6 +48,9 @@ pub struct KubeletConfig {
     pub reserved_cpu_count: u64,
     /// NUMA node to resource (`memory`, `hugepages-<size>`) to bytes.
     pub reserved_memory: BTreeMap<Id, BTreeMap<String, u64>>,
+    /// The feature gate `PodLevelResourceManagers`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub pod_level_resource_managers: bool,
 }
 
 impl Default for KubeletConfig {
@@ -62,6 +65,7 @@ impl Default for KubeletConfig {
             reserved_system_cpus: IdSet::new(),
             reserved_cpu_count: 0,
             reserved_memory: BTreeMap::new(),
+            pod_level_resource_managers: false,
         }
     }
 }
@@ -112,6 +116,7 @@ fn from_value(value: &Value) -> (KubeletConfig, Vec<String>) {
         reserved_system_cpus: reserved_cpus(&value["reservedSystemCPUs"], &mut errors),
         reserved_cpu_count: reserved_cpu_count(value, &mut errors),
         reserved_memory: reserved_memory(&value["reservedMemory"], &mut errors),
+        pod_level_resource_managers: value["featureGates"]["PodLevelResourceManagers"] == true,
     };
     (config, errors)
 }

@@ -17,6 +17,8 @@ pub struct Container {
     /// Other requested resources, sorted by name: `hugepages-*` in bytes, without zeros; domain-qualified
     /// (extended) resources as counts, which may be zero. `ephemeral-storage` and `storage` are left out.
     pub others: Box<[(Box<str>, u64)]>,
+    /// Whether it requests CPU and memory, and as much of each as its limits.
+    pub guaranteed: bool,
 }
 
 /// When a container runs.

@@ -27,7 +27,7 @@ impl From<ApiPod> for Pod {
                 "" => guaranteed,
                 class => class == GUARANTEED,
             },
-            pod_level: spec.resources.as_ref().is_some_and(Resources::is_pod_level),
+            pod_level: spec.pod_level(),
             containers: spec.into_containers(),
             annotations: metadata.annotations.0.into_iter().collect(),
             raw: None,
@@ -39,12 +39,20 @@ impl Spec {
     /// Sets missing requests to the limit. The API server does so, and so does a kubelet that reads a
     /// manifest; other sources may not.
     fn fill_requests(&mut self) {
-        for container in self.init_containers.iter_mut().chain(&mut self.containers) {
-            let Resources { requests, limits } = &mut container.resources;
+        let containers = self.init_containers.iter_mut().chain(&mut self.containers);
+        let of_containers = containers.map(|container| &mut container.resources);
+        for Resources { requests, limits } in of_containers.chain(&mut self.resources) {
             for (name, limit) in limits {
                 requests.entry(name.clone()).or_insert(*limit);
             }
         }
+    }
+
+    fn pod_level(&self) -> Option<Box<Container>> {
+        let resources = self.resources.as_ref().filter(|resources| resources.is_pod_level())?;
+        let mut amounts = Container::default();
+        amounts.set_requests(resources.requests.clone());
+        Some(Box::new(amounts))
     }
 
     /// Computes the QoS class as the kubelet does (`ComputePodQOS`). Since 1.34 pod-level resources decide if
@@ -100,12 +108,20 @@ impl Resources {
 
 impl ApiContainer {
     fn into_container(self, kind: ContainerKind) -> Container {
-        let mut container = Container { name: self.name, kind, ..Container::default() };
+        let guaranteed = is_guaranteed(std::iter::once(&self.resources));
+        let mut container = Container { name: self.name, kind, guaranteed, ..Container::default() };
+        container.set_requests(self.resources.requests);
+        container
+    }
+}
+
+impl Container {
+    fn set_requests(&mut self, requests: Amounts) {
         let mut others = Vec::new();
-        for (name, amount) in self.resources.requests {
+        for (name, amount) in requests {
             match &*name {
-                "cpu" => container.cpu_milli = amount.cpu_milli(),
-                "memory" => container.memory = amount.whole(),
+                "cpu" => self.cpu_milli = amount.cpu_milli(),
+                "memory" => self.memory = amount.whole(),
                 other if other.contains('/') => others.push((name, amount.whole())),
                 other if is_huge_pages(other) && amount.whole() > 0 => {
                     others.push((name, amount.whole()));
@@ -113,8 +129,7 @@ impl ApiContainer {
                 _ => {}
             }
         }
-        container.others = others.into();
-        container
+        self.others = others.into();
     }
 }
 

@@ -99,7 +99,7 @@ impl Requirements {
     /// Returns what a container is allocated exclusively. The CPU and Memory Managers skip pods with
     /// pod-level resources.
     fn of_container<'a>(&self, pod: &Pod, container: &'a Container) -> Vec<Need<'a>> {
-        let managed = pod.guaranteed && !pod.pod_level;
+        let managed = pod.guaranteed && pod.pod_level.is_none();
         let (cpus, memory) = (self.cpus && managed, self.memory && managed);
         let mut needs = Vec::new();
         let mut need = |kind, resource, amount| needs.push(Need { kind, resource, amount });
@@ -190,7 +190,7 @@ mod tests {
         others: &[(&str, u64)],
     ) -> Container {
         let others = others.iter().map(|(name, amount)| ((*name).into(), *amount)).collect();
-        Container { name: name.into(), kind, cpu_milli: cpu, memory, others }
+        Container { name: name.into(), kind, cpu_milli: cpu, memory, others, ..Container::default() }
     }
 
     fn pod(guaranteed: bool, containers: Vec<Container>) -> Pod {
@@ -248,7 +248,7 @@ mod tests {
         for (pod, what) in [
             (pod(false, vec![own(App)]), "only Guaranteed pods have exclusive CPUs and memory"),
             (pod(true, vec![own(Init)]), "later containers reuse the resources of an init container"),
-            (Pod { pod_level: true, ..pod(true, vec![own(App)]) }, "the managers skip it"),
+            (Pod { pod_level: Some(Box::default()), ..pod(true, vec![own(App)]) }, "the managers skip it"),
             (pod(true, vec![container("main", App, 0, 0, &[("example.com/unknown", 1)])]), "no plugin"),
         ] {
             assert!(!requirements().apply_to(&pod), "{what}");

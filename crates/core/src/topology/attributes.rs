@@ -10,6 +10,8 @@ const MAX_NODES: &str = "max-allowable-numa-nodes";
 const MAX_NODES_ATTRIBUTE: &str = "topologyManagerMaxNUMANodes";
 /// Prefix of the attributes of all other policy options.
 const OPTION: &str = "topologyManagerOption";
+/// Prefix of the attributes of the CPU Manager's options.
+const CPU_OPTION: &str = "cpuManagerOption";
 const CPU_POLICY: &str = "cpuManagerPolicy";
 const MEMORY_POLICY: &str = "memoryManagerPolicy";
 
@@ -17,7 +19,7 @@ const MEMORY_POLICY: &str = "memoryManagerPolicy";
 #[must_use]
 pub fn is_policy_attribute(name: &str) -> bool {
     let names = [POLICY, SCOPE, MAX_NODES_ATTRIBUTE, CPU_POLICY, MEMORY_POLICY];
-    names.contains(&name) || name.starts_with(OPTION)
+    names.contains(&name) || name.starts_with(OPTION) || name.starts_with(CPU_OPTION)
 }
 
 /// Returns all attributes, in a fixed order: the policies, then the CPUs of each kind of core.
@@ -40,18 +42,22 @@ fn policies(config: &KubeletConfig) -> Vec<(String, String)> {
         (SCOPE.to_owned(), config.topology_manager_scope.clone()),
     ];
     for (option, value) in &config.topology_manager_policy_options {
-        let name = if option == MAX_NODES { MAX_NODES_ATTRIBUTE.to_owned() } else { camel_case(option) };
+        let name = if option == MAX_NODES { MAX_NODES_ATTRIBUTE.to_owned() } else { camel_case(OPTION, option) };
         attributes.push((name, value.clone()));
     }
     attributes.push((CPU_POLICY.to_owned(), config.cpu_manager_policy.clone()));
+    for (option, value) in &config.cpu_manager_policy_options {
+        attributes.push((camel_case(CPU_OPTION, option), value.clone()));
+    }
     attributes.push((MEMORY_POLICY.to_owned(), config.memory_manager_policy.clone()));
     attributes.retain(|(_, value)| !value.is_empty());
     attributes
 }
 
-/// `prefer-closest-numa-nodes` -> `topologyManagerOptionPreferClosestNumaNodes`.
-fn camel_case(option: &str) -> String {
-    let mut name = OPTION.to_owned();
+/// `prefer-closest-numa-nodes` -> `topologyManagerOptionPreferClosestNumaNodes`, with the prefix
+/// `topologyManagerOption`.
+pub(crate) fn camel_case(prefix: &str, option: &str) -> String {
+    let mut name = prefix.to_owned();
     for word in option.split('-') {
         let mut letters = word.chars();
         name.extend(letters.next().map(|first| first.to_ascii_uppercase()));

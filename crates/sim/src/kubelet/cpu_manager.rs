@@ -1,24 +1,22 @@
-//! The CPU Manager's state and its choice of CPUs.
+//! The CPU Manager's state.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
+use numacast_core::admission::{CpuOptions, CpuTopology, Cpus};
 use numacast_core::machine::{Id, IdSet};
 
-use super::allocation::{Rejection, unexpected};
-use super::settings::Settings;
+use super::settings::{KubeletVersion, Settings};
 use crate::machine::MachineSpec;
 
 /// The CPU Manager's state. All of it dates from the kubelet's start, except for the allocations.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CpuManager {
-    /// Cores in allocation order, each with its NUMA node and its threads.
-    cores: Vec<(Id, Vec<Id>)>,
-    of_node: BTreeMap<Id, IdSet>,
+    /// The hardware at the kubelet's start.
+    pub(super) hardware: MachineSpec,
+    topology: CpuTopology,
+    options: CpuOptions,
     all: IdSet,
     reserved: IdSet,
-    full_cores: bool,
-    /// `strict-cpu-reservation`: the shared pool excludes the reserved CPUs.
-    strict_reservation: bool,
     /// The CPUs that were free when the kubelet started; kubelets before 1.23 report only these as
     /// allocatable.
     free_at_start: IdSet,
@@ -29,16 +27,19 @@ pub(super) struct CpuManager {
 }
 
 impl CpuManager {
-    pub(super) fn new(spec: &MachineSpec, settings: &Settings) -> Self {
-        let cores = cores(spec);
-        let reserved = reserved(settings, &cores);
+    pub(super) fn new(spec: &MachineSpec, settings: &Settings, version: KubeletVersion) -> Self {
+        let topology: CpuTopology = spec.cpu_locations().into_iter().collect();
+        let options = settings.cpu_options(version);
+        let reserved = match settings.reserved_cpus.is_empty() {
+            true => Cpus::reserved_by_count(&topology, settings.reserved_cpu_count, options),
+            false => settings.reserved_cpus.clone(),
+        };
         let all = spec.online_cpus();
         Self {
+            hardware: spec.clone(),
             free_at_start: all.difference(&reserved),
-            of_node: spec.nodes.iter().map(|node| (node.id, node.cpus.clone())).collect(),
-            full_cores: settings.full_cores,
-            strict_reservation: settings.strict_reservation,
-            cores,
+            topology,
+            options,
             all,
             reserved,
             ..Self::default()
@@ -60,7 +61,7 @@ impl CpuManager {
     }
 
     pub(super) fn of_node(&self, node: Id) -> IdSet {
-        self.of_node.get(&node).cloned().unwrap_or_default()
+        self.hardware.nodes.iter().find(|of| of.id == node).map(|of| of.cpus.clone()).unwrap_or_default()
     }
 
     /// The CPUs allocated to a pod, its regular init containers included.
@@ -84,13 +85,15 @@ impl CpuManager {
 
     /// The `defaultCpuSet`: the CPUs for all containers without exclusive CPUs.
     pub(super) fn shared(&self) -> IdSet {
-        let base = if self.strict_reservation { self.allocatable() } else { self.all.clone() };
+        let base = if self.options.strict_reservation { self.allocatable() } else { self.all.clone() };
         base.difference(&self.allocated())
     }
 
-    /// Threads per core; with `full-pcpus-only`, requests must be multiples of it.
-    pub(super) fn threads(&self) -> u64 {
-        self.cores.iter().map(|(_, threads)| threads.len()).max().unwrap_or(1) as u64
+    /// The state that admission depends on.
+    pub(super) fn state(&self) -> Cpus {
+        let mut cpus = Cpus::new(self.topology.clone(), self.reserved.clone(), self.options);
+        cpus.allocate(&self.allocated());
+        cpus
     }
 
     pub(super) fn allocate(&mut self, uid: &str, container: &str, cpus: IdSet) {
@@ -104,65 +107,4 @@ impl CpuManager {
         self.pod_entries.remove(uid);
         self.entries.remove(uid);
     }
-
-    /// Chooses from `pool`, CPUs on the `affinity` nodes first; with `strict`, only those.
-    pub(super) fn choose(
-        &self,
-        pool: &IdSet,
-        count: u64,
-        affinity: Option<&BTreeSet<Id>>,
-        strict: bool,
-    ) -> Result<IdSet, Rejection> {
-        let near = |node: Id| affinity.is_none_or(|nodes| nodes.contains(&node));
-        let mut order = if count == 0 { Vec::new() } else { self.order(pool, near) };
-        if (order.len() as u64) < count && !(strict && affinity.is_some()) {
-            order.extend(self.order(pool, |node| !near(node)));
-        }
-        if (order.len() as u64) < count {
-            return Err(unexpected(format!(
-                "Allocate failed due to not enough cpus available to satisfy request: requested={count}, \
-                 available={}, which is unexpected",
-                order.len()
-            )));
-        }
-        Ok(order.into_iter().take(usize::try_from(count).unwrap_or(usize::MAX)).collect())
-    }
-
-    /// The CPUs of a pool on some nodes in allocation order: whole cores first, then the free threads of
-    /// partly allocated cores.
-    fn order(&self, pool: &IdSet, wanted: impl Fn(Id) -> bool) -> Vec<Id> {
-        let (mut whole, mut single) = (Vec::new(), Vec::new());
-        for (_, threads) in self.cores.iter().filter(|(node, _)| wanted(*node)) {
-            let all_free = threads.iter().all(|cpu| pool.contains(*cpu));
-            let target = if all_free { &mut whole } else { &mut single };
-            target.extend(threads.iter().copied().filter(|cpu| pool.contains(*cpu)));
-        }
-        if !self.full_cores {
-            whole.extend(single);
-        }
-        whole
-    }
-}
-
-/// The cores of every node in ascending order, each with its online CPUs.
-fn cores(spec: &MachineSpec) -> Vec<(Id, Vec<Id>)> {
-    let mut cores = Vec::new();
-    for node in &spec.nodes {
-        for mut threads in spec.cores(node) {
-            threads.retain(|cpu| node.cpus.contains(*cpu));
-            cores.push((node.id, threads));
-        }
-    }
-    cores.retain(|(_, threads)| !threads.is_empty());
-    cores
-}
-
-/// The configured list of reserved CPUs or, without one, the configured number of CPUs, from the lowest core
-/// on.
-fn reserved(settings: &Settings, cores: &[(Id, Vec<Id>)]) -> IdSet {
-    if !settings.reserved_cpus.is_empty() {
-        return settings.reserved_cpus.clone();
-    }
-    let count = usize::try_from(settings.reserved_cpu_count).unwrap_or(usize::MAX);
-    cores.iter().flat_map(|(_, threads)| threads).take(count).copied().collect()
 }

@@ -1,9 +1,9 @@
 //! The state and the decisions of the kubelet's CPU, memory and device managers, without I/O and without a
 //! clock.
 //!
-//! The managers keep their state like the kubelet's, but search for placements more simply (`placement.rs`):
-//! they prefer one NUMA node, spread over several if the policy allows it, and reject the pod otherwise. They
-//! share no code with the accounting they are the oracle for.
+//! The managers keep their state like the kubelet's, and decide with the model that numacast has of it
+//! ([`numacast_core::admission`]), which is compared with real kubelets. They share no code with the
+//! accounting they are the oracle for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -70,21 +70,21 @@ impl Model {
     /// Creates the managers for this hardware and these kubelet settings, with every plugin registered.
     #[must_use]
     pub fn new(spec: &MachineSpec) -> Self {
+        Self::with_version(spec, KubeletVersion::default())
+    }
+
+    /// Like [`Model::new`], for a kubelet of this version.
+    pub(super) fn with_version(spec: &MachineSpec, version: KubeletVersion) -> Self {
         let settings = Settings::from_keys(&spec.kubelet);
         Self {
-            version: KubeletVersion::default(),
-            cpus: CpuManager::new(spec, &settings),
+            version,
+            cpus: CpuManager::new(spec, &settings, version),
             memory: MemoryManager::new(spec, &settings),
             devices: DeviceManager::new(spec),
             hardware: spec.clone(),
             settings,
             pods: BTreeMap::new(),
         }
-    }
-
-    /// Like [`Model::new`], for a kubelet of this version.
-    pub(super) fn with_version(spec: &MachineSpec, version: KubeletVersion) -> Self {
-        Self { version, ..Self::new(spec) }
     }
 
     /// The pods by uid, in every stage.
@@ -280,7 +280,7 @@ impl Model {
     /// Starts a new kubelet on the current hardware, without checkpoints and without pods.
     pub(super) fn reset(&mut self) {
         let plugins = std::mem::take(&mut self.devices.plugins);
-        *self = Self { version: self.version, ..Self::new(&self.hardware) };
+        *self = Self::with_version(&self.hardware.clone(), self.version);
         self.devices.plugins = plugins;
         self.restart();
     }

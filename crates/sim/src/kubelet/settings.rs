@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use numacast_core::admission::{self, CpuOptions, Scope, TopologyPolicy};
 use numacast_core::machine::{Id, IdSet};
 use numacast_core::quantity::Quantity;
 use serde_json::{Map, Value};
@@ -36,36 +37,17 @@ pub enum KubeletVersion {
     V1_37,
 }
 
-/// The Topology Manager's policy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Alignment {
-    #[default]
-    None,
-    BestEffort,
-    Restricted,
-    SingleNode,
-}
-
-impl Alignment {
-    /// Returns true if the policy rejects a pod rather than spread its resources over several nodes.
-    pub(super) fn is_strict(self) -> bool {
-        self == Self::SingleNode
-    }
-}
-
 /// The settings that the managers implement.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Settings {
     pub(super) static_cpus: bool,
     pub(super) static_memory: bool,
-    pub(super) full_cores: bool,
-    /// `strict-cpu-reservation`.
-    pub(super) strict_reservation: bool,
-    pub(super) alignment: Alignment,
-    /// Whether the Topology Manager's policy aligns whole pods.
-    pub(super) pod_scope: bool,
+    cpu_options: BTreeMap<String, String>,
+    policy: TopologyPolicy,
+    scope: Scope,
+    prefer_closest: bool,
     /// The feature gate PodLevelResourceManagers (1.36 and later, off by default).
-    pub(super) pod_level_managers: bool,
+    pod_level_managers: bool,
     pub(super) reserved_cpus: IdSet,
     pub(super) reserved_cpu_count: u64,
     reserved_memory: BTreeMap<(Id, String), u64>,
@@ -78,26 +60,37 @@ impl Settings {
             let value = keys.get(section).and_then(|section| section.get(key));
             value.is_some_and(|value| value == "true" || *value == true)
         };
-        let option = |name: &str| is_set("cpuManagerPolicyOptions", name);
-        let static_cpus = text("cpuManagerPolicy") == "static";
-        let policy = text("topologyManagerPolicy");
+        let options = keys.get("cpuManagerPolicyOptions").and_then(Value::as_object).into_iter().flatten();
+        let option = |(name, value): (&String, &Value)| Some((name.clone(), value.as_str()?.to_owned()));
         Self {
-            static_cpus,
+            static_cpus: text("cpuManagerPolicy") == "static",
             static_memory: text("memoryManagerPolicy") == "Static",
-            full_cores: static_cpus && option("full-pcpus-only"),
-            strict_reservation: static_cpus && option("strict-cpu-reservation"),
-            alignment: match policy {
-                "best-effort" => Alignment::BestEffort,
-                "restricted" => Alignment::Restricted,
-                "single-numa-node" => Alignment::SingleNode,
-                _ => Alignment::None,
-            },
-            pod_scope: text("topologyManagerScope") == "pod" && !matches!(policy, "" | "none"),
+            cpu_options: options.filter_map(option).collect(),
+            policy: TopologyPolicy::named(text("topologyManagerPolicy")).unwrap_or_default(),
+            scope: if text("topologyManagerScope") == "pod" { Scope::Pod } else { Scope::Container },
+            prefer_closest: is_set("topologyManagerPolicyOptions", "prefer-closest-numa-nodes"),
             pod_level_managers: is_set("featureGates", "PodLevelResourceManagers"),
             reserved_cpus: text("reservedSystemCPUs").parse().unwrap_or_default(),
             reserved_cpu_count: reserved_cpu_count(keys),
             reserved_memory: reserved_memory(keys),
         }
+    }
+
+    /// The settings that decide admission.
+    pub(super) fn admission(&self, version: KubeletVersion) -> admission::Settings {
+        admission::Settings {
+            policy: self.policy,
+            scope: self.scope,
+            prefer_closest: self.prefer_closest,
+            pod_level_managers: self.pod_level_managers,
+            hints_of_device_nodes_only: version >= KubeletVersion::V1_36,
+            allocates_no_memory: version < KubeletVersion::V1_37,
+        }
+    }
+
+    /// The options of the CPU Manager.
+    pub(super) fn cpu_options(&self, version: KubeletVersion) -> CpuOptions {
+        CpuOptions::of(&self.cpu_options, if version >= KubeletVersion::V1_37 { 37 } else { 36 })
     }
 
     /// Bytes of a resource that `reservedMemory` reserves on a node.

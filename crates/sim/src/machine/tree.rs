@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use numacast_core::machine::{Id, IdSet};
+use numacast_core::machine::{CpuLocation, Id, IdSet};
 
 use super::{MachineSpec, Missing, NodeSpec};
 
@@ -66,6 +66,7 @@ fn entries(machine: &MachineSpec, single_cpus: bool) -> Vec<(String, Entry)> {
     }
     tree.hugepages();
     tree.meminfo();
+    tree.cpuinfo();
     tree.entries
 }
 
@@ -126,6 +127,8 @@ fn names(dir: &Path) -> io::Result<Vec<std::ffi::OsString>> {
 /// The core of a CPU.
 struct Core {
     id: usize,
+    /// The L3 cache: its number on the machine.
+    cache: usize,
     node: Id,
     package: Id,
     /// Online CPUs of the core.
@@ -137,18 +140,35 @@ struct Core {
 fn cores(machine: &MachineSpec) -> BTreeMap<Id, Core> {
     let mut cores = BTreeMap::new();
     let mut next_in_package: BTreeMap<Id, usize> = BTreeMap::new();
+    let mut caches = 0;
     for node in &machine.nodes {
-        for cpus in machine.cores(node) {
+        for (number, cpus) in machine.cores(node).into_iter().enumerate() {
+            let is_next = machine.cores_per_cache.map_or(number == 0, |cores| number % usize::from(cores) == 0);
+            caches += usize::from(is_next);
             let package = node.package_of(cpus[0]);
             let id = next_in_package.entry(package).or_default();
             let siblings: IdSet = cpus.iter().copied().filter(|cpu| node.cpus.contains(*cpu)).collect();
             for cpu in cpus {
-                cores.insert(cpu, Core { id: *id, node: node.id, package, siblings: siblings.clone() });
+                cores.insert(cpu, Core { id: *id, cache: caches, node: node.id, package, siblings: siblings.clone() });
             }
             *id += 1;
         }
     }
     cores
+}
+
+/// Where each online CPU is. A cache of a whole node counts as its socket.
+pub(super) fn cpu_locations(machine: &MachineSpec) -> BTreeMap<Id, CpuLocation> {
+    let cores = cores(machine);
+    let online = cores.iter().filter(|(cpu, core)| core.siblings.contains(**cpu));
+    let location = |(cpu, core): (&Id, &Core)| {
+        let near = online_where(&cores, |other| other.cache == core.cache);
+        let node = online_where(&cores, |other| other.node == core.node);
+        let cache = if near == node { core.package } else { Id::try_from(core.cache).unwrap_or(Id::MAX) };
+        let first = core.siblings.iter().next().unwrap_or(*cpu);
+        (*cpu, CpuLocation { node: core.node, socket: core.package, core: first, cache })
+    };
+    online.map(location).collect()
 }
 
 struct Tree<'a> {
@@ -279,18 +299,19 @@ impl Tree<'_> {
         self.put(format!("{topology}/core_cpus_list"), &core.siblings);
         self.put(format!("{topology}/core_siblings_list"), &package);
         self.put(format!("{topology}/package_cpus_list"), package);
-        let near = online_where(all, |other| other.node == core.node);
+        let near = online_where(all, |other| other.cache == core.cache);
         self.caches(&format!("{dir}/cache"), core, &near);
     }
 
-    /// Per core, two L1 caches and one L2 cache; per node, one L3 cache.
-    fn caches(&mut self, dir: &str, core: &Core, node: &IdSet) {
-        let first = core.siblings.iter().next().unwrap_or(0);
+    /// Per core, two L1 caches and one L2 cache; per node or group of cores, one L3 cache.
+    fn caches(&mut self, dir: &str, core: &Core, near: &IdSet) {
+        let first = usize::from(core.siblings.iter().next().unwrap_or(0));
+        let cache = self.machine.cores_per_cache.map_or(usize::from(core.node), |_| core.cache);
         let caches = [
             (1, "Data", "48K", first, &core.siblings),
             (1, "Instruction", "32K", first, &core.siblings),
             (2, "Unified", "2048K", first, &core.siblings),
-            (3, "Unified", "32768K", core.node, node),
+            (3, "Unified", "32768K", cache, near),
         ];
         for (index, (level, kind, size, id, cpus)) in caches.into_iter().enumerate() {
             let dir = format!("{dir}/index{index}");
@@ -309,6 +330,16 @@ impl Tree<'_> {
             let of_size = |node: &NodeSpec| node.pages().get(&size).copied().unwrap_or(0);
             self.pages(HUGEPAGES, size, self.machine.nodes.iter().map(of_size).sum());
         }
+    }
+
+    /// The kubelet counts sockets by `physical id`.
+    fn cpuinfo(&mut self) {
+        let cores = self.cores.iter().filter(|(cpu, core)| core.siblings.contains(**cpu));
+        let lines = cores.map(|(cpu, Core { id, package, .. })| {
+            format!("processor\t: {cpu}\ncpu MHz\t\t: 2400.000\nphysical id\t: {package}\ncore id\t\t: {id}\n")
+        });
+        let text = lines.collect::<Vec<_>>().join("\n");
+        self.put("proc/cpuinfo".to_owned(), text);
     }
 
     fn meminfo(&mut self) {

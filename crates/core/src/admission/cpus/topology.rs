@@ -1,0 +1,125 @@
+//! Where each CPU of a machine is.
+
+use std::collections::BTreeMap;
+
+use super::super::NodeSet;
+use crate::machine::{CpuLocation, Id, IdSet};
+
+/// The online CPUs of a machine (upstream: `cpumanager/topology`).
+#[derive(Clone, Debug, Default)]
+pub struct CpuTopology {
+    cpus: BTreeMap<Id, CpuLocation>,
+    all: IdSet,
+    levels: [BTreeMap<Id, IdSet>; 4],
+}
+
+/// A part of the machine that contains CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Level {
+    Node,
+    Socket,
+    Core,
+    Cache,
+}
+
+const fn part(cpu: &CpuLocation, level: Level) -> Id {
+    match level {
+        Level::Node => cpu.node,
+        Level::Socket => cpu.socket,
+        Level::Core => cpu.core,
+        Level::Cache => cpu.cache,
+    }
+}
+
+impl FromIterator<(Id, CpuLocation)> for CpuTopology {
+    fn from_iter<I: IntoIterator<Item = (Id, CpuLocation)>>(cpus: I) -> Self {
+        let cpus: BTreeMap<Id, CpuLocation> = cpus.into_iter().collect();
+        let mut levels: [BTreeMap<Id, IdSet>; 4] = Default::default();
+        for (id, cpu) in &cpus {
+            for level in [Level::Node, Level::Socket, Level::Core, Level::Cache] {
+                levels[level as usize].entry(part(cpu, level)).or_default().insert(*id);
+            }
+        }
+        Self { all: cpus.keys().copied().collect(), cpus, levels }
+    }
+}
+
+impl CpuTopology {
+    /// Returns every CPU.
+    #[must_use]
+    pub const fn all(&self) -> &IdSet {
+        &self.all
+    }
+
+    /// Returns the nodes with CPUs.
+    #[must_use]
+    pub fn nodes(&self) -> NodeSet {
+        self.levels[Level::Node as usize].keys().copied().collect()
+    }
+
+    /// Returns where a CPU is.
+    #[must_use]
+    pub fn cpu(&self, id: Id) -> Option<&CpuLocation> {
+        self.cpus.get(&id)
+    }
+
+    /// Returns the CPUs of these nodes.
+    #[must_use]
+    pub fn in_nodes(&self, nodes: NodeSet) -> IdSet {
+        self.in_all(Level::Node, nodes.iter())
+    }
+
+    /// Returns the average number of threads per core, rounded down.
+    #[must_use]
+    pub fn threads_per_core(&self) -> u64 {
+        self.average(Level::Core)
+    }
+
+    /// Returns every CPU of the cores that these CPUs are in.
+    #[must_use]
+    pub fn whole_cores(&self, cpus: &IdSet) -> IdSet {
+        self.in_all(Level::Core, self.ids(Level::Core, cpus).iter())
+    }
+
+    /// Returns the number of these CPUs on each node, without zeros.
+    #[must_use]
+    pub fn count_by_node(&self, cpus: &IdSet) -> BTreeMap<Id, u64> {
+        let counts = self.levels[Level::Node as usize].iter();
+        let counts = counts.map(|(node, of_node)| (*node, of_node.intersection(cpus).len()));
+        counts.filter(|(_, count)| *count > 0).collect()
+    }
+
+    pub(super) fn sockets(&self) -> u64 {
+        self.levels[Level::Socket as usize].len() as u64
+    }
+
+    pub(super) fn sockets_of(&self, nodes: NodeSet) -> IdSet {
+        self.ids(Level::Socket, &self.in_nodes(nodes))
+    }
+
+    pub(super) fn in_sockets(&self, sockets: &IdSet) -> IdSet {
+        self.in_all(Level::Socket, sockets.iter())
+    }
+
+    /// Returns the CPUs of one part.
+    pub(super) fn within(&self, level: Level, id: Id) -> IdSet {
+        self.levels[level as usize].get(&id).cloned().unwrap_or_default()
+    }
+
+    /// Returns the parts that these CPUs are in.
+    pub(super) fn ids(&self, level: Level, cpus: &IdSet) -> IdSet {
+        cpus.iter().filter_map(|cpu| self.cpus.get(&cpu)).map(|cpu| part(cpu, level)).collect()
+    }
+
+    /// Returns the number of CPUs per part, rounded down.
+    pub(super) fn average(&self, level: Level) -> u64 {
+        let parts = self.levels[level as usize].len() as u64;
+        self.all.len().checked_div(parts).unwrap_or(0)
+    }
+
+    fn in_all(&self, level: Level, ids: impl Iterator<Item = Id>) -> IdSet {
+        let mut cpus = IdSet::new();
+        ids.filter_map(|id| self.levels[level as usize].get(&id)).for_each(|part| cpus.union_with(part));
+        cpus
+    }
+}

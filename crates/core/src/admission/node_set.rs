@@ -1,0 +1,122 @@
+//! Sets of NUMA nodes as the Topology Manager compares them.
+
+use crate::machine::Id;
+
+/// A set of NUMA nodes with ids below 64, as in the kubelet (`topologymanager/bitmask`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeSet(u64);
+
+impl NodeSet {
+    /// Every id.
+    pub(super) const ALL: Self = Self(u64::MAX);
+
+    /// A set of one node. Empty if the id is above 63.
+    #[must_use]
+    pub const fn one(id: Id) -> Self {
+        Self(if id < 64 { 1 << id } else { 0 })
+    }
+
+    /// Returns true if the node is in the set.
+    #[must_use]
+    pub const fn contains(self, id: Id) -> bool {
+        id < 64 && self.0 & (1 << id) != 0
+    }
+
+    /// Returns true if the sets share a node.
+    #[must_use]
+    pub const fn intersects(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Returns the nodes in both sets.
+    #[must_use]
+    pub const fn intersection(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Returns the nodes in either set.
+    #[must_use]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Returns true if every node of this set is in `other`.
+    #[must_use]
+    pub const fn is_subset(self, other: Self) -> bool {
+        self.0 & !other.0 == 0
+    }
+
+    /// Returns true if the set is empty.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Returns the number of nodes.
+    #[must_use]
+    pub const fn len(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    /// Iterates over the ids in ascending order.
+    pub fn iter(self) -> impl Iterator<Item = Id> {
+        (0..64).filter(move |id| self.contains(*id))
+    }
+
+    /// The order in which the kubelet prefers sets: fewer nodes first, then lower ids.
+    #[must_use]
+    pub(super) const fn width(self) -> (u32, u64) {
+        (self.len(), self.0)
+    }
+
+    /// Iterates over the non-empty subsets of at most `most` nodes, those with fewer nodes first.
+    pub(super) fn subsets(self, most: u32) -> impl Iterator<Item = Self> {
+        (1..=self.len().min(most)).flat_map(move |size| self.subsets_of_size(size))
+    }
+
+    /// Iterates over the subsets of exactly `size` nodes.
+    pub(super) fn subsets_of_size(self, size: u32) -> impl Iterator<Item = Self> {
+        let ids: Vec<Id> = self.iter().collect();
+        let mut next = (size > 0 && size as usize <= ids.len()).then(|| (0..size as usize).collect::<Vec<_>>());
+        std::iter::from_fn(move || {
+            let at = next.take()?;
+            next = next_combination(&at, ids.len());
+            Some(at.into_iter().map(|at| ids[at]).collect())
+        })
+    }
+}
+
+/// Returns the combination of positions below `count` that follows `at` in lexicographic order.
+pub(super) fn next_combination(at: &[usize], count: usize) -> Option<Vec<usize>> {
+    let size = at.len();
+    let advanced = (0..size).rev().find(|position| at[*position] < count - size + position)?;
+    let mut next = at.to_vec();
+    next[advanced] += 1;
+    for position in advanced + 1..size {
+        next[position] = next[position - 1] + 1;
+    }
+    Some(next)
+}
+
+impl FromIterator<Id> for NodeSet {
+    fn from_iter<I: IntoIterator<Item = Id>>(ids: I) -> Self {
+        ids.into_iter().fold(Self::default(), |set, id| set.union(Self::one(id)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn subsets_come_by_size() {
+        let set: NodeSet = [0, 3, 5].into_iter().collect();
+        let ids = |set: NodeSet| set.iter().collect::<Vec<_>>();
+        let all: Vec<Vec<Id>> = set.subsets(3).map(ids).collect();
+        let expected: [&[Id]; 7] = [&[0], &[3], &[5], &[0, 3], &[0, 5], &[3, 5], &[0, 3, 5]];
+        assert_eq!(all, expected);
+        assert_eq!(set.subsets(1).count(), 3);
+        assert_eq!(NodeSet::default().subsets(9).count(), 0);
+        assert_eq!(NodeSet::ALL.subsets(1).count(), 64);
+    }
+}

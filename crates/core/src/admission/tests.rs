@@ -1,0 +1,205 @@
+//! What the kubelet does, by its rules; `make admission` compares the model with real kubelets.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::machine::{CpuLocation, Id};
+use crate::pod::ContainerKind::{self, App, Init, Sidecar};
+
+const GIB: u64 = 1 << 30;
+
+/// Two sockets of one node each, with four cores of two threads: CPUs 0 to 7 and 8 to 15. CPU 0 is reserved.
+fn node(policy: TopologyPolicy, scope: Scope) -> Node {
+    node_with(policy, scope, CpuOptions::default(), 2)
+}
+
+fn node_with(policy: TopologyPolicy, scope: Scope, options: CpuOptions, nodes: Id) -> Node {
+    let location = |cpu: Id| CpuLocation { node: cpu / 8, socket: cpu / 8, core: cpu / 2 * 2, cache: cpu / 4 };
+    let topology: CpuTopology = (0..nodes * 8).map(|cpu| (cpu, location(cpu))).collect();
+    let memory = |id: Id| {
+        let kinds = [
+            ("memory".to_owned(), MemoryKind { allocatable: 8 * GIB, allocated: 0 }),
+            ("hugepages-2Mi".to_owned(), MemoryKind { allocatable: GIB, allocated: 0 }),
+        ];
+        (id, MemoryNode { blocks: 0, group: NodeSet::one(id), kinds: kinds.into() })
+    };
+    let devices = [("a", vec![0]), ("b", vec![1]), ("c", vec![1])].map(|(id, nodes)| {
+        (id.to_owned(), Device { nodes: nodes.into_iter().collect(), healthy: true })
+    });
+    let nic = Resource { devices: devices.into(), registered: true, ..Resource::default() };
+    Node {
+        settings: Settings { policy, scope, hints_of_device_nodes_only: true, ..Settings::default() },
+        nodes: (0..nodes).collect(),
+        cpus: Some(Cpus::new(topology, "0".parse().unwrap(), options)),
+        memory: Some(Memory::new((0..nodes).map(memory).collect())),
+        devices: Devices::new([("nic".to_owned(), nic)].into()),
+        ..Node::default()
+    }
+}
+
+fn container(kind: ContainerKind, cpus: u64, gib: u64, nics: u64) -> ContainerRequest {
+    ContainerRequest {
+        name: format!("{kind:?}-{cpus}").to_lowercase(),
+        kind,
+        cpu_milli: cpus * 1000,
+        memory: [("memory".to_owned(), gib * GIB)].into(),
+        devices: if nics > 0 { [("nic".to_owned(), nics)].into() } else { BTreeMap::new() },
+        guaranteed: true,
+    }
+}
+
+fn pod(containers: &[ContainerRequest]) -> PodRequest {
+    PodRequest { guaranteed: true, pod_level: None, containers: containers.to_vec() }
+}
+
+fn app(cpus: u64, gib: u64, nics: u64) -> PodRequest {
+    pod(&[container(App, cpus, gib, nics)])
+}
+
+/// Container, CPUs and memory nodes of each placement, or the refusal's reason, container and resources.
+fn told(outcome: Result<Vec<Placement>, Refusal>) -> String {
+    match outcome {
+        Ok(placements) => {
+            let one = |placement: &Placement| {
+                let memory = placement.memory.as_ref().map(|blocks| blocks.nodes.iter().collect::<IdSet>());
+                let memory = memory.map(|nodes| format!(" memory {nodes}")).unwrap_or_default();
+                let devices = placement.devices.values().flat_map(|choice| choice.chosen.clone()).collect::<Vec<_>>().join(",");
+                let devices = if devices.is_empty() { devices } else { format!(" nics {devices}") };
+                format!("{} {}{memory}{devices}", placement.container, placement.cpus)
+            };
+            placements.iter().map(one).collect::<Vec<_>>().join("; ")
+        }
+        Err(refusal) => {
+            let Refusal { reason, container, resources, .. } = refusal;
+            format!("{reason} {container} {}", resources.join(","))
+        }
+    }
+}
+
+#[test]
+fn everything_is_on_one_node_with_single_numa_node() {
+    let mut machine = node(TopologyPolicy::SingleNumaNode, Scope::Container);
+    assert_eq!(told(machine.admit(&app(3, 2, 0))), "app-3 1-3 memory 0", "the rest of the reserved core first");
+    assert_eq!(told(machine.admit(&app(5, 2, 0))), "app-5 8-12 memory 1");
+    assert_eq!(told(machine.admit(&app(5, 2, 0))), "TopologyAffinityError app-5 cpu", "4 and 3 are free");
+    assert_eq!(
+        told(machine.clone().admit(&app(1, 7, 0))),
+        "UnexpectedAdmissionError app-1 ",
+        "memory that no set of nodes has is only noticed when it is allocated"
+    );
+    assert_eq!(told(machine.admit(&app(1, 1, 2))), "app-1 13 memory 1 nics b,c");
+    assert_eq!(told(machine.admit(&app(4, 1, 1))), "app-4 4-7 memory 0 nics a");
+    assert_eq!(told(machine.admit(&app(1, 3, 1))), "TopologyAffinityError app-1 nic");
+}
+
+#[test]
+fn resources_that_each_fit_on_some_node_may_not_fit_together() {
+    let mut machine = node(TopologyPolicy::SingleNumaNode, Scope::Container);
+    assert_eq!(told(machine.admit(&app(6, 1, 0))), "app-6 2-7 memory 0");
+    assert_eq!(told(machine.admit(&app(1, 6, 0))), "app-1 1 memory 0");
+    assert_eq!(told(machine.admit(&app(2, 7, 0))), "app-2 8-9 memory 1");
+    // Node 0 has a device and no CPU, node 1 has CPUs and devices, and neither has 2 GiB.
+    assert_eq!(told(machine.admit(&app(1, 2, 1))), "UnexpectedAdmissionError app-1 ");
+    let mut machine = node(TopologyPolicy::SingleNumaNode, Scope::Container);
+    assert_eq!(told(machine.admit(&app(7, 1, 0))), "app-7 1-7 memory 0");
+    assert_eq!(told(machine.admit(&app(2, 6, 2))), "app-2 8-9 memory 1 nics b,c");
+    assert_eq!(told(machine.admit(&app(2, 1, 1))), "TopologyAffinityError app-2 nic,cpu,memory");
+    let mut machine = node(TopologyPolicy::SingleNumaNode, Scope::Container);
+    let two = pod(&[container(App, 8, 1, 0), container(App, 6, 1, 0), container(App, 2, 1, 0)]);
+    assert_eq!(
+        told(machine.admit(&two)),
+        "TopologyAffinityError app-2 cpu",
+        "the containers before it have taken too much"
+    );
+}
+
+#[test]
+fn restricted_wants_as_few_nodes_as_each_resource_needs() {
+    let mut machine = node(TopologyPolicy::Restricted, Scope::Container);
+    assert_eq!(
+        told(machine.admit(&app(9, 1, 0))),
+        "TopologyAffinityError app-9 cpu,memory",
+        "the CPUs need two nodes and the memory one"
+    );
+    assert_eq!(told(machine.admit(&app(9, 9, 0))), "app-9 1,8-15 memory 0-1");
+}
+
+#[test]
+fn the_memory_managers_groups_take_no_other_blocks() {
+    let mut machine = node(TopologyPolicy::BestEffort, Scope::Container);
+    assert_eq!(told(machine.admit(&app(2, 10, 0))), "app-2 2-3 memory 0-1");
+    assert_eq!(told(machine.admit(&app(1, 1, 0))), "app-1 1 memory 0-1", "as the group");
+    let mut single = Node { settings: node(TopologyPolicy::SingleNumaNode, Scope::Container).settings, ..machine.clone() };
+    assert_eq!(told(single.admit(&app(1, 1, 0))), "TopologyAffinityError app-1 memory");
+    let memory = machine.memory.as_mut().unwrap();
+    for bytes in [10 * GIB, GIB] {
+        memory.release([0, 1].into_iter().collect(), "memory", bytes);
+    }
+    assert_eq!(told(machine.admit(&app(1, 1, 0))), "app-1 4 memory 0");
+}
+
+#[test]
+fn later_containers_reuse_what_init_containers_had() {
+    let of = |containers: &[ContainerRequest]| {
+        told(node(TopologyPolicy::SingleNumaNode, Scope::Container).admit(&pod(containers)))
+    };
+    assert_eq!(
+        of(&[container(Init, 4, 2, 0), container(App, 2, 1, 0)]),
+        "init-4 2-5 memory 0; app-2 2-3 memory 0"
+    );
+    assert_eq!(
+        of(&[container(Sidecar, 4, 2, 0), container(App, 2, 1, 0)]),
+        "sidecar-4 2-5 memory 0; app-2 6-7 memory 0"
+    );
+}
+
+#[test]
+fn a_pod_is_aligned_as_a_whole_with_the_scope_pod() {
+    let two = pod(&[container(App, 5, 1, 0), container(App, 4, 1, 0)]);
+    let mut machine = node(TopologyPolicy::SingleNumaNode, Scope::Pod);
+    assert_eq!(told(machine.admit(&two)), "TopologyAffinityError  cpu");
+    let smaller = pod(&[container(Init, 8, 1, 0), container(App, 4, 1, 0), container(App, 3, 1, 0)]);
+    assert_eq!(told(machine.admit(&smaller)), "init-8 8-15 memory 1; app-4 8-11 memory 1; app-3 12-14 memory 1");
+}
+
+#[test]
+fn whole_cores_only() {
+    let options = CpuOptions { full_cores_only: true, ..CpuOptions::default() };
+    let mut machine = node_with(TopologyPolicy::SingleNumaNode, Scope::Container, options, 2);
+    assert_eq!(told(machine.admit(&app(3, 1, 0))), "SMTAlignmentError app-3 cpu");
+    assert_eq!(told(machine.admit(&app(6, 1, 0))), "app-6 2-7 memory 0");
+    assert_eq!(told(machine.admit(&app(8, 1, 0))), "app-8 8-15 memory 1");
+    let mut machine = node_with(TopologyPolicy::None, Scope::Container, options, 2);
+    assert_eq!(
+        machine.admit(&app(16, 1, 0)).map_err(|refusal| refusal.message),
+        Err("SMT Alignment Error: not enough free physical CPUs: available physical CPUs = 14, requested CPUs = 16, CPUs \
+             per core = 2"
+            .to_owned())
+    );
+}
+
+#[test]
+fn a_combination_that_was_best_changes_with_later_ones_in_the_kubelet() {
+    // Of six nodes with 8 CPUs each, 25 CPUs need four. All combinations are equally good but for the reserved CPU
+    // of node 0, which sorts first.
+    let options = CpuOptions { distribute_across_nodes: true, ..CpuOptions::default() };
+    let mut machine = node_with(TopologyPolicy::None, Scope::Container, options, 6);
+    let placed = machine.admit(&app(28, 1, 0)).unwrap();
+    let counts = machine.cpus.as_ref().unwrap().topology().count_by_node(&placed[0].cpus);
+    assert_eq!(counts.len(), 4);
+    assert_eq!(counts.values().sum::<u64>(), 28);
+}
+
+#[test]
+fn what_an_object_does_not_tell_is_a_guess() {
+    let attributes: BTreeMap<String, String> =
+        [(crate::nrt::POLICY.to_owned(), "restricted".to_owned())].into();
+    let machine = node(TopologyPolicy::Restricted, Scope::Container);
+    assert_eq!(
+        guesses(&machine, &attributes, &app(1, 1, 1)).into_iter().collect::<Vec<_>>(),
+        [Guess::MemoryGroups, Guess::Devices]
+    );
+    let single = node(TopologyPolicy::SingleNumaNode, Scope::Container);
+    assert!(guesses(&single, &attributes, &app(1, 1, 1)).is_empty());
+    assert!(guesses(&single, &BTreeMap::new(), &app(1, 1, 1)).contains(&Guess::Policy));
+}
