@@ -54,7 +54,7 @@ pub struct Controller {
     /// Requires `list` of `pods` in that namespace.
     #[schemars(with = "Option<String>", regex(pattern = "^[a-z0-9-]+/.+=.*$"))]
     pub scheduler: Option<SchedulerPods>,
-    /// Evict the pods of `controller.scheduler` when there are such objects.
+    /// Evict pods of `controller.scheduler` that started before an object was created.
     ///
     /// They are compared once a minute, and their PodDisruptionBudget is respected: with two replicas and one
     /// allowed disruption the scheduler knows the object of a new Node after at most two minutes. Requires

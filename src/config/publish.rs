@@ -159,8 +159,8 @@ pub struct Publish {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Fingerprint {
-    /// Which pods the fingerprint covers: `scheduler` (those that the plugin counts), `kubelet` (those in its
-    /// List) or `none` (no fingerprint). Default: `scheduler` with `consumer: schedulerPlugins`, else `none`
+    /// Whose pods the fingerprint covers: those that the `scheduler` plugin counts, those that the `kubelet`
+    /// lists, or `none` (no fingerprint). Default: `scheduler` with `consumer: schedulerPlugins`, else `none`
     ///
     /// `scheduler`: it matches only while the zones account for every pod bound to the node; otherwise it is
     /// withheld, by a value that matches no set of pods. It needs the API server as `pods.source`, and is
@@ -171,7 +171,7 @@ pub struct Fingerprint {
     ///
     /// `none`: the plugin's overreserving cache never refreshes.
     pub view: Option<FingerprintView>,
-    /// Which of these pods count: `all` or `with-exclusive-resources`.
+    /// Which pods the fingerprint counts: `all` or `with-exclusive-resources`.
     ///
     /// The plugin reads it from the object.
     ///
