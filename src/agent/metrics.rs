@@ -102,9 +102,8 @@ impl Metrics {
                     [label(
                         "outcome",
                         "`success`; `failed`: kubelet or hardware could not be read; `pod_admission`: a pod \
-                         was being admitted; not known yet: `object_unknown` (the object in the API server), \
-                         `config_unknown` (the kubelet's configuration), `kubelet_not_ready` (the kubelet's \
-                         complete state)",
+                         was being admitted; `object_unknown`, `config_unknown`, `kubelet_not_ready`: the \
+                         object, the kubelet's configuration or its state was not known yet",
                     )],
                 )
                 .at_zero(Outcome::LABELS.map(|outcome| [outcome])),
@@ -124,9 +123,8 @@ impl Metrics {
                     "trigger",
                     "`cpus`, `memory`: the kubelet's checkpoints; `devices`: the device plugins' directory; \
                      `everything`: a new kubelet, other hardware, or possibly missed changes; `notified`: \
-                     the notify file; `pods`: a pod ended; `bound`: a pod was bound; `configuration`: other \
-                     rules, or the kubelet's configuration became known; `live_object`: the object became \
-                     known; `poll`",
+                     the notify file; `pods`: a pod ended; `bound`: a pod was bound; `configuration`, \
+                     `live_object`: configuration or object became known; `poll`",
                 )],
             ),
             kubelet: RequestMetrics::register(registry, COMPONENT),
@@ -159,13 +157,11 @@ impl Metrics {
             ),
             withheld: registry.gauge(
                 "numacast_fingerprint_withheld",
-                "1 while the fingerprint of the agent's newest state is withheld, so that it matches no set \
-                 of pods",
+                "1 while the fingerprint of the agent's newest state is withheld",
             ),
             unaccounted: registry.gauge(
                 "numacast_unaccounted_pods",
-                "Pods bound to the node that are not in the zones yet; with `fingerprint.view: scheduler` \
-                 the fingerprint is withheld after `fingerprint.withholdAfter`",
+                "Pods bound to the node that are not in the zones yet",
             ),
             reserved: registry.gauges(
                 "numacast_reserved_resources",
@@ -184,15 +180,15 @@ impl Metrics {
                     [label(
                         "reason",
                         "`first`; `change`: of the node; `refresh`; `repair`: another client deleted or \
-                         changed the object; `takeover`: first write over another publisher's content, or \
-                         over what was there at the start",
+                         changed the object; `takeover`: from another publisher, or of what was there at the \
+                         start",
                     )],
                 )
                 .at_zero(WriteReason::LABELS.map(|reason| [reason])),
             publish_errors: registry.counters(
                 "numacast_publish_errors_total",
-                "Failed reads and writes of the object, and reads of the Node for a write; without writes \
-                 that are repeated at once, remove what others left, or only withhold the fingerprint",
+                "Failed reads and writes of the object, and reads of the Node for a write, unless the write \
+                 is repeated at once, removes what others left, or only withholds the fingerprint",
                 [label(
                     "kind",
                     "such as `unreachable`, `deadline`, `forbidden`, `no_crd`, `conflict` (HTTP 409) or `invalid` \

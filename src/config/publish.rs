@@ -37,7 +37,7 @@ pub struct Scan {
     /// Changes of the kubelet's checkpoints, device plugins and pods are detected at once; polls find the
     /// rest. A shorter interval costs more calls to the kubelet.
     pub poll: Period,
-    /// A file whose creation, write or touch triggers a scan. Default: none
+    /// A file whose creation, write or touch triggers a scan.
     ///
     /// Its directory is watched, so the file need not exist. It is never read.
     pub notify_file: Option<PathBuf>,
@@ -197,7 +197,7 @@ pub struct Fingerprint {
     /// each admission, which costs one more write per pod. Longer: the plugin may use zones without the pod
     /// for that long. After a minute in which the kubelet responds, the pod is ignored, with an Event.
     pub withhold_after: Period,
-    /// A file for the fingerprint and its pods, as JSON. Default: none
+    /// A file for the fingerprint and its pods, as JSON.
     ///
     /// The format is that of resource-topology-exporter.
     pub status_file: Option<PathBuf>,

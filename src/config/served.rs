@@ -29,7 +29,7 @@ pub struct Proxy {
     /// at each restart. It must be on the host, and not a directory of the kubelet. If it changes, the old
     /// socket stays without a server.
     pub dir: Option<PathBuf>,
-    /// The group (its number) whose members may connect, besides root. Default: none
+    /// The group (its number) whose members may connect, besides root.
     ///
     /// The socket's mode is 0660 with it, and 0755 without, as the kubelet's.
     ///
@@ -80,7 +80,7 @@ pub struct PodsApi {
     /// Clients mount the directory, never the socket file, which is replaced at each restart. It may not be a
     /// directory of the kubelet. If it changes, the old socket stays without a server.
     pub dir: Option<PathBuf>,
-    /// The group (its number) whose members may connect, besides root. Default: none
+    /// The group (its number) whose members may connect, besides root.
     ///
     /// The socket's mode is 0660 with it, and 0755 without.
     ///

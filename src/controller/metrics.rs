@@ -60,8 +60,8 @@ impl Metrics {
             deleted: registry.counter("numacast_garbage_deleted_total", "Deleted objects of deleted Nodes"),
             held_back: registry.gauge(
                 "numacast_garbage_held_back",
-                "1 while nothing is deleted because the list of Nodes is unreliable, or more objects have no \
-                 Node than `controller.garbage.maxPercent` allows",
+                "1 while nothing is deleted because the list of Nodes is unreliable, or too many objects \
+                 have no Node",
             ),
             nudges: registry.counter(
                 "numacast_nudges_total",
@@ -92,8 +92,7 @@ impl Metrics {
                     // A resource name: a DNS name, a slash and 63 characters. A cluster has a few dozen.
                     label(
                         "resource",
-                        "such as `cpu`; beyond 128, devices are `other`; of an object, at most 64 besides \
-                         CPU, memory and huge pages",
+                        "such as `cpu`; `other` beyond 128",
                     )
                         .at_most(128, 317),
                     label("type", "`capacity`, `allocatable` or `available`"),
@@ -110,8 +109,8 @@ impl Metrics {
             ),
             daemon_set: registry.optional_gauge(
                 "numacast_fleet_daemonset",
-                "1 if the agents' DaemonSets exist; 0 if one does not, is being deleted, or has an unusable \
-                 selector, so that agents are not checked; missing without `controller.daemonSets`",
+                "1 if the agents' DaemonSets exist and have usable selectors, else 0, and agents are not \
+                 checked; missing without `controller.daemonSets`",
             ),
             covered: registry.optional_gauge(
                 "numacast_fleet_covered_nodes",
@@ -131,8 +130,8 @@ impl Metrics {
             ),
             newer: registry.optional_gauge(
                 "numacast_fleet_objects_newer_than_scheduler",
-                "Objects created after the scheduler started, which its plugin ignores until a restart; \
-                 missing without `controller.scheduler`, and while none of its pods runs",
+                "Objects created after the scheduler started, which its plugin ignores; missing without \
+                 `controller.scheduler`, and while none of its pods runs",
             ),
         }
     }

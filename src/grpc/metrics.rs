@@ -33,8 +33,7 @@ impl ServerMetrics {
                         "closed: `silent` (sent nothing), `protocol` (violated it), `stalled` (did not read \
                          a response), `connections` (too many, of the client or in total); rejected or \
                          slowed down: `flood` (too many frames per second), `calls` (too many), `failures` \
-                         (hundreds per second), `rate_limit` (more than 100 List and Get calls of the Pods \
-                         API per second)",
+                         (hundreds per second), `rate_limit` (List and Get of the Pods API)",
                     ),
                 ],
             ),

@@ -85,15 +85,13 @@ impl Metrics {
             ),
             annotation_errors: registry.gauges(
                 "numacast_proxy_annotation_errors",
-                "Pods with errors in their annotations, of which, except for `allocated_twice`, some devices \
-                 are not merged",
+                "Pods with errors in their annotations; except for `allocated_twice`, some devices are not \
+                 merged",
                 [label(
                     "kind",
-                    "`too_long`: more than 64 KiB, or among the longest of a pod with more in total, or of a \
-                     node with more than 8 MiB; `malformed`; `no_id`: neither an id nor a minor number in \
-                     Koordinator's Device; `bad_id`: an invalid id; `unknown_id`: not in the Device; \
-                     `too_many`: more ids than are merged; `no_container`: the pod has none for the device; \
-                     `allocated_twice`: another pod has all of the same device",
+                    "`too_long`, `malformed`, `bad_id`, `too_many`; `no_id`: neither an id nor a minor \
+                     number in Koordinator's Device; `unknown_id`: not in the Device; `no_container`: the \
+                     pod has none for the device; `allocated_twice`: another pod has all of the same device",
                 )],
             ),
             unknown_pods: registry.gauge(
@@ -104,7 +102,7 @@ impl Metrics {
             annotations_unavailable: registry.gauge(
                 "numacast_proxy_annotations_unavailable",
                 "1 while pods or the node's devices are not known, or no pod source has worked for ten \
-                 minutes: devices are missing or, with `proxy.failClosed`, requests are rejected",
+                 minutes",
             ),
             device_errors: registry.counters(
                 "numacast_proxy_device_errors_total",
