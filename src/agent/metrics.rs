@@ -109,7 +109,7 @@ impl Metrics {
                 .at_zero(Outcome::LABELS.map(|outcome| [outcome])),
             scan_seconds: registry.histogram(
                 "numacast_scan_duration_seconds",
-                "Duration of scans, also failed ones",
+                "Duration of scans",
             ),
             last_scan: registry.gauge(
                 "numacast_last_scan_timestamp_seconds",
@@ -118,7 +118,7 @@ impl Metrics {
             ),
             triggers: registry.counters(
                 "numacast_scan_triggers_total",
-                "Triggers of scans; a burst of one counts once",
+                "Triggers of scans; a burst counts once",
                 [label(
                     "trigger",
                     "`cpus`, `memory`: the kubelet's checkpoints; `devices`: the device plugins' directory; \
@@ -131,11 +131,11 @@ impl Metrics {
             pod_source: PodSourceMetrics::register(registry, COMPONENT),
             findings: registry.gauges(
                 "numacast_findings",
-                "Inconsistencies in the last scan; the same one on several NUMA nodes counts once",
+                "Inconsistencies in the last scan",
                 [label(
                     "kind",
                     "`unpublished_node`, `unknown_cpus`, `impossible_memory`, `overused_memory`, \
-                     `device_on_unknown_node`; `unreadable`: hardware, kubelet configuration or checkpoints",
+                     `device_on_unknown_node` or `unreadable`",
                 )],
             ),
             zones: registry.gauges(
@@ -150,7 +150,7 @@ impl Metrics {
             ),
             dra_devices: registry.gauges(
                 "numacast_dra_allocated_devices",
-                "Devices allocated by resource claims (DRA), which are in no zone",
+                "Devices of resource claims (DRA), which are in no zone",
                 // The API server's limit for a driver name. A node has a few.
                 [label("driver", "`unknown` before kubelet 1.31; `other` beyond 32")
                     .at_most(32, 63)],
@@ -171,7 +171,7 @@ impl Metrics {
             ),
             admission_timeouts: registry.counter(
                 "numacast_pod_admission_timeouts_total",
-                "Pods that the kubelet neither admitted nor rejected within a minute",
+                "Pods neither admitted nor rejected within a minute",
             ),
             publishes: registry
                 .counters(

@@ -24,7 +24,7 @@ impl ServerMetrics {
             ),
             limits_exceeded: registry.counters(
                 "numacast_grpc_limits_exceeded_total",
-                "Connections closed, and requests rejected or slowed down, for a limit or a violation of the \
+                "Connections closed, and requests rejected or slowed down, because of a limit or the \
                  protocol",
                 [
                     COMPONENT,
@@ -32,8 +32,8 @@ impl ServerMetrics {
                         "reason",
                         "closed: `silent` (sent nothing), `protocol` (violated it), `stalled` (did not read \
                          a response), `connections` (too many, of the client or in total); rejected or \
-                         slowed down: `flood` (too many frames per second), `calls` (too many), `failures` \
-                         (hundreds per second), `rate_limit` (List and Get of the Pods API)",
+                         slowed down: `flood` (too many frames), `calls` (too many), `failures` (hundreds \
+                         per second), `rate_limit` (List and Get of the Pods API)",
                     ),
                 ],
             ),

@@ -38,7 +38,7 @@ impl RequestMetrics {
                 .at_zero(outcomes.map(|outcome| [component, "List", outcome])),
             seconds: registry.histograms(
                 "numacast_kubelet_request_duration_seconds",
-                "Duration of requests to the kubelet's podresources API, also failed ones",
+                "Duration of requests to the kubelet's podresources API",
                 [COMPONENT, METHOD],
             ),
         }

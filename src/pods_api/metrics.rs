@@ -45,8 +45,8 @@ impl Metrics {
             ),
             requests: registry.counters(
                 "numacast_pod_requests_total",
-                "Calls and ended watches of the Pods API, as the kubelet's `kubelet_pod_requests_total`, \
-                 without List and Get calls that end with `ResourceExhausted`",
+                "Calls and ended watches of the Pods API, as the kubelet's `kubelet_pod_requests_total`, but \
+                 not those with `ResourceExhausted`, except watches",
                 [
                     label("method", "`list`, `get` or `watch`"),
                     VERSION,

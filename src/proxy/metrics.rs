@@ -56,8 +56,8 @@ impl Metrics {
                     // The kernel keeps 15 characters. A node has a few clients.
                     label(
                         "client",
-                        "the name of the client's process; `uid <number>` if not visible, as from a pod; \
-                         `other` beyond 32",
+                        "the client's process; `uid <number>` if not visible, as from a pod; `other` beyond \
+                         32",
                     )
                     .at_most(32, 15),
                 ],
@@ -96,8 +96,7 @@ impl Metrics {
             ),
             unknown_pods: registry.gauge(
                 "numacast_proxy_unknown_pods",
-                "Pods in the last List response whose annotations are missing, because the pod source does \
-                 not know them",
+                "Pods in the last List response that the pod source does not know",
             ),
             annotations_unavailable: registry.gauge(
                 "numacast_proxy_annotations_unavailable",
