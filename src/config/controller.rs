@@ -32,8 +32,10 @@ pub struct Controller {
     /// The leader renews it every two seconds; after 15 s without, another replica leads. The others serve
     /// health and metrics and write nothing.
     pub lease: String,
-    /// Whether to update an object now and then while pods are pending, so that the scheduler retries them:
-    /// `auto`, `off`, or the plugin's `cacheResyncPeriodSeconds`, such as `5s`.
+    /// Make the scheduler retry rejected pods: `auto`, `off`, or the plugin's `cacheResyncPeriodSeconds`,
+    /// such as `5s`.
+    ///
+    /// While pods are pending because the scheduler plugin rejected nodes, an object is updated now and then.
     ///
     /// The plugin refreshes its cache at each resync, which retries no pod; an update of any object retries
     /// all pods that it rejected. Otherwise they wait for up to five minutes. Only the annotation

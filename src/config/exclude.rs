@@ -42,7 +42,7 @@ pub struct Exclude {
     /// matches while one of them runs.
     #[schemars(with = "Vec<RawPattern>")]
     pub pods: Vec<PodPattern>,
-    /// Count only pods of this namespace. Default: every pod counts
+    /// Count only pods of this namespace. Default: all
     ///
     /// It is the watch-namespace of NFD and RTE, and shows what one namespace uses. Do not set it where a
     /// scheduler reads the object. `*` means every namespace.

@@ -185,8 +185,9 @@ pub struct Fingerprint {
     /// The plugin's default is `Dedicated`. A wrong one stops the plugin from placing pods: `dedicated` counts
     /// pods that have ended for as long as they exist, `shared` does not.
     pub informer_mode: Informer,
-    /// The release of scheduler-plugins: `v0.34` (tags up to v0.34.7, and v0.35.4-devel) or `v0.35` (v0.35.7
-    /// and later).
+    /// The release of scheduler-plugins: `v0.34` or `v0.35`. See docs/scheduler.md.
+    ///
+    /// `v0.34` is for tags up to v0.34.7, and v0.35.4-devel; `v0.35` for v0.35.7 and later.
     ///
     /// Its rule for exclusive resources applies.
     pub plugin_release: PluginRelease,

@@ -24,8 +24,8 @@ impl ServerMetrics {
             ),
             limits_exceeded: registry.counters(
                 "numacast_grpc_limits_exceeded_total",
-                "Connections closed, and requests rejected or slowed down, because of a limit or the \
-                 protocol",
+                "Connections closed, and requests rejected or slowed down, for exceeding a limit or \
+                 violating the protocol",
                 [
                     COMPONENT,
                     label(

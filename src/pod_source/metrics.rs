@@ -3,11 +3,7 @@
 use crate::telemetry::registry::{Counter, Family, Gauge, Label, Registry, label};
 
 const COMPONENT: Label = label("component", "`agent`, `proxy` (without agent) or `pods_api`");
-const SOURCE: Label = label(
-    "source",
-    "`api_server`, `pods_api` or `kubelet` (its `/pods`); of agent and proxy, only the one \
-                     in use",
-);
+const SOURCE: Label = label("source", "`api_server`, `pods_api` or `kubelet` (its `/pods`)");
 
 /// State and errors of the pod sources of one component.
 #[derive(Clone, Debug)]

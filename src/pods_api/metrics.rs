@@ -45,12 +45,12 @@ impl Metrics {
             ),
             requests: registry.counters(
                 "numacast_pod_requests_total",
-                "Calls and ended watches of the Pods API, as the kubelet's `kubelet_pod_requests_total`, but \
-                 not those with `ResourceExhausted`, except watches",
+                "Calls and ended watches of the Pods API, as the kubelet's `kubelet_pod_requests_total`; \
+                 without calls that end with `ResourceExhausted`",
                 [
                     label("method", "`list`, `get` or `watch`"),
                     VERSION,
-                    label("status_code", "gRPC status code, such as `OK` or `NotFound`"),
+                    label("status_code", "gRPC status code"),
                 ],
             ),
             dropped_events: registry.counter(

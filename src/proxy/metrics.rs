@@ -52,7 +52,7 @@ impl Metrics {
                 [
                     METHOD,
                     label("version", "`v1`, `v1alpha1` or `other`"),
-                    label("code", "gRPC status code, such as `OK` or `Unavailable`"),
+                    label("code", "gRPC status code"),
                     // The kernel keeps 15 characters. A node has a few clients.
                     label(
                         "client",
