@@ -53,10 +53,13 @@ pub struct Config {
     /// A kubeconfig file; `$KUBECONFIG`, `~/.kube/config` or the pod's service account if not set.
     #[serde(skip)]
     pub kubeconfig: Option<PathBuf>,
-    /// Who reads the objects: `schedulerPlugins` (the plugin NodeResourceTopologyMatch with its overreserving
-    /// cache: `cacheResyncPeriodSeconds` above 0), `schedulerPluginsDirect` (the same plugin without that
-    /// cache: `discardReservedNodes: true`, or `cacheResyncPeriodSeconds: 0`), `kai` (KAI-Scheduler) or
-    /// `none` (no scheduler). It determines the defaults of `fingerprint.view` and `publish.reserve`.
+    /// Who reads the objects: `schedulerPlugins`, `schedulerPluginsDirect` (without the plugin's
+    /// overreserving cache), `kai` (KAI-Scheduler) or `none`. See docs/scheduler.md.
+    ///
+    /// `schedulerPlugins` is the plugin NodeResourceTopologyMatch with its overreserving cache
+    /// (`cacheResyncPeriodSeconds` above 0), `schedulerPluginsDirect` the same plugin without that cache
+    /// (`discardReservedNodes: true`, or `cacheResyncPeriodSeconds: 0`). The consumer determines the defaults
+    /// of `fingerprint.view` and `publish.reserve`.
     ///
     /// `schedulerPlugins`: the plugin subtracts what it places from every zone of its cache, and reads the
     /// object again at a resync if the fingerprint matches. The object has the fingerprint in the scheduler's

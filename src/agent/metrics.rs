@@ -101,49 +101,46 @@ impl Metrics {
                     "Scans of the node",
                     [label(
                         "outcome",
-                        "`success`; `object_unknown`: the current object in the API server was not known yet; \
-                         `config_unknown`: the kubelet's configuration was not known yet; `pod_admission`: a pod was \
-                         being admitted; `kubelet_not_ready`: the kubelet's state was not complete yet; `failed`: the \
-                         kubelet or the hardware could not be read",
+                        "`success`; `failed`: kubelet or hardware could not be read; `pod_admission`: a pod \
+                         was being admitted; `object_unknown`, `config_unknown`, `kubelet_not_ready`: the \
+                         object, the kubelet's configuration or its state was not known yet",
                     )],
                 )
                 .at_zero(Outcome::LABELS.map(|outcome| [outcome])),
             scan_seconds: registry.histogram(
                 "numacast_scan_duration_seconds",
-                "Duration of a scan, including failed ones",
+                "Duration of scans",
             ),
             last_scan: registry.gauge(
                 "numacast_last_scan_timestamp_seconds",
-                "Time of the last scan with the outcome `success`, `object_unknown` or `config_unknown`, as Unix time; \
-                 0 before",
+                "Unix time of the last scan with the outcome `success`, `object_unknown` or \
+                 `config_unknown`; 0 before",
             ),
             triggers: registry.counters(
                 "numacast_scan_triggers_total",
-                "Triggers of scans; a burst of the same trigger counts once",
+                "Triggers of scans; a burst counts once",
                 [label(
                     "trigger",
-                    "`cpus`, `memory`: a checkpoint of the kubelet; `devices`: the device plugins' directory; \
-                     `everything`: a new kubelet, other hardware, or changes that may have been missed; `notified`: \
-                     the notify file; `pods`: a pod ended; `bound`: a pod was bound; `configuration`: other rules, or \
-                     the kubelet's configuration became known; `live_object`: the object in the API server became \
-                     known; `poll`",
+                    "`cpus`, `memory`: the kubelet's checkpoints; `devices`: the device plugins' directory; \
+                     `everything`: a new kubelet, other hardware, or possibly missed changes; `notified`: \
+                     the notify file; `pods`: a pod ended; `bound`: a pod was bound; `configuration`, \
+                     `live_object`: configuration or object became known; `poll`",
                 )],
             ),
             kubelet: RequestMetrics::register(registry, COMPONENT),
             pod_source: PodSourceMetrics::register(registry, COMPONENT),
             findings: registry.gauges(
                 "numacast_findings",
-                "Inconsistencies in the last scan, see the log; the same one on several NUMA nodes counts once",
+                "Inconsistencies in the last scan",
                 [label(
                     "kind",
                     "`unpublished_node`, `unknown_cpus`, `impossible_memory`, `overused_memory`, \
-                     `device_on_unknown_node`; `unreadable`: hardware, kubelet configuration \
-                     or checkpoints that cannot be read",
+                     `device_on_unknown_node` or `unreadable`",
                 )],
             ),
             zones: registry.gauges(
                 "numacast_zone_resources",
-                "CPUs, bytes or devices of a zone in the last topology",
+                "CPUs, bytes or devices of a zone",
                 [
                     label("zone", "such as `node-0`"),
                     // A resource name: a DNS name, a slash and 63 characters. A node has about ten.
@@ -153,48 +150,45 @@ impl Metrics {
             ),
             dra_devices: registry.gauges(
                 "numacast_dra_allocated_devices",
-                "Devices allocated to containers by resource claims (DRA), which are therefore in no zone",
+                "Devices of resource claims (DRA), which are in no zone",
                 // The API server's limit for a driver name. A node has a few.
-                [label("driver", "`unknown` before kubelet 1.31, which lists claims only; `other` beyond 32")
+                [label("driver", "`unknown` before kubelet 1.31; `other` beyond 32")
                     .at_most(32, 63)],
             ),
             withheld: registry.gauge(
                 "numacast_fingerprint_withheld",
-                "1 while the fingerprint in the agent's newest state is withheld: its value matches no set of pods; the object \
-                 may differ until it is written, and after the agent has stopped",
+                "1 while the fingerprint of the agent's newest state is withheld",
             ),
             unaccounted: registry.gauge(
                 "numacast_unaccounted_pods",
-                "Pods bound to the node that are not in the zones yet; with `fingerprint.view: scheduler` the fingerprint is \
-                 withheld if that lasts longer than `fingerprint.withholdAfter`",
+                "Pods bound to the node that are not in the zones yet",
             ),
             reserved: registry.gauges(
                 "numacast_reserved_resources",
-                "CPUs, bytes or devices reserved in the zones for pods that the kubelet does not list yet, and for \
-                 init containers",
-                [label("resource", "such as `cpu`").at_most(128, 317)],
+                "CPUs, bytes or devices reserved for pods that the kubelet does not list yet, and for init \
+                 containers",
+                [label("resource", "").at_most(128, 317)],
             ),
             admission_timeouts: registry.counter(
                 "numacast_pod_admission_timeouts_total",
-                "Pods that the kubelet neither admitted nor rejected in time; they are no longer waited for",
+                "Pods neither admitted nor rejected within a minute",
             ),
             publishes: registry
                 .counters(
                     "numacast_publishes_total",
-                    "Writes of the object that the API server accepted",
+                    "Accepted writes of the object",
                     [label(
                         "reason",
-                        "`first`; `change`: of the node; `refresh`; `repair`: another client deleted or changed the \
-                         object; `takeover`: content of another publisher is overwritten for the first time, or \
-                         content found at the start",
+                        "`first`; `change`: of the node; `refresh`; `repair`: another client deleted or \
+                         changed the object; `takeover`: from another publisher, or of what was there at the \
+                         start",
                     )],
                 )
                 .at_zero(WriteReason::LABELS.map(|reason| [reason])),
             publish_errors: registry.counters(
                 "numacast_publish_errors_total",
-                "Failed reads and writes of the object, and reads of the Node for a write. Not counted: a failure \
-                 after which the write is repeated at once, such as a first conflict; removing what others left; \
-                 writes that only withhold the fingerprint",
+                "Failed reads and writes of the object, and reads of the Node for a write, unless the write \
+                 is repeated at once, removes what others left, or only withholds the fingerprint",
                 [label(
                     "kind",
                     "such as `unreachable`, `deadline`, `forbidden`, `no_crd`, `conflict` (HTTP 409) or `invalid` \
@@ -203,11 +197,11 @@ impl Metrics {
             ),
             publish_seconds: registry.histogram(
                 "numacast_publish_duration_seconds",
-                "Duration of a write that the API server accepted",
+                "Duration of accepted writes",
             ),
             last_publish: registry.gauge(
                 "numacast_last_publish_timestamp_seconds",
-                "When the API server was last known to have the newest state, as Unix time; 0 before",
+                "Unix time when the API server was last known to have the newest state; 0 before",
             ),
             foreign_writes: registry
                 .counters(
@@ -218,8 +212,8 @@ impl Metrics {
                 .at_zero([["user"], ["publisher"]]),
             events: registry.counters(
                 "numacast_events_total",
-                "Kubernetes Events that were posted",
-                [label("reason", "of the Event")],
+                "Posted Kubernetes Events",
+                [label("reason", "")],
             ),
         };
         metrics.set_findings(&BTreeSet::new(), 0);

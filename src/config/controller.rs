@@ -18,7 +18,7 @@ pub struct Controller {
     /// Delete and nudge nothing; log what would be deleted.
     #[serde(skip)]
     pub dry_run: bool,
-    /// The DaemonSets of the agents, in the controller's namespace. If empty, agents are not checked.
+    /// The agents' DaemonSets, in the controller's namespace. If empty, agents are not checked.
     ///
     /// Their node selectors, affinities and tolerations determine which Nodes should have an agent. A Node is
     /// reported if the agent's pod has been missing or not Ready for five minutes. Agents are the pods with the
@@ -26,15 +26,16 @@ pub struct Controller {
     /// `pods` in their namespace.
     #[schemars(inner(length(min = 1)))]
     pub daemon_sets: Vec<String>,
-    /// The Lease for leader election, in the controller's namespace. If empty, every replica leads, so run
-    /// only one.
+    /// The Lease for leader election, in the controller's namespace. If empty, every replica leads: run only
+    /// one.
     ///
     /// The leader renews it every two seconds; after 15 s without, another replica leads. The others serve
     /// health and metrics and write nothing.
     pub lease: String,
-    /// While pods are pending because the scheduler plugin rejected nodes, update an object now and then, so
-    /// that the scheduler retries them: `auto`, `off`, or the plugin's `cacheResyncPeriodSeconds`, such as
-    /// `5s`.
+    /// Make the scheduler retry rejected pods: `auto`, `off`, or the plugin's `cacheResyncPeriodSeconds`,
+    /// such as `5s`.
+    ///
+    /// While pods are pending because the scheduler plugin rejected nodes, an object is updated now and then.
     ///
     /// The plugin refreshes its cache at each resync, which retries no pod; an update of any object retries
     /// all pods that it rejected. Otherwise they wait for up to five minutes. Only the annotation
@@ -45,9 +46,8 @@ pub struct Controller {
     /// often than once a second. If a period is set, the last delay is slightly longer than it, so that a
     /// nudge follows the resync. With `off`, pods without a node are not watched.
     pub nudge: Nudge,
-    /// The pods of the scheduler with the plugin, as `NAMESPACE/KEY=VALUE`, such as
-    /// `kube-system/component=kube-scheduler`. Objects created after they started, which the plugin ignores,
-    /// are reported. Default: no check
+    /// The scheduler's pods, as `NAMESPACE/KEY=VALUE`, such as `kube-system/component=kube-scheduler`, to
+    /// report objects that their plugin ignores. Default: no check
     ///
     /// With the overreserving cache, the plugin reads the objects that exist when it starts and none that is
     /// created later (scheduler-plugins issue 967). The controller compares creation times with the start of
@@ -56,8 +56,7 @@ pub struct Controller {
     /// Requires `list` of `pods` in that namespace.
     #[schemars(with = "Option<String>", regex(pattern = "^[a-z0-9-]+/.+=.*$"))]
     pub scheduler: Option<SchedulerPods>,
-    /// Evict the pods of `controller.scheduler` that started before an object was created, so that the
-    /// scheduler reads it.
+    /// Evict pods of `controller.scheduler` that started before an object was created.
     ///
     /// They are compared once a minute, and their PodDisruptionBudget is respected: with two replicas and one
     /// allowed disruption the scheduler knows the object of a new Node after at most two minutes. Requires
@@ -71,15 +70,14 @@ pub struct Controller {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Garbage {
-    /// How often the metadata of all objects are read, to find those of Nodes that were deleted while no
-    /// controller ran.
+    /// How often all objects are read, to find those of Nodes deleted while no controller ran.
     ///
     /// A Node must have been gone for a minute (or the interval, if shorter) before its object is deleted.
     /// That minute (or shorter interval) is also the interval of the fleet metrics; a Node without a Ready
     /// agent is reported after five times as long.
     pub interval: Period,
-    /// Percentage of the objects that may be deleted per interval; if more have no Node, none is deleted. Ten
-    /// are always allowed. 100: no limit
+    /// Percentage of the objects that may be deleted per interval, but always ten; if more have no Node, none
+    /// is deleted. 100: no limit
     ///
     /// It protects from a wrong list of Nodes, such as of an API server restored from a backup. Meanwhile
     /// `numacast_garbage_held_back` is 1, and log and Event (`GarbageHeldBack`) report it. If many Nodes

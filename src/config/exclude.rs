@@ -16,7 +16,7 @@ pub const EVERY_NODE: &str = "*";
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Exclude {
-    /// Resources that no zone lists, by node name, or `"*"` for every node in addition to its own list.
+    /// Resources that no zone lists, by node name, and `"*"` for every node.
     ///
     /// For example `{"*": [hugepages-1Gi], worker-1: [example.com/nic]}`, as NFD's `excludeList` and RTE's
     /// `resourceExclude`. A layer that sets the key replaces the whole map. The fingerprint does not change.
@@ -27,8 +27,9 @@ pub struct Exclude {
     /// (`TopologyAffinityError`).
     #[serde(deserialize_with = "resources")]
     pub resources: BTreeMap<String, BTreeSet<String>>,
-    /// Pods whose resources count as free: entries of `namespace` and `name`, both patterns. A pod must match
-    /// both; one that is omitted matches every name.
+    /// Pods whose resources count as free: a list of patterns of `namespace`, `name` or both.
+    ///
+    /// A pod must match both; one that is omitted matches every name.
     ///
     /// For example `[{namespace: "infra-*"}, {namespace: default, name: "debug-[0-9]"}]`. Patterns are those
     /// of RTE's `podExclude`: `*` is any number of characters, `?` one character, `[a-z]` one of these,
@@ -41,7 +42,7 @@ pub struct Exclude {
     /// matches while one of them runs.
     #[schemars(with = "Vec<RawPattern>")]
     pub pods: Vec<PodPattern>,
-    /// Count only pods of this namespace, as if `exclude.pods` named all others. Default: every pod counts
+    /// Count only pods of this namespace. Default: all
     ///
     /// It is the watch-namespace of NFD and RTE, and shows what one namespace uses. Do not set it where a
     /// scheduler reads the object. `*` means every namespace.

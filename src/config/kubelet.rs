@@ -11,7 +11,7 @@ use crate::kubelet::{Address, CertificateFingerprint, Overrides};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Host {
-    /// Where the host's root is mounted. Other paths are below it unless they are set.
+    /// Where the host's root is mounted; other paths are below it by default.
     pub root: PathBuf,
     /// The host's `/sys`. Default: `<host.root>/sys`
     pub sys: Option<PathBuf>,
@@ -25,19 +25,22 @@ pub struct Host {
 pub struct Kubelet {
     /// The kubelet's `--root-dir`. Default: `<host.root>/var/lib/kubelet`
     pub dir: Option<PathBuf>,
-    /// The directory where device plugins register. Kubelets with another `--root-dir` keep it in
-    /// `/var/lib/kubelet`. Default: `<kubelet.dir>/device-plugins`
+    /// The directory where device plugins register. Default: `<kubelet.dir>/device-plugins`
+    ///
+    /// Kubelets with another `--root-dir` keep it in `/var/lib/kubelet`.
     pub device_plugins_dir: Option<PathBuf>,
     /// The podresources socket. Default: `<kubelet.dir>/pod-resources/kubelet.sock`
     pub socket: Option<PathBuf>,
-    /// The deadline of one call to the kubelet. For the podresources proxy, and the scans of an agent that
-    /// serves it, it is 4 s at most, since clients wait for 5 to 10 s.
+    /// The deadline of a call to the kubelet; with the proxy 4 s at most.
+    ///
+    /// That holds for the proxy and the scans of an agent that serves it, since clients wait for 5 to 10 s.
     pub timeout: Period,
-    /// The kubelet's HTTPS address: an IP address or host name, with an optional port. In a pod:
-    /// `NODE_ADDRESS`, from `status.hostIP`. Default: address and port of the Node
+    /// The kubelet's HTTPS address, with an optional port. Default: address and port of the Node
+    ///
+    /// It is an IP address or a host name. In a pod: `NODE_ADDRESS`, from `status.hostIP`.
     #[schemars(with = "Option<String>", length(min = 1))]
     pub address: Option<Address>,
-    /// The CA of the kubelet's serving certificate (PEM). Default: the CA of the API server's certificate
+    /// The CA of the kubelet's serving certificate (PEM). Default: that of the API server's certificate
     ///
     /// The certificate is always verified, because the agent sends its token. Kubelets with certificates of
     /// the cluster's CA (`serverTLSBootstrap`) need nothing here. A self-signed certificate,
@@ -54,9 +57,10 @@ pub struct Kubelet {
     /// on a node; the list may have those of many nodes. Digits may be in pairs with colons, after `sha256:`.
     #[schemars(schema_with = "fingerprints_schema")]
     pub certificate_fingerprints: Vec<CertificateFingerprint>,
-    /// Where the kubelet's configuration is read: `file` (its files and command line), `configz` (its HTTPS
-    /// port, which requires the permission to get `nodes/configz`), `auto` (`file`; if the files cannot be
-    /// read, `configz`) or `none`.
+    /// Where the kubelet's configuration is read: `file` (files and command line), `configz` (HTTPS port),
+    /// `auto` (`file`, else `configz`) or `none`.
+    ///
+    /// `configz` requires the permission to get `nodes/configz`.
     ///
     /// Policies and reservations are taken from it. It is read once per start of the kubelet, as the kubelet
     /// itself does, and used until it can be read again. Unknown keys and feature gates are ignored.
@@ -72,9 +76,9 @@ pub struct Kubelet {
     pub config_source: ConfigSource,
     /// The kubelet's configuration file. Default: as on its command line, else `<kubelet.dir>/config.yaml`
     pub config_file: Option<PathBuf>,
-    /// The directory with drop-ins for `kubelet.configFile`. Default: as on its command line, else none
+    /// The drop-ins for `kubelet.configFile`. Default: as on its command line, else none
     pub config_dir: Option<PathBuf>,
-    /// Fields of a KubeletConfiguration that override what was read: `topologyManagerPolicy` together with
+    /// Fields that override the kubelet's configuration: `topologyManagerPolicy` together with
     /// `topologyManagerScope`, `topologyManagerPolicyOptions`, `cpuManagerPolicy` and `memoryManagerPolicy`.
     ///
     /// For example `{topologyManagerPolicy: restricted, topologyManagerScope: pod}`. A policy that is not the

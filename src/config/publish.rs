@@ -30,14 +30,14 @@ pub enum Consumer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Scan {
-    /// How often the node is read if nothing happens, with a jitter of 10 %, and the kubelet's `/pods` if it
-    /// is a pod source; the latter less often if that takes more than a thousandth of a core.
+    /// How often the node is read if nothing happens, and the kubelet's `/pods` if it is a pod source.
+    ///
+    /// The jitter is 10 %. `/pods` is read less often if that takes more than a thousandth of a core.
     ///
     /// Changes of the kubelet's checkpoints, device plugins and pods are detected at once; polls find the
     /// rest. A shorter interval costs more calls to the kubelet.
     pub poll: Period,
-    /// A file whose creation, write or touch triggers a scan, such as by a hook of the container runtime.
-    /// Default: none
+    /// A file whose creation, write or touch triggers a scan.
     ///
     /// Its directory is watched, so the file need not exist. It is never read.
     pub notify_file: Option<PathBuf>,
@@ -47,10 +47,12 @@ pub struct Scan {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Pods {
-    /// Where the agent and the proxy read pods: `apiServer` (a watch of this node's pods; requires `list` and
-    /// `watch` of `pods`), `podsApi` (the kubelet's Pods API, 1.36 and later), `kubelet` (its HTTPS endpoint
-    /// `/pods`; requires `get` of `nodes/pods`), `none`, or `auto`: the first of these that works, but only
-    /// `apiServer` if `fingerprint.view` is `scheduler` or `publish.reserve` is true.
+    /// Where agent and proxy read pods: `apiServer`, `podsApi` (the kubelet's Pods API, 1.36 and later),
+    /// `kubelet` (its `/pods`), `none`, or `auto`: the first that works, but only `apiServer` if
+    /// `fingerprint.view` is `scheduler` or `publish.reserve` is true.
+    ///
+    /// `apiServer` is a watch of this node's pods and requires `list` and `watch` of `pods`; `kubelet` is its
+    /// HTTPS endpoint and requires `get` of `nodes/pods`.
     ///
     /// `apiServer`: allocations and releases show within milliseconds. Kubelets before 1.34 also list pods
     /// that have ended; the agent then ignores them (requires `get` of the Node). Without the permission to
@@ -110,8 +112,7 @@ pub struct Publish {
     /// the Node is recreated, Kubernetes' garbage collector deletes the object and the agent creates another.
     /// With false, the object of a deleted Node stays until something deletes it.
     pub owner_reference: bool,
-    /// What to do about another publisher that keeps rewriting the object: `report` it, or `overwrite` each
-    /// change as well.
+    /// What to do about changes by another publisher: `report` or also `overwrite` them.
     ///
     /// A person's edits are overwritten a few times in ten minutes, and what another publisher left is
     /// overwritten once. A writer that changes the object again after that is reported in the log, in an
@@ -119,26 +120,29 @@ pub struct Publish {
     /// the node changes; after an hour without a change by it, the object is taken over. With `overwrite`,
     /// each is overwritten after 0.2 to 10 s, however often.
     pub conflicts: ConflictPolicy,
-    /// Post Kubernetes Events about conditions that need an operator: the agent about its Node, the
-    /// controller about Nodes and the CRD.
+    /// Post Kubernetes Events about conditions that need an operator.
+    ///
+    /// Those of the agent are about its Node, those of the controller about Nodes and the CRD.
     ///
     /// docs/troubleshooting.md has the rates. Requires `create` of `events` (`events.k8s.io`) in the namespace
     /// `default`.
     pub events: bool,
-    /// The version of the API in which the object is written: `v1alpha2` or `v1alpha1`.
+    /// The object's API version: `v1alpha2` or `v1alpha1`.
     ///
     /// `v1alpha1` is for consumers and CRDs that support no other version. It has no attributes: policy and
     /// scope are in `topologyPolicies`, the fingerprint is in RTE's annotation, and other attributes are
     /// omitted. That is not enough for koord-scheduler, which also needs annotations of koordlet.
     pub api_version: Version,
-    /// Write the deprecated field `topologyPolicies` as well, with NFD's names of policy and scope.
+    /// Write the deprecated field `topologyPolicies` as well.
+    ///
+    /// It has NFD's names of policy and scope.
     ///
     /// The scheduler plugin and KAI-Scheduler use the attributes; the plugin logs two lines per node and pod
     /// if the field exists. With false, it is removed where NFD left it.
     pub topology_policies: bool,
-    /// Subtract from every zone what a bound pod requests, until the kubelet's List shows what it was
-    /// allocated. Default: true with `consumer: schedulerPluginsDirect` or `kai` if `pods.source` is
-    /// `apiServer` or `auto`, else false
+    /// Subtract from every zone what a bound pod requests, until the kubelet lists its allocation. Default:
+    /// true with `consumer: schedulerPluginsDirect` or `kai` if `pods.source` is `apiServer` or `auto`, else
+    /// false
     ///
     /// It covers what is allocated exclusively: CPUs, memory and huge pages of Guaranteed pods if the
     /// kubelet's managers are static, and devices of plugins. The zone is not known yet, so all are reduced,
@@ -155,9 +159,8 @@ pub struct Publish {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Fingerprint {
-    /// Which pods the fingerprint covers: `scheduler` (those that the scheduler plugin counts), `kubelet`
-    /// (those in the kubelet's List) or `none` (no fingerprint). Default: `scheduler` with `consumer:
-    /// schedulerPlugins`, else `none`
+    /// Whose pods the fingerprint covers: those that the `scheduler` plugin counts, those that the `kubelet`
+    /// lists, or `none` (no fingerprint). Default: `scheduler` with `consumer: schedulerPlugins`, else `none`
     ///
     /// `scheduler`: it matches only while the zones account for every pod bound to the node; otherwise it is
     /// withheld, by a value that matches no set of pods. It needs the API server as `pods.source`, and is
@@ -168,18 +171,25 @@ pub struct Fingerprint {
     ///
     /// `none`: the plugin's overreserving cache never refreshes.
     pub view: Option<FingerprintView>,
-    /// Which of these pods count: `all` or `with-exclusive-resources`. The plugin reads it from the object.
+    /// Which pods the fingerprint counts: `all` or `with-exclusive-resources`.
+    ///
+    /// The plugin reads it from the object.
     ///
     /// With `with-exclusive-resources` fewer pods count, so the fingerprints differ less often. The rule
     /// depends on `fingerprint.pluginRelease`.
     pub method: FingerprintMethod,
-    /// The plugin's `cache.informerMode`: `dedicated` or `shared`. The two must be equal.
+    /// The plugin's `cache.informerMode`: `dedicated` or `shared`.
+    ///
+    /// The two must be equal.
     ///
     /// The plugin's default is `Dedicated`. A wrong one stops the plugin from placing pods: `dedicated` counts
     /// pods that have ended for as long as they exist, `shared` does not.
     pub informer_mode: Informer,
-    /// The release of scheduler-plugins, whose rule for exclusive resources applies: `v0.34` (tags up to
-    /// v0.34.7, and v0.35.4-devel) or `v0.35` (v0.35.7 and later).
+    /// The release of scheduler-plugins: `v0.34` or `v0.35`. See docs/scheduler.md.
+    ///
+    /// `v0.34` is for tags up to v0.34.7, and v0.35.4-devel; `v0.35` for v0.35.7 and later.
+    ///
+    /// Its rule for exclusive resources applies.
     pub plugin_release: PluginRelease,
     /// How long a bound pod may be missing in the zones before the fingerprint is withheld; less than a
     /// minute.
@@ -188,8 +198,9 @@ pub struct Fingerprint {
     /// each admission, which costs one more write per pod. Longer: the plugin may use zones without the pod
     /// for that long. After a minute in which the kubelet responds, the pod is ignored, with an Event.
     pub withhold_after: Period,
-    /// A file in which the fingerprint and its pods are written as JSON, in the format of
-    /// resource-topology-exporter. Default: none
+    /// A file for the fingerprint and its pods, as JSON.
+    ///
+    /// The format is that of resource-topology-exporter.
     pub status_file: Option<PathBuf>,
 }
 
@@ -197,7 +208,7 @@ pub struct Fingerprint {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Zones {
-    /// Publish empty zones for missing NUMA ids, since the scheduler plugin uses the position as the id.
+    /// Publish empty zones for missing NUMA ids, since the plugin uses the position as the id.
     ///
     /// A machine with the NUMA nodes 0 and 2 has the zones `node-0`, `node-1` and `node-2`, of which `node-1`
     /// has 0 of everything and costs of 255. Without them, the scheduler plugin uses the wrong zone or panics

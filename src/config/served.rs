@@ -11,8 +11,9 @@ use crate::proxy::annotations::Annotations;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Proxy {
-    /// Serve the kubelet's podresources API on another socket, with devices that pods were allocated by
-    /// annotation. It concerns the agent only: `numacast proxy` always serves it.
+    /// Serve the kubelet's podresources API, with devices from pod annotations.
+    ///
+    /// It concerns the agent only: `numacast proxy` always serves it.
     ///
     /// The agent is ready only if the proxy is: the socket is served, the kubelet responds, and pods were
     /// listed once. It requires `list` and `watch` of `pods`, `get` of `devices.scheduling.koordinator.sh`
@@ -28,15 +29,17 @@ pub struct Proxy {
     /// at each restart. It must be on the host, and not a directory of the kubelet. If it changes, the old
     /// socket stays without a server.
     pub dir: Option<PathBuf>,
-    /// The number of the group whose members may connect, besides root: the socket's mode is 0660 with it,
-    /// and 0755 without, as the kubelet's. Default: none
+    /// The group (its number) whose members may connect, besides root.
+    ///
+    /// The socket's mode is 0660 with it, and 0755 without, as the kubelet's.
     ///
     /// Whoever connects sees the pods, devices and CPUs of the node, and uses a part of the kubelet's rate
     /// limit. The process must be in the group itself unless it has CAP_CHOWN; the chart adds it to the pod's
     /// `supplementalGroups`. Clients need the same number in theirs.
     pub group: Option<u32>,
-    /// Reject requests (`Unavailable`) if devices may be missing in the response, instead of returning the
-    /// kubelet's response unchanged.
+    /// Reject requests (`Unavailable`) if devices may be missing in the response.
+    ///
+    /// Otherwise the kubelet's response is returned unchanged.
     ///
     /// For nodes where a pod without its device is worse than none, as with Multus, whose pods the kubelet
     /// then retries. It applies to all clients: one unknown pod rejects every List, so metrics have gaps when
@@ -47,8 +50,10 @@ pub struct Proxy {
     /// Invalid annotations do not count, or anybody who creates a pod could block all clients: their devices
     /// are left out and counted (`numacast_proxy_annotation_errors`).
     pub fail_closed: bool,
-    /// Count merged devices in the agent's own zones, with the healthy devices of Koordinator's Device as
-    /// allocatable, and with `cpus` in `proxy.annotations.koordinator` the CPUs and memory as well.
+    /// Count merged devices in the agent's own zones.
+    ///
+    /// The healthy devices of Koordinator's Device are then allocatable, and with `cpus` in
+    /// `proxy.annotations.koordinator` CPUs and memory count as well.
     ///
     /// It requires `proxy.enabled` and something to merge. A device that is used in part is not available.
     /// Nothing is merged until pods and devices were read once.
@@ -61,8 +66,9 @@ pub struct Proxy {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct PodsApi {
-    /// Serve the kubelet's Pods API, and PodInfo, on another socket. It concerns the agent only: `numacast
-    /// pods-api` always serves them.
+    /// Serve the kubelet's Pods API, and PodInfo.
+    ///
+    /// It concerns the agent only: `numacast pods-api` always serves them.
     ///
     /// The agent is ready only if this is: the socket is served, and pods were listed once. Pods are kept as
     /// they were encoded, about 10 KiB each. It requires `list` and `watch` of `pods`, unless the kubelet's
@@ -74,14 +80,15 @@ pub struct PodsApi {
     /// Clients mount the directory, never the socket file, which is replaced at each restart. It may not be a
     /// directory of the kubelet. If it changes, the old socket stays without a server.
     pub dir: Option<PathBuf>,
-    /// The number of the group whose members may connect, besides root: the socket's mode is 0660 with it,
-    /// and 0755 without. Default: none
+    /// The group (its number) whose members may connect, besides root.
+    ///
+    /// The socket's mode is 0660 with it, and 0755 without.
     ///
     /// Whoever connects can read everything in the node's pods, such as environment variables. The rest is as
     /// for `proxy.group`.
     pub group: Option<u32>,
-    /// Where its pods are read: `podsApi` (the kubelet's own), `apiServer`, `kubelet` (its `/pods`, from
-    /// which only PodInfo is served), or `auto`: the first of these that works.
+    /// Where its pods are read: `podsApi` (the kubelet's own), `apiServer`, `kubelet` (its `/pods`, for
+    /// PodInfo only), or `auto`: the first that works.
     ///
     /// `podsApi`, from kubelet 1.36 on, has the kubelet's own view of containers and static pods. `apiServer`
     /// has what the API server received last, and static pods as their mirrors. `kubelet` is read at each

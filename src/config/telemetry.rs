@@ -8,8 +8,10 @@ use crate::telemetry::{LogFormat, LogLevel};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Log {
-    /// The least severe level that is logged: `error` (only errors of libraries: numacast logs its own
-    /// problems as `warn`), `warn`, `info`, `debug` or `trace` (debug, and what libraries log).
+    /// The least severe level that is logged: `error` (of libraries only), `warn`, `info`, `debug` or `trace`
+    /// (also what libraries log).
+    ///
+    /// numacast logs its own problems as `warn`.
     ///
     /// A change in the file takes effect without a restart, unless a flag sets the level. `SIGUSR1` switches
     /// to debug and back.
@@ -25,8 +27,10 @@ pub struct Metrics {
     /// Where `/metrics` is served: an IP address with a port, `:9742` for all addresses, or `none`.
     #[schemars(with = "String", regex(pattern = "^(none|.*:[0-9]+)$"))]
     pub address: Endpoint,
-    /// The TLS files of the metrics endpoint (PEM): `certFile` (certificate and chain), `keyFile`, and
-    /// `clientCaFile` to require certificates that it signed from clients. Default: plain HTTP
+    /// The TLS files of the metrics endpoint (PEM): `certFile`, `keyFile` and, to require client
+    /// certificates, `clientCaFile`. Default: plain HTTP
+    ///
+    /// `certFile` has the certificate and its chain; clients need a certificate that `clientCaFile` signed.
     ///
     /// Changed files are read again, so renewed certificates need no restart; if they do not work, the old
     /// ones stay in use, and a warning is logged. TLS 1.2 and 1.3.
@@ -37,8 +41,9 @@ pub struct Metrics {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Health {
-    /// Where `/livez`, `/readyz` and `/startupz` are served (plain HTTP): an IP address with a port, `:9743`
-    /// for all addresses, or `none`.
+    /// Where health is served (plain HTTP): an IP address with a port, `:9743` for all addresses, or `none`.
+    ///
+    /// The paths are `/livez`, `/readyz` and `/startupz`.
     ///
     /// Each returns 200, or 503 with one sentence per reason. For the agent: `livez`: the loop runs, and the
     /// kubelet's configuration file was not replaced under its mount. `readyz`: the node was read and its

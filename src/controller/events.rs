@@ -92,8 +92,7 @@ mod tests {
         const fn documentation(self) -> (&'static str, &'static str) {
             match self {
                 Self::AgentNotReady => (
-                    "A Ready Node has had no Ready agent for five minutes; the scheduler uses an outdated \
-                     object",
+                    "A Ready Node has had no Ready agent for five minutes",
                     "See [NumacastAgentsNotReady](#numacastagentsnotready)",
                 ),
                 Self::ObjectMissing => (
@@ -101,7 +100,7 @@ mod tests {
                     "See [NumacastMissingObjects](#numacastmissingobjects)",
                 ),
                 Self::GarbageHeldBack => (
-                    "The list of Nodes is unreliable, or too many objects have no Node; nothing is deleted",
+                    "Nothing is deleted: too many objects have no Node, or the list of Nodes is unreliable",
                     "See [NumacastGarbageHeldBack](#numacastgarbageheldback)",
                 ),
             }

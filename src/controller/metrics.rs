@@ -36,44 +36,42 @@ impl Metrics {
             health,
             leader: registry.gauge(
                 "numacast_controller_leader",
-                "1 for the replica that leads; the others have no metrics of the fleet",
+                "1 for the replica that leads",
             ),
             errors: registry.counters(
                 "numacast_controller_errors_total",
-                "Failed requests to the API server, which are retried; see the log",
+                "Failed requests to the API server, which are retried",
                 [
                     label(
                         "operation",
-                        "`delete`: deletions of an object; `nudge`: nudges whose error may be about the object; `request`: \
-                         all others, and deletions whose error is not about the object",
+                        "`delete`, `nudge`: errors that may be about the object; `request`: all others",
                     ),
                     label(
                         "kind",
-                        "such as `unreachable`, `deadline`, `forbidden` or `no_crd`; `conflict`: the object was just \
-                         written; `watch`: a watch failed",
+                        "such as `unreachable`, `deadline`, `forbidden`, `no_crd`, `conflict` or `watch`",
                     ),
                 ],
             ),
             events: registry.counters(
                 "numacast_events_total",
-                "Kubernetes Events that were posted",
-                [label("reason", "of the Event")],
+                "Posted Kubernetes Events",
+                [label("reason", "")],
             ),
-            deleted: registry.counter("numacast_garbage_deleted_total", "Deleted objects whose Nodes no longer exist"),
+            deleted: registry.counter("numacast_garbage_deleted_total", "Deleted objects of deleted Nodes"),
             held_back: registry.gauge(
                 "numacast_garbage_held_back",
-                "1 while no object is deleted because the list of Nodes is unknown or implausible, or because more objects \
-                 have no Node than `controller.garbage.maxPercent` allows",
+                "1 while nothing is deleted because the list of Nodes is unreliable, or too many objects \
+                 have no Node",
             ),
             nudges: registry.counter(
                 "numacast_nudges_total",
-                "Updates of an object that make the scheduler retry rejected pods",
+                "Updates of objects that make the scheduler retry rejected pods",
             ),
             last_pass: registry
                 .gauges(
                     "numacast_controller_last_pass_timestamp_seconds",
-                    "Time of the last pass over all objects, as Unix time; 0 before",
-                    [label("pass", "`garbage`: objects without a Node; `fleet`: totals over all objects")],
+                    "Unix time of the last pass over all objects; 0 before",
+                    [label("pass", "`garbage`: deletion; `fleet`: totals")],
                 )
                 .at_zero([["garbage"], ["fleet"]]),
             objects_by_policy: registry.gauges(
@@ -94,8 +92,7 @@ impl Metrics {
                     // A resource name: a DNS name, a slash and 63 characters. A cluster has a few dozen.
                     label(
                         "resource",
-                        "such as `cpu`; beyond 128 names, devices are counted as `other`; of each object, at most 64 \
-                         names other than CPU, memory and huge pages are counted",
+                        "such as `cpu`; `other` beyond 128",
                     )
                         .at_most(128, 317),
                     label("type", "`capacity`, `allocatable` or `available`"),
@@ -103,21 +100,21 @@ impl Metrics {
             ),
             garbage: registry.optional_gauge(
                 "numacast_garbage_objects",
-                "Objects without a Node in the last pass, including those whose Node has been gone for less than a minute",
+                "Objects without a Node, including those of just deleted Nodes",
             ),
             rejected_pods: registry.optional_gauge(
                 "numacast_rejected_pods",
-                "Pods that are pending because the scheduler plugin (NodeResourceTopologyMatch) rejected nodes for them; \
-                 missing with `controller.nudge: off`",
+                "Pods pending because the scheduler plugin rejected nodes for them; missing with \
+                 `controller.nudge: off`",
             ),
             daemon_set: registry.optional_gauge(
                 "numacast_fleet_daemonset",
-                "1 if the agents' DaemonSets exist; 0 if one does not, is being deleted, or has a selector that cannot be used: \
-                 agents are then not checked; missing without `controller.daemonSets`",
+                "1 if the agents' DaemonSets exist and have usable selectors, else 0, and agents are not \
+                 checked; missing without `controller.daemonSets`",
             ),
             covered: registry.optional_gauge(
                 "numacast_fleet_covered_nodes",
-                "Nodes that should have an agent by a DaemonSet's node selector, affinity and tolerations",
+                "Nodes that should have an agent, by the DaemonSets",
             ),
             not_ready: registry.optional_gauge(
                 "numacast_fleet_nodes_without_ready_agent",
@@ -125,7 +122,7 @@ impl Metrics {
             ),
             missing: registry.optional_gauge(
                 "numacast_fleet_missing_objects",
-                "Covered, Ready Nodes with a Ready agent and without an object",
+                "Covered, Ready Nodes with a Ready agent but no object",
             ),
             foreign: registry.optional_gauge(
                 "numacast_fleet_foreign_objects",
@@ -133,8 +130,8 @@ impl Metrics {
             ),
             newer: registry.optional_gauge(
                 "numacast_fleet_objects_newer_than_scheduler",
-                "Objects created after the scheduler started: its plugin ignores them until the scheduler is restarted; \
-                 missing without `controller.scheduler`, and while none of its pods runs",
+                "Objects created after the scheduler started, which its plugin ignores; missing without \
+                 `controller.scheduler`, and while none of its pods runs",
             ),
         }
     }

@@ -17,20 +17,23 @@ impl ServerMetrics {
     pub fn register(registry: &mut Registry, component: &'static str) -> Self {
         Self {
             component,
-            connections: registry.gauges("numacast_grpc_connections", "Open connections of clients", [COMPONENT]),
+            connections: registry.gauges(
+                "numacast_grpc_connections",
+                "Open connections of clients",
+                [COMPONENT],
+            ),
             limits_exceeded: registry.counters(
                 "numacast_grpc_limits_exceeded_total",
-                "Connections that were closed, and requests that were rejected or slowed down, because of a limit or a \
-                 violation of the protocol; see the log",
+                "Connections closed, and requests rejected or slowed down, for exceeding a limit or \
+                 violating the protocol",
                 [
                     COMPONENT,
                     label(
                         "reason",
-                        "closed: `silent`: it sent nothing; `protocol`: it violated the protocol; `stalled`: it did \
-                         not read a response; `connections`: there were too many connections, of this client or in \
-                         total. Rejected or slowed down: `flood`: too many frames per second; `calls`: \
-                         too many calls; `failures`: hundreds of failing calls per second; `rate_limit`: more than 100 List and Get calls of the Pods API \
-                         per second",
+                        "closed: `silent` (sent nothing), `protocol` (violated it), `stalled` (did not read \
+                         a response), `connections` (too many, of the client or in total); rejected or \
+                         slowed down: `flood` (too many frames), `calls` (too many), `failures` (hundreds \
+                         per second), `rate_limit` (List and Get of the Pods API)",
                     ),
                 ],
             ),

@@ -5,10 +5,7 @@ use std::time::Duration;
 use super::ClientError;
 use crate::telemetry::registry::{Counter, Family, Histogram, Label, Registry, label};
 
-const COMPONENT: Label = label(
-    "component",
-    "`agent`; `proxy`: requests on the proxy's connection, the agent's among them if it shares that",
-);
+const COMPONENT: Label = label("component", "`agent` or `proxy`, whose connection the agent may share");
 const METHOD: Label = label("method", "`List`, `ListV1alpha1`, `Get` or `GetAllocatableResources`");
 
 #[derive(Clone, Debug)]
@@ -32,16 +29,16 @@ impl RequestMetrics {
                         METHOD,
                         label(
                             "outcome",
-                            "`ok`; `no_socket`, `refused`, `connect`, `not_grpc`, `silent`: no kubelet responds; \
-                             `rate_limited`: by the kubelet; `deadline`, `too_large`, `unsupported`, `lost`, \
-                             `status`: the request failed, see the log",
+                            "`ok`; no kubelet responds: `no_socket`, `refused`, `connect`, `not_grpc`, \
+                             `silent`; `rate_limited`: by the kubelet; failed: `deadline`, `too_large`, \
+                             `unsupported`, `lost`, `status`",
                         ),
                     ],
                 )
                 .at_zero(outcomes.map(|outcome| [component, "List", outcome])),
             seconds: registry.histograms(
                 "numacast_kubelet_request_duration_seconds",
-                "Duration of requests to the kubelet's podresources API, including failed ones",
+                "Duration of requests to the kubelet's podresources API",
                 [COMPONENT, METHOD],
             ),
         }

@@ -2,10 +2,8 @@
 
 use crate::telemetry::registry::{Counter, Family, Gauge, Label, Registry, label};
 
-const COMPONENT: Label =
-    label("component", "the component that reads the pods: `agent`, `proxy` (without agent) or `pods_api`");
-const SOURCE: Label =
-    label("source", "`api_server`, `pods_api` (the kubelet's Pods API) or `kubelet` (its `/pods` endpoint)");
+const COMPONENT: Label = label("component", "`agent`, `proxy` (without agent) or `pods_api`");
+const SOURCE: Label = label("source", "`api_server`, `pods_api` or `kubelet` (its `/pods`)");
 
 /// State and errors of the pod sources of one component.
 #[derive(Clone, Debug)]
@@ -22,13 +20,12 @@ impl PodSourceMetrics {
             component,
             up: registry.gauges(
                 "numacast_pod_source_up",
-                "1 while the source works and has listed all pods, else 0; `agent` and `proxy` have only the source \
-                 in use",
+                "1 while the source works and has listed all pods, else 0",
                 [COMPONENT, SOURCE],
             ),
             errors: registry.counters(
                 "numacast_pod_source_errors_total",
-                "Failed connections, requests and watches of the source; see the log",
+                "Failed connections, requests and watches of the source",
                 [COMPONENT, SOURCE],
             ),
         }

@@ -45,39 +45,32 @@ impl Metrics {
             ),
             requests: registry.counters(
                 "numacast_pod_requests_total",
-                "Calls of the Pods API and ended watches, as the kubelet's `kubelet_pod_requests_total`; List \
-                 and Get calls that end with `ResourceExhausted` are not counted",
+                "Calls and ended watches of the Pods API, as the kubelet's `kubelet_pod_requests_total`; \
+                 without calls that end with `ResourceExhausted`",
                 [
                     label("method", "`list`, `get` or `watch`"),
                     VERSION,
-                    label("status_code", "gRPC status code, such as `OK` or `NotFound`"),
+                    label("status_code", "gRPC status code"),
                 ],
             ),
             dropped_events: registry.counter(
                 "numacast_pod_watch_events_dropped_total",
-                "Events not sent to a client, whose watch was ended because it was 100 events or 8 MiB (2 MiB \
-                 for PodInfo) behind",
+                "Events not sent, because the watch was too far behind and was ended",
             ),
             watchers: registry.gauges("numacast_pods_api_watchers", "Open watches", [VERSION]),
             pods: registry.gauges(
                 "numacast_pods_api_pods",
                 "Known pods",
-                [
-                    VERSION,
-                    label(
-                        "state",
-                        "`served`; `omitted`: the largest pods if all exceed 16 MiB (4 MiB for PodInfo), see the log",
-                    ),
-                ],
+                [VERSION, label("state", "`served`, or `omitted` because of their size")],
             ),
             last_event: registry.gauges(
                 "numacast_pods_api_last_event_timestamp_seconds",
-                "Time of the last event of a pod source, as Unix time; on a quiet node that may be long ago",
+                "Unix time of the last event of a pod source",
                 [label("source", "as in `numacast_pod_source_up`")],
             ),
             event_seconds: registry.histogram(
                 "numacast_pods_api_event_duration_seconds",
-                "Time from an event of the pod source until it was sent to the last watcher",
+                "Time from an event of the pod source until the last watcher got it",
             ),
             server: ServerMetrics::register(registry, COMPONENT),
             sources: PodSourceMetrics::register(registry, COMPONENT),

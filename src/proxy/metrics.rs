@@ -48,16 +48,16 @@ impl Metrics {
             ),
             requests: registry.counters(
                 "numacast_proxy_requests_total",
-                "Requests to the proxy that have ended",
+                "Ended requests to the proxy",
                 [
                     METHOD,
                     label("version", "`v1`, `v1alpha1` or `other`"),
-                    label("code", "gRPC status code, such as `OK` or `Unavailable`"),
+                    label("code", "gRPC status code"),
                     // The kernel keeps 15 characters. A node has a few clients.
                     label(
                         "client",
-                        "the name of the client's process; `uid <number>` if that is not visible, as from within a \
-                         pod; `other` beyond 32",
+                        "the client's process; `uid <number>` if not visible, as from a pod; `other` beyond \
+                         32",
                     )
                     .at_most(32, 15),
                 ],
@@ -75,39 +75,37 @@ impl Metrics {
             ),
             devices: registry.gauges(
                 "numacast_proxy_annotated_devices",
-                "Devices from pod annotations, by whether the last List response includes them",
+                "Devices from pod annotations, by whether the last List response has them",
                 [label(
                     "state",
-                    "`merged`; omitted: `listed`: the kubelet lists the device for some pod; `allocated`: the kubelet \
-                     allocated devices of this resource to the pod; `claimed`: a resource claim of the pod has the \
-                     device; `container_not_listed`: the response does not have the container",
+                    "`merged`; omitted: `listed` (by the kubelet, for some pod), `allocated` (the kubelet \
+                     allocated the resource to the pod), `claimed` (by a resource claim of the pod), \
+                     `container_not_listed`",
                 )],
             ),
             annotation_errors: registry.gauges(
                 "numacast_proxy_annotation_errors",
-                "Pods with errors in their annotations; except for `allocated_twice`, some of their devices are not merged; \
-                 see the log",
+                "Pods with errors in their annotations; except for `allocated_twice`, some devices are not \
+                 merged",
                 [label(
                     "kind",
-                    "`too_long`: more than 64 KiB, or among the longest of a pod with more in total, or of a node with \
-                     more than 8 MiB; `malformed`; `no_id`: neither an id nor a minor number in Koordinator's Device \
-                     object; `bad_id`: no valid device id; `unknown_id`: not in the Device object; `too_many`: more ids \
-                     than are merged; `no_container`: the pod has no container for the device; `allocated_twice`: \
-                     another pod has all of the same device",
+                    "`too_long`, `malformed`, `bad_id`, `too_many`; `no_id`: neither an id nor a minor \
+                     number in Koordinator's Device; `unknown_id`: not in the Device; `no_container`: the \
+                     pod has none for the device; `allocated_twice`: another pod has all of the same device",
                 )],
             ),
             unknown_pods: registry.gauge(
                 "numacast_proxy_unknown_pods",
-                "Pods in the last List response that the pod source does not know; devices from their annotations are missing",
+                "Pods in the last List response that the pod source does not know",
             ),
             annotations_unavailable: registry.gauge(
                 "numacast_proxy_annotations_unavailable",
-                "1 while the pods or the node's devices are not known, or no pod source has worked for ten minutes: \
-                 responses lack the devices from annotations or, with `proxy.failClosed`, requests are rejected",
+                "1 while pods or the node's devices are not known, or no pod source has worked for ten \
+                 minutes",
             ),
             device_errors: registry.counters(
                 "numacast_proxy_device_errors_total",
-                "Failed reads of Koordinator's Device object; see the log",
+                "Failed reads of Koordinator's Device",
                 [label("kind", "as in `numacast_publish_errors_total`")],
             ),
         }

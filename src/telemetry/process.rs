@@ -24,7 +24,7 @@ impl Registry {
 
 fn register(registry: &mut Registry) {
     registry
-        .gauges("numacast_build_info", "Always 1, with the version as a label", [label("version", "")])
+        .gauges("numacast_build_info", "Always 1", [label("version", "")])
         .with([env!("CARGO_PKG_VERSION")])
         .set(1);
     registry.computed(

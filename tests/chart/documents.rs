@@ -267,13 +267,18 @@ fn shown(value: &Value) -> String {
 fn the_readme_lists_every_value() -> Result<()> {
     let (text, values) = (read("values.yaml")?, yaml("values.yaml")?);
     let described = described(&text)?;
+    let documented: BTreeSet<String> = described.iter().map(|one| one.key.clone()).collect();
     let mut rows = String::from("| value | default | meaning |\n|---|---|---|\n");
-    let mut documented = BTreeSet::new();
-    for Described { key, meaning } in &described {
-        let value = key.split('.').fold(&values, |value, name| &value[name]);
-        let meaning = meaning.replace('|', "\\|");
-        rows += &format!("| `{key}` | {} | {meaning} |\n", shown(value));
-        documented.insert(key.clone());
+    let default = |key: &str| key.split('.').fold(&values, |value, name| &value[name]);
+    let parent = |key: &str| key.rsplit_once('.').map(|(parent, _)| parent.to_owned());
+    // Neighbours with the same default and meaning share a row.
+    let is_same = |a: &Described, b: &Described| {
+        a.meaning == b.meaning && parent(&a.key) == parent(&b.key) && default(&a.key) == default(&b.key)
+    };
+    for same in described.chunk_by(is_same) {
+        let names: Vec<_> = same.iter().map(|one| format!("`{}`", one.key)).collect();
+        let meaning = same[0].meaning.replace('|', "\\|");
+        rows += &format!("| {} | {} | {meaning} |\n", names.join(", "), shown(default(&same[0].key)));
     }
     let mut all = BTreeSet::new();
     keys_of_values(&values, "", &mut all);

@@ -139,48 +139,45 @@ mod tests {
         const fn documentation(self) -> (&'static str, &'static str) {
             match self {
                 Self::CompetingPublisher => (
-                    "Another publisher wrote the object again after it was taken over",
+                    "Another publisher rewrote the object after it was taken over",
                     "See [NumacastForeignWrites](#numacastforeignwrites)",
                 ),
                 Self::ObjectTakenOver => (
                     "A person's edit, or what another publisher left, was overwritten",
-                    "Edits do not last: change the configuration instead",
+                    "Change the configuration instead",
                 ),
                 Self::StaleOwner => (
-                    "The object keeps a wrong owner for minutes: an earlier Node of the same name, or a \
+                    "The object has had a wrong owner for minutes: an earlier Node of that name, or a \
                      Namespace that may not be removed",
-                    "Check Kubernetes' garbage collector (in kube-controller-manager), or delete the \
-                     object: it is recreated at once",
+                    "Check Kubernetes' garbage collector, or delete the object: it is recreated at once",
                 ),
                 Self::PublishRejected => (
-                    "The API server has rejected the object for more than a minute",
+                    "The API server has rejected the object for a minute",
                     "See [NumacastPublishErrors](#numacastpublisherrors)",
                 ),
                 Self::NodeUnreadable => (
-                    "The kubelet or the hardware could not be read for more than a minute; the object gets \
-                     outdated",
+                    "The kubelet or the hardware could not be read for a minute",
                     "See [NumacastNodeUnreadable](#numacastnodeunreadable)",
                 ),
                 Self::KubeletStateIncomplete => (
-                    "A kubelet started, and earlier allocations did not come back within 30 s (five minutes \
-                     if none did, or its start did not finish); what it reports now is published",
+                    "After a kubelet's start, earlier allocations did not come back within 30 s (five \
+                     minutes if none did, or the start did not finish); its new state is published",
                     "Check device plugins and pods",
                 ),
                 Self::NodesNotPublished => (
-                    "NUMA nodes with IDs above 63 are in no zone: the scheduler plugin would panic",
-                    "Pods cannot be aligned there. If these nodes have CPUs, report the machine",
+                    "NUMA nodes with IDs above 63 are in no zone, because the scheduler plugin would panic",
+                    "Pods cannot be aligned there. If they have CPUs, report the machine",
                 ),
                 Self::PoliciesUnknown => (
-                    "The kubelet's configuration could not be read since the agent started. The object \
-                     keeps its policies; without any, schedulers ignore its zones and the agent is not Ready",
+                    "The kubelet's configuration could not be read. The object keeps its policies; without \
+                     any, schedulers ignore its zones and the agent is not Ready",
                     "Read the note; the certificate may be self-signed. Set `kubelet.configFile`, \
-                     `kubelet.certificateFingerprints` or the policies (`kubelet.configOverrides`)",
+                     `kubelet.certificateFingerprints` or `kubelet.configOverrides`",
                 ),
                 Self::PodsUnknown => (
-                    "The node's pods have not been listed for a minute although the API server responds: \
-                     the fingerprint is withheld, or nothing is reserved (`publish.reserve`)",
-                    "If permission is missing, let the agent list and watch pods, or set `fingerprint.view: \
-                     kubelet`",
+                    "The node's pods could not be listed for a minute, although the API server responds: the \
+                     fingerprint is withheld, or nothing is reserved",
+                    "Let the agent list and watch pods, or set `fingerprint.view: kubelet`",
                 ),
                 Self::PodAdmissionTimeout => (
                     "The kubelet has neither admitted nor rejected a pod for a minute",

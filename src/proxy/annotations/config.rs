@@ -12,11 +12,12 @@ use crate::util::json_path::JsonPath;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Annotations {
-    /// Which of Koordinator's allocations are merged: `devices` (annotation
-    /// `scheduling.koordinator.sh/device-allocated`), `cpus` (CPUs and memory of
-    /// `scheduling.koordinator.sh/resource-status`, for the pod as a whole), `sharedIds` (an id of its own for
-    /// each part of an accelerator) and `allocatable` (the healthy devices of the node's Device, in
-    /// `GetAllocatableResources`).
+    /// What is merged of Koordinator's allocations: `devices`, `cpus` (CPUs and memory), `sharedIds` (an id
+    /// for each part of an accelerator) and `allocatable` (healthy devices, in `GetAllocatableResources`).
+    ///
+    /// `devices` is the annotation `scheduling.koordinator.sh/device-allocated`, `cpus` that of
+    /// `scheduling.koordinator.sh/resource-status`, for the pod as a whole, and `allocatable` the node's
+    /// Device.
     ///
     /// With `sharedIds`, `GPU-1` becomes `GPU-1::` and a number derived from the pod's UID where a pod has
     /// only a part of it; without, several pods have the same id. DCGM-exporter (`--kubernetes-virtual-gpus`)
@@ -26,12 +27,13 @@ pub struct Annotations {
     /// `allocatable` is for clients that subtract what pods have from what is allocatable, such as exporters
     /// of topology. If a device plugin offers the same cards under another resource, they count twice.
     pub koordinator: BTreeSet<Koordinator>,
-    /// Resource names of Koordinator's devices by type (`gpu`), or type and vendor (`gpu/huawei`), in place
-    /// of the built-in names.
+    /// Resource names of Koordinator's devices by type (`gpu`), or type and vendor (`gpu/huawei`).
+    ///
+    /// They replace the built-in names.
     #[serde(deserialize_with = "resources")]
     pub koordinator_resources: BTreeMap<String, String>,
-    /// Other annotations that list devices: entries of `annotation` (its key), `resource`, and the paths
-    /// `path`, `id` and `container`.
+    /// Other annotations that list devices: `annotation` (its key), `resource`, and the paths `path`, `id`
+    /// and `container` of each.
     ///
     /// They are applied after Koordinator's annotations, in the order listed. A device listed twice for a pod
     /// counts only for the first container. An entry has one resource: an annotation with devices of several
