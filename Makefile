@@ -1,6 +1,6 @@
 # The commands for people. `make` alone lists them.
 
-.PHONY: help demo check test previous core pure matrix faults real-faults e2e cluster contract proxy-load pods-load fleet fleet-load model soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image release reproduce sbom site clean
+.PHONY: help demo check test previous core pure matrix admission faults real-faults e2e cluster contract proxy-load pods-load fleet fleet-load model soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image release reproduce sbom site clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster (ARGS=--help)'
@@ -10,6 +10,7 @@ help:
 	@echo 'make core    only the tests of numacast-core: parsers, accounting, scheduler; in seconds'
 	@echo 'make pure    only the unit tests of the other code without I/O, in seconds'
 	@echo 'make matrix  random walks over every machine, five kubelet versions and all policies (a quarter of an hour; ARGS=--help)'
+	@echo 'make admission  random pods on real kubelets, and what the model of their admission said before (half an hour; ARGS=--help)'
 	@echo 'make real-faults  a hundred faults of a real kubelet, API server and etcd (a quarter of an hour; ARGS=--help)'
 	@echo 'make cluster a real cluster on described machines, with containerd, until Ctrl-C (needs root; installs Debian packages)'
 	@echo 'make e2e     the chart and the image on such a cluster, step by step (a quarter of an hour; ARGS=--help)'
@@ -59,6 +60,10 @@ pure:
 matrix:
 	tests/parts/build kubelet@1.33 kubelet@1.34 kubelet@1.35 kubelet@1.36
 	cargo test --locked --test matrix -- $(ARGS)
+
+admission:
+	tests/parts/build kubelet@1.34 kubelet@1.35 kubelet@1.36
+	cargo test --locked --test admission -- $(ARGS)
 
 real-faults: parts
 	cargo test --locked --test real-faults -- $(ARGS)

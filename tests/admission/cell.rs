@@ -90,7 +90,10 @@ impl Cell {
     fn is_valid(&self) -> bool {
         // The kubelet merges every combination of hints: with 255 sets of nodes, a pod of three resources takes it
         // minutes.
-        if self.machine == "eight-by-sixty-four" && self.memory && ["best-effort", "restricted"].contains(&self.policy) {
+        if self.machine == "eight-by-sixty-four"
+            && self.memory
+            && ["best-effort", "restricted"].contains(&self.policy)
+        {
             return false;
         }
         // It takes the ids of nodes for positions in the list of distances, and panics if there are gaps.
@@ -106,11 +109,8 @@ impl Cell {
         let on = |names: &[&str]| -> Map<String, Value> {
             names.iter().map(|name| ((*name).to_owned(), json!("true"))).collect()
         };
-        let topology_options = on(if self.closest && self.policy != "none" {
-            &["prefer-closest-numa-nodes"]
-        } else {
-            &[]
-        });
+        let topology_options =
+            on(if self.closest && self.policy != "none" { &["prefer-closest-numa-nodes"] } else { &[] });
         let mut setup = RealNode::on(self.machine)?
             .named(name)
             .version(self.version)
@@ -121,7 +121,8 @@ impl Cell {
             .kubelet("topologyManagerScope", self.scope.into())
             .kubelet("topologyManagerPolicyOptions", topology_options.into());
         if !self.memory {
-            setup = setup.kubelet("memoryManagerPolicy", "None".into()).kubelet("reservedMemory", Value::Null);
+            setup =
+                setup.kubelet("memoryManagerPolicy", "None".into()).kubelet("reservedMemory", Value::Null);
         }
         if self.numeric {
             let mut reserved = machine(self.machine)?.kubelet["systemReserved"].clone();

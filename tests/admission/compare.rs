@@ -74,7 +74,9 @@ impl Tally {
     pub(crate) fn summary(&self) -> String {
         let Self { pods, differences, wrongly_fits, wrongly_refused, .. } = self;
         let differences = differences.len();
-        format!("{pods} pods, {differences} differences, from amounts {wrongly_fits} too many and {wrongly_refused} too few")
+        format!(
+            "{pods} pods, {differences} differences, from amounts {wrongly_fits} too many and {wrongly_refused} too few"
+        )
     }
 }
 
@@ -101,7 +103,13 @@ impl fmt::Display for Tally {
 }
 
 /// Sends pods to one kubelet and compares.
-pub(crate) async fn run(cell: &Cell, index: usize, cluster: &Cluster, count: usize, seed: u64) -> Result<Tally> {
+pub(crate) async fn run(
+    cell: &Cell,
+    index: usize,
+    cluster: &Cluster,
+    count: usize,
+    seed: u64,
+) -> Result<Tally> {
     let node = cell.setup(&format!("{}-{index}", cell.machine))?.start(cluster).await?;
     let mut walk = Walk { node, random: Rng::with_seed(seed), running: Vec::new(), tally: Tally::default() };
     for number in 0..count {
@@ -142,17 +150,26 @@ impl Walk {
             PodOutcome::Ended(_) => Some(refusal(&object)),
         };
         if let (None, Err(refusal)) = (&actual, &prediction.zones) {
-            self.tally.notes.push(format!("{cell}: {spec}: admitted, and from the amounts {refusal} {:?}", refusal.resources));
+            self.tally.notes.push(format!(
+                "{cell}: {spec}: admitted, and from the amounts {refusal} {:?}",
+                refusal.resources
+            ));
         }
-        if let (Some(actual), true, true) = (&actual, prediction.zones.is_ok(), prediction.insufficient.is_none()) {
-            self.tally.notes.push(format!("{cell}: {spec}: {actual}, and from the amounts it fits {:?}", prediction.guesses));
+        if let (Some(actual), true, true) =
+            (&actual, prediction.zones.is_ok(), prediction.insufficient.is_none())
+        {
+            self.tally.notes.push(format!(
+                "{cell}: {spec}: {actual}, and from the amounts it fits {:?}",
+                prediction.guesses
+            ));
         }
         self.compare_amounts(&prediction, actual.is_none());
         let differences = match &actual {
             None => self.placed(&before, &prediction, &object, &request).await?,
             Some(refusal) => refused(&prediction, refusal),
         };
-        let outcome = actual.as_deref().map_or("admitted", |refusal| refusal.split(':').next().unwrap_or_default());
+        let outcome =
+            actual.as_deref().map_or("admitted", |refusal| refusal.split(':').next().unwrap_or_default());
         *self.tally.outcomes.entry(outcome.to_owned()).or_default() += 1;
         self.tally.differences.extend(differences.into_iter().map(|what| format!("{cell}: {spec}: {what}")));
         match actual {
@@ -232,7 +249,9 @@ fn refused(prediction: &Prediction, actual: &str) -> Vec<String> {
     match &prediction.exact {
         Err(predicted) if predicted == actual => Vec::new(),
         // Only the resource is predicted.
-        Err(predicted) if predicted.starts_with("OutOf") && actual.starts_with(&format!("{predicted}:")) => Vec::new(),
+        Err(predicted) if predicted.starts_with("OutOf") && actual.starts_with(&format!("{predicted}:")) => {
+            Vec::new()
+        }
         Err(predicted) => vec![format!("refused with {actual}, and predicted was {predicted}")],
         Ok(placements) => vec![format!("refused with {actual}, and predicted were {placements:?}")],
     }

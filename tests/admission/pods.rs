@@ -38,7 +38,11 @@ impl Maker<'_> {
         }
         for number in 0..self.few() {
             let one_more = one.container(&format!("app-{number}"));
-            one = if self.random.u8(..4) == 0 { self.small_fraction(one_more) } else { self.requests(one_more) };
+            one = if self.random.u8(..4) == 0 {
+                self.small_fraction(one_more)
+            } else {
+                self.requests(one_more)
+            };
         }
         one
     }

@@ -46,7 +46,10 @@ impl Snapshot {
     pub(crate) async fn take(node: &RealNode) -> Result<Self> {
         let file = node.dir().join("recording.json");
         let mut command = Command::new(env!("CARGO_BIN_EXE_numacast"));
-        command.args(["snapshot", "--node-name", node.name(), "--record"]).arg(&file).args(Agent::places(node));
+        command
+            .args(["snapshot", "--node-name", node.name(), "--record"])
+            .arg(&file)
+            .args(Agent::places(node));
         let output = command.output().context("cannot run numacast snapshot")?;
         ensure!(output.status.success(), "numacast snapshot: {}", String::from_utf8_lossy(&output.stderr));
         let recording = Recording::read(&file)?;
@@ -54,7 +57,8 @@ impl Snapshot {
         let active: Vec<&Pod> = pods.iter().filter(|pod| is_active(pod)).collect();
         let uids: BTreeSet<String> = active.iter().filter_map(|pod| pod.uid()).collect();
         let checkpoints = recording.checkpoints.iter();
-        let entries = checkpoints.flat_map(|checkpoints| checkpoints.pods.keys().chain(checkpoints.memory.uids()));
+        let entries =
+            checkpoints.flat_map(|checkpoints| checkpoints.pods.keys().chain(checkpoints.memory.uids()));
         let ended = entries.filter(|uid| !uids.contains(*uid)).cloned().collect();
         let mut used = NodeAmounts::new();
         for pod in active {
@@ -67,7 +71,8 @@ impl Snapshot {
         let mut allocatable = NodeAmounts::new();
         for (name, quantity) in amounts {
             let quantity: Quantity = quantity.0.parse().map_err(|_| anyhow::anyhow!("{}", quantity.0))?;
-            let amount = if name == "cpu" { quantity.nano() / 1_000_000 } else { i128::from(quantity.ceil()) };
+            let amount =
+                if name == "cpu" { quantity.nano() / 1_000_000 } else { i128::from(quantity.ceil()) };
             allocatable.insert(name, u64::try_from(amount)?);
         }
         Ok(Self { recording, minor: node.minor(), ended, allocatable, used })
@@ -88,7 +93,11 @@ impl Snapshot {
     }
 
     /// Predicts again, with the devices that the kubelet chose where it had a choice.
-    pub(crate) fn given(&self, pod: &PodRequest, chosen: &BTreeMap<&str, &ContainerUsage>) -> Result<Vec<Placement>> {
+    pub(crate) fn given(
+        &self,
+        pod: &PodRequest,
+        chosen: &BTreeMap<&str, &ContainerUsage>,
+    ) -> Result<Vec<Placement>> {
         let choose = |container: &str, resource: &str, choice: &DeviceChoice| {
             let groups = chosen.get(container).into_iter().flat_map(|entry| &entry.devices);
             let of_resource = groups.filter(|group| group.resource == resource);

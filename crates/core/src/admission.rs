@@ -26,9 +26,9 @@ use crate::machine::IdSet;
 use crate::pod::ContainerKind;
 
 pub use cpus::{CpuOptions, CpuTopology, Cpus};
+pub use devices::{Device, DeviceChoice, DeviceCounts, Devices, Resource};
 pub use from_kubelet::KubeletState;
 pub use from_zones::{Guess, guesses, node_of_zones};
-pub use devices::{Device, DeviceChoice, DeviceCounts, Devices, Resource};
 pub use hints::Distances;
 pub use memory::{Bytes, Memory, MemoryBlocks, MemoryKind, MemoryNode};
 pub use node_set::NodeSet;
@@ -137,7 +137,11 @@ impl Node {
     ///
     /// # Errors
     /// As [`Node::admit`].
-    pub fn admit_choosing(&mut self, pod: &PodRequest, choose: Chooser<'_>) -> Result<Vec<Placement>, Refusal> {
+    pub fn admit_choosing(
+        &mut self,
+        pod: &PodRequest,
+        choose: Chooser<'_>,
+    ) -> Result<Vec<Placement>, Refusal> {
         let whole = self.settings.scope == Scope::Pod && self.settings.policy != TopologyPolicy::None;
         let hint = match whole {
             true if self.is_pod_level(pod) => return self.admit_pod_level(pod, choose),
@@ -171,8 +175,8 @@ impl Node {
                 None => self.container_hint(pod, container, &reusable),
             };
             let mut placement = Placement { container: container.name.clone(), ..Placement::default() };
-            let placed =
-                hint.and_then(|hint| self.allocate(pod, container, hint, &mut reusable, choose, &mut placement));
+            let placed = hint
+                .and_then(|hint| self.allocate(pod, container, hint, &mut reusable, choose, &mut placement));
             placements.push(placement);
             if let Err(refusal) = placed {
                 return Err(refusal.in_container(&container.name).after(placements));
@@ -210,11 +214,8 @@ impl Node {
 
     /// Merges hints for a container or, with an empty name, for the pod.
     fn merge(&self, hints: &[ResourceHints], container: &str) -> Result<Hint, Refusal> {
-        let merger = Merger {
-            policy: self.settings.policy,
-            all: self.nodes,
-            distances: self.distances_for_merging(),
-        };
+        let merger =
+            Merger { policy: self.settings.policy, all: self.nodes, distances: self.distances_for_merging() };
         match merger.merge(hints) {
             (hint, true) => Ok(hint),
             (_, false) => Err(Refusal::misaligned(merger.blocking(hints)).in_container(container)),
@@ -240,10 +241,8 @@ impl Node {
         reusable: &Reusable,
     ) -> Vec<ResourceHints> {
         let most = self.most_nodes();
-        let nodes = devices::Nodes {
-            all: self.nodes,
-            with_devices_only: self.settings.hints_of_device_nodes_only,
-        };
+        let nodes =
+            devices::Nodes { all: self.nodes, with_devices_only: self.settings.hints_of_device_nodes_only };
         let mut hints = self.devices.hints(devices, &reusable.devices, nodes, most);
         if let Some(manager) = self.cpus.as_ref().filter(|_| cpus > 0) {
             let of_cpus = manager.hints(cpus, &reusable.cpus, most);
@@ -392,7 +391,8 @@ impl Node {
             placements.push(placement);
         }
         let lasting = pod.containers.iter().map(|container| container.kind != ContainerKind::Init);
-        let shared = placements.iter_mut().zip(lasting).filter(|(placement, lasting)| placement.shared && *lasting);
+        let shared =
+            placements.iter_mut().zip(lasting).filter(|(placement, lasting)| placement.shared && *lasting);
         shared.for_each(|(placement, _)| placement.cpus.clone_from(&left));
         Ok(placements)
     }
@@ -435,7 +435,8 @@ impl Node {
     }
 
     fn check_shared_memory(&self, pod: &PodRequest, total: &Bytes) -> Result<(), Refusal> {
-        let requests = pod.containers.iter().map(|container| (container.kind, self.memory_of(pod, container)));
+        let requests =
+            pod.containers.iter().map(|container| (container.kind, self.memory_of(pod, container)));
         pod::check_shared(requests, total, "memory")
     }
 }
@@ -455,7 +456,8 @@ pub fn nodes_of(placements: &[Placement], node: &Node) -> BTreeSet<crate::machin
         for (resource, choice) in &placement.devices {
             let devices = node.devices.resources().get(resource).map(|resource| &resource.devices);
             let chosen = &choice.chosen;
-            let of_device = |id: &String| devices.and_then(|devices| devices.get(id)).map(|device| device.nodes);
+            let of_device =
+                |id: &String| devices.and_then(|devices| devices.get(id)).map(|device| device.nodes);
             ids.extend(chosen.iter().filter_map(of_device).flat_map(NodeSet::iter));
         }
     }

@@ -95,7 +95,8 @@ impl Devices {
         machine: Nodes,
         most: u32,
     ) -> Vec<ResourceHints> {
-        let known = request.iter().filter_map(|(name, count)| Some((name, self.resources.get(name)?, *count)));
+        let known =
+            request.iter().filter_map(|(name, count)| Some((name, self.resources.get(name)?, *count)));
         let none = BTreeSet::new();
         let hints = known.map(|(name, resource, count)| ResourceHints {
             resource: name.clone(),
@@ -179,7 +180,8 @@ impl Resource {
     }
 
     fn nodes(&self, machine: Nodes) -> NodeSet {
-        let with_devices = self.devices.values().fold(NodeSet::default(), |set, device| set.union(device.nodes));
+        let with_devices =
+            self.devices.values().fold(NodeSet::default(), |set, device| set.union(device.nodes));
         let with_devices = with_devices.intersection(machine.all);
         if machine.with_devices_only && !with_devices.is_empty() { with_devices } else { machine.all }
     }

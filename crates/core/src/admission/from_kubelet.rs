@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    CpuOptions, CpuTopology, Cpus, Device, Devices, Memory, MemoryKind, MemoryNode, Node, NodeSet, Resource, Scope,
-    Settings, TopologyPolicy,
+    CpuOptions, CpuTopology, Cpus, Device, Devices, Memory, MemoryKind, MemoryNode, Node, NodeSet, Resource,
+    Scope, Settings, TopologyPolicy,
 };
 use crate::kubelet::{Allocatable, Checkpoints, ContainerUsage, DeviceGroup, KubeletConfig, Usage};
 use crate::machine::{CpuLocation, Id, IdSet, Machine};
@@ -112,7 +112,9 @@ impl<'a> KubeletState<'a> {
                 let taken = cpus.topology().all().difference(&checkpoints.shared_cpus);
                 cpus.allocate(&taken);
                 let ended = checkpoints.pods.iter().filter(|(uid, _)| self.ended.contains(*uid));
-                ended.flat_map(|(_, containers)| containers).for_each(|container| cpus.release(&container.cpus));
+                ended
+                    .flat_map(|(_, containers)| containers)
+                    .for_each(|container| cpus.release(&container.cpus));
             }
             None => {
                 self.containers().for_each(|container| cpus.allocate(&container.cpus));

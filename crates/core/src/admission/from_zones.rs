@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::from_kubelet::{is_true, resource};
 use super::{
-    CpuOptions, CpuTopology, Cpus, Devices, Distances, Memory, MemoryKind, MemoryNode, Node, NodeSet, PodRequest,
-    Resource, Scope, Settings, TopologyPolicy,
+    CpuOptions, CpuTopology, Cpus, Devices, Distances, Memory, MemoryKind, MemoryNode, Node, NodeSet,
+    PodRequest, Resource, Scope, Settings, TopologyPolicy,
 };
 use crate::machine::{CpuLocation, Id, IdSet};
 use crate::nrt::{POLICY, SCOPE};
@@ -44,10 +44,8 @@ pub fn node_of_zones(zones: &[Zone], attributes: &BTreeMap<String, String>, mino
     // A filler zone has nothing.
     let is_real = |zone: &&Zone| zone.resources.values().any(|amounts| amounts.capacity > 0);
     let zones: Vec<&Zone> = zones.iter().filter(is_real).collect();
-    let distances: Distances = zones
-        .iter()
-        .flat_map(|zone| zone.costs.iter().map(|(to, cost)| ((zone.id, *to), *cost)))
-        .collect();
+    let distances: Distances =
+        zones.iter().flat_map(|zone| zone.costs.iter().map(|(to, cost)| ((zone.id, *to), *cost))).collect();
     Node {
         settings,
         nodes: zones.iter().map(|zone| zone.id).collect(),
@@ -84,10 +82,11 @@ pub fn guesses(node: &Node, attributes: &BTreeMap<String, String>, pod: &PodRequ
 }
 
 fn cpus(zones: &[&Zone], attributes: &BTreeMap<String, String>, minor: u32) -> Cpus {
-    let options: BTreeMap<String, String> = ["full-pcpus-only", "align-by-socket", "distribute-cpus-across-numa"]
-        .into_iter()
-        .filter_map(|option| Some((option.to_owned(), attributes.get(&cpu_option(option))?.clone())))
-        .collect();
+    let options: BTreeMap<String, String> =
+        ["full-pcpus-only", "align-by-socket", "distribute-cpus-across-numa"]
+            .into_iter()
+            .filter_map(|option| Some((option.to_owned(), attributes.get(&cpu_option(option))?.clone())))
+            .collect();
     let mut next: Id = 0;
     let (mut locations, mut reserved, mut taken) = (BTreeMap::new(), IdSet::new(), IdSet::new());
     for zone in zones {
@@ -131,7 +130,8 @@ fn devices(zones: &[&Zone]) -> Devices {
     let mut resources: BTreeMap<String, Resource> = BTreeMap::new();
     for zone in zones {
         for (name, amounts) in zone.resources.iter().filter(|(name, _)| name.contains('/')) {
-            let ids = (0..amounts.capacity).map(|number| (format!("{}/{number}", zone.id), NodeSet::one(zone.id)));
+            let ids =
+                (0..amounts.capacity).map(|number| (format!("{}/{number}", zone.id), NodeSet::one(zone.id)));
             let here = resource(ids);
             let all = resources.entry(name.clone()).or_default();
             all.registered = true;

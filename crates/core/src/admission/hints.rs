@@ -47,7 +47,8 @@ impl Merger {
     /// common: all that name nodes.
     pub(super) fn blocking(&self, resources: &[ResourceHints]) -> Vec<String> {
         let single = self.policy == TopologyPolicy::SingleNumaNode;
-        let is_blocked = |resource: &&ResourceHints| !usable(resource, single).iter().any(|hint| hint.preferred);
+        let is_blocked =
+            |resource: &&ResourceHints| !usable(resource, single).iter().any(|hint| hint.preferred);
         let blocked: Vec<&ResourceHints> = resources.iter().filter(is_blocked).collect();
         let named = resources.iter().filter(|resource| resource.hints.is_some());
         let blocking = if blocked.is_empty() { named.collect() } else { blocked };
@@ -63,6 +64,10 @@ impl Merger {
         let preferred = self.preferred(lists).into_iter().min_by(|a, b| self.compare(*a, *b));
         if let Some(nodes) = preferred {
             return Hint { nodes: Some(nodes), preferred: true };
+        }
+        // Any other policy refuses the pod, wherever it would be.
+        if self.policy != TopologyPolicy::BestEffort {
+            return failed;
         }
         let most = lists.iter().filter_map(|list| narrowest(list)).max().unwrap_or(0);
         let order = |a: &NodeSet, b: &NodeSet| rank(*a, most).cmp(&rank(*b, most)).then(self.compare(*a, *b));
@@ -96,7 +101,8 @@ impl Merger {
     fn shared(&self, lists: &[Vec<Hint>]) -> BTreeSet<NodeSet> {
         let mut shared = BTreeSet::from([self.all]);
         for list in lists {
-            let nodes: BTreeSet<NodeSet> = list.iter().map(|hint| hint.nodes.unwrap_or(NodeSet::ALL)).collect();
+            let nodes: BTreeSet<NodeSet> =
+                list.iter().map(|hint| hint.nodes.unwrap_or(NodeSet::ALL)).collect();
             let both = |set: &NodeSet| nodes.iter().map(|other| set.intersection(*other)).collect::<Vec<_>>();
             shared = shared.iter().flat_map(both).collect();
         }

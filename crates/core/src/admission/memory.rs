@@ -85,7 +85,10 @@ impl Memory {
         // Without any hint, of whatever number of nodes, the kubelet names no resource, and that means that the
         // request fits anywhere.
         let hints = Some(hints).filter(|hints| !hints.is_empty() || self.fits_several(request));
-        request.keys().map(|resource| ResourceHints { resource: resource.clone(), hints: hints.clone() }).collect()
+        request
+            .keys()
+            .map(|resource| ResourceHints { resource: resource.clone(), hints: hints.clone() })
+            .collect()
     }
 
     fn sets(&self, request: &Bytes, reusable: &Reusable, most: u32) -> Vec<Hint> {

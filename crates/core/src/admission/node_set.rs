@@ -2,6 +2,10 @@
 
 use crate::machine::Id;
 
+/// The most nodes of which every subset is considered. Beyond, the kubelet practically never ends, unless only one
+/// node can be chosen.
+const MOST_FOR_ALL_SUBSETS: u32 = 12;
+
 /// A set of NUMA nodes with ids below 64, as in the kubelet (`topologymanager/bitmask`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeSet(u64);
@@ -69,15 +73,18 @@ impl NodeSet {
         (self.len(), self.0)
     }
 
-    /// Iterates over the non-empty subsets of at most `most` nodes, those with fewer nodes first.
+    /// Iterates over the non-empty subsets of at most `most` nodes, those with fewer nodes first. Of a large set
+    /// these are only single nodes and pairs.
     pub(super) fn subsets(self, most: u32) -> impl Iterator<Item = Self> {
+        let most = if self.len() > MOST_FOR_ALL_SUBSETS { most.min(2) } else { most };
         (1..=self.len().min(most)).flat_map(move |size| self.subsets_of_size(size))
     }
 
     /// Iterates over the subsets of exactly `size` nodes.
     pub(super) fn subsets_of_size(self, size: u32) -> impl Iterator<Item = Self> {
         let ids: Vec<Id> = self.iter().collect();
-        let mut next = (size > 0 && size as usize <= ids.len()).then(|| (0..size as usize).collect::<Vec<_>>());
+        let mut next =
+            (size > 0 && size as usize <= ids.len()).then(|| (0..size as usize).collect::<Vec<_>>());
         std::iter::from_fn(move || {
             let at = next.take()?;
             next = next_combination(&at, ids.len());

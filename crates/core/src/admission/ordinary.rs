@@ -12,7 +12,8 @@ impl PodRequest {
     #[must_use]
     pub fn of_node(&self) -> NodeAmounts {
         let mut amounts = NodeAmounts::new();
-        let mut kinds: Vec<&String> = self.containers.iter().flat_map(|container| container.memory.keys()).collect();
+        let mut kinds: Vec<&String> =
+            self.containers.iter().flat_map(|container| container.memory.keys()).collect();
         kinds.sort_unstable();
         kinds.dedup();
         for kind in kinds {

@@ -46,10 +46,10 @@ pub struct ContainerRequest {
 
 impl From<&Pod> for PodRequest {
     fn from(pod: &Pod) -> Self {
-        let pod_level = pod.pod_level.as_deref().map(|level| PodLevelRequest {
-            cpu_milli: level.cpu_milli,
-            memory: memory(level),
-        });
+        let pod_level = pod
+            .pod_level
+            .as_deref()
+            .map(|level| PodLevelRequest { cpu_milli: level.cpu_milli, memory: memory(level) });
         let containers = pod.containers.iter().map(ContainerRequest::from).collect();
         Self { guaranteed: pod.guaranteed, pod_level, containers }
     }
@@ -102,8 +102,12 @@ impl PodRequest {
     }
 
     pub(super) fn devices_peak(&self) -> DeviceCounts {
-        let names: BTreeMap<&String, ()> =
-            self.containers.iter().flat_map(|container| container.devices.keys()).map(|name| (name, ())).collect();
+        let names: BTreeMap<&String, ()> = self
+            .containers
+            .iter()
+            .flat_map(|container| container.devices.keys())
+            .map(|name| (name, ()))
+            .collect();
         let of = |name: &String| self.peak(|container| container.devices.get(name).copied().unwrap_or(0));
         names.into_keys().map(|name| (name.clone(), of(name))).collect()
     }
@@ -119,7 +123,10 @@ pub(super) fn check_shared(
     let mut running = Bytes::new();
     let mut is_shared = false;
     let exhausted = |running: &Bytes| {
-        total.iter().find(|(name, total)| running.get(*name).copied().unwrap_or(0) >= **total).map(|(name, _)| name)
+        total
+            .iter()
+            .find(|(name, total)| running.get(*name).copied().unwrap_or(0) >= **total)
+            .map(|(name, _)| name)
     };
     for (kind, request) in requests {
         match (kind, request.is_empty()) {

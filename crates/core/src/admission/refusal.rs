@@ -107,7 +107,9 @@ impl Refusal {
         if pod_level && self.reason == Reason::TopologyAffinity {
             let which = match self.container.is_empty() {
                 true => "pod with pod-level resources failed admission under pod-scope topology manager",
-                false => "pod with pod-level resources failed admission with a container-level topology manager",
+                false => {
+                    "pod with pod-level resources failed admission with a container-level topology manager"
+                }
             };
             self.message = format!("Pod Scope {which}");
         }

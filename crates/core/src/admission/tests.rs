@@ -14,7 +14,8 @@ fn node(policy: TopologyPolicy, scope: Scope) -> Node {
 }
 
 fn node_with(policy: TopologyPolicy, scope: Scope, options: CpuOptions, nodes: Id) -> Node {
-    let location = |cpu: Id| CpuLocation { node: cpu / 8, socket: cpu / 8, core: cpu / 2 * 2, cache: cpu / 4 };
+    let location =
+        |cpu: Id| CpuLocation { node: cpu / 8, socket: cpu / 8, core: cpu / 2 * 2, cache: cpu / 4 };
     let topology: CpuTopology = (0..nodes * 8).map(|cpu| (cpu, location(cpu))).collect();
     let memory = |id: Id| {
         let kinds = [
@@ -23,9 +24,8 @@ fn node_with(policy: TopologyPolicy, scope: Scope, options: CpuOptions, nodes: I
         ];
         (id, MemoryNode { blocks: 0, group: NodeSet::one(id), kinds: kinds.into() })
     };
-    let devices = [("a", vec![0]), ("b", vec![1]), ("c", vec![1])].map(|(id, nodes)| {
-        (id.to_owned(), Device { nodes: nodes.into_iter().collect(), healthy: true })
-    });
+    let devices = [("a", vec![0]), ("b", vec![1]), ("c", vec![1])]
+        .map(|(id, nodes)| (id.to_owned(), Device { nodes: nodes.into_iter().collect(), healthy: true }));
     let nic = Resource { devices: devices.into(), registered: true, ..Resource::default() };
     Node {
         settings: Settings { policy, scope, hints_of_device_nodes_only: true, ..Settings::default() },
@@ -63,7 +63,12 @@ fn told(outcome: Result<Vec<Placement>, Refusal>) -> String {
             let one = |placement: &Placement| {
                 let memory = placement.memory.as_ref().map(|blocks| blocks.nodes.iter().collect::<IdSet>());
                 let memory = memory.map(|nodes| format!(" memory {nodes}")).unwrap_or_default();
-                let devices = placement.devices.values().flat_map(|choice| choice.chosen.clone()).collect::<Vec<_>>().join(",");
+                let devices = placement
+                    .devices
+                    .values()
+                    .flat_map(|choice| choice.chosen.clone())
+                    .collect::<Vec<_>>()
+                    .join(",");
                 let devices = if devices.is_empty() { devices } else { format!(" nics {devices}") };
                 format!("{} {}{memory}{devices}", placement.container, placement.cpus)
             };
@@ -79,7 +84,11 @@ fn told(outcome: Result<Vec<Placement>, Refusal>) -> String {
 #[test]
 fn everything_is_on_one_node_with_single_numa_node() {
     let mut machine = node(TopologyPolicy::SingleNumaNode, Scope::Container);
-    assert_eq!(told(machine.admit(&app(3, 2, 0))), "app-3 1-3 memory 0", "the rest of the reserved core first");
+    assert_eq!(
+        told(machine.admit(&app(3, 2, 0))),
+        "app-3 1-3 memory 0",
+        "the rest of the reserved core first"
+    );
     assert_eq!(told(machine.admit(&app(5, 2, 0))), "app-5 8-12 memory 1");
     assert_eq!(told(machine.admit(&app(5, 2, 0))), "TopologyAffinityError app-5 cpu", "4 and 3 are free");
     assert_eq!(
@@ -129,7 +138,8 @@ fn the_memory_managers_groups_take_no_other_blocks() {
     let mut machine = node(TopologyPolicy::BestEffort, Scope::Container);
     assert_eq!(told(machine.admit(&app(2, 10, 0))), "app-2 2-3 memory 0-1");
     assert_eq!(told(machine.admit(&app(1, 1, 0))), "app-1 1 memory 0-1", "as the group");
-    let mut single = Node { settings: node(TopologyPolicy::SingleNumaNode, Scope::Container).settings, ..machine.clone() };
+    let mut single =
+        Node { settings: node(TopologyPolicy::SingleNumaNode, Scope::Container).settings, ..machine.clone() };
     assert_eq!(told(single.admit(&app(1, 1, 0))), "TopologyAffinityError app-1 memory");
     let memory = machine.memory.as_mut().unwrap();
     for bytes in [10 * GIB, GIB] {
@@ -159,7 +169,10 @@ fn a_pod_is_aligned_as_a_whole_with_the_scope_pod() {
     let mut machine = node(TopologyPolicy::SingleNumaNode, Scope::Pod);
     assert_eq!(told(machine.admit(&two)), "TopologyAffinityError  cpu");
     let smaller = pod(&[container(Init, 8, 1, 0), container(App, 4, 1, 0), container(App, 3, 1, 0)]);
-    assert_eq!(told(machine.admit(&smaller)), "init-8 8-15 memory 1; app-4 8-11 memory 1; app-3 12-14 memory 1");
+    assert_eq!(
+        told(machine.admit(&smaller)),
+        "init-8 8-15 memory 1; app-4 8-11 memory 1; app-3 12-14 memory 1"
+    );
 }
 
 #[test]

@@ -62,7 +62,8 @@ impl<F: HostFiles> Reader<'_, F> {
         let consequence = "the CPU is left out";
         number
             .map_err(|what| {
-                self.errors.push(FileError { file: file.to_owned(), message: format!("{what}; {consequence}") });
+                self.errors
+                    .push(FileError { file: file.to_owned(), message: format!("{what}; {consequence}") });
             })
             .ok()
     }

@@ -42,7 +42,8 @@ fn policies(config: &KubeletConfig) -> Vec<(String, String)> {
         (SCOPE.to_owned(), config.topology_manager_scope.clone()),
     ];
     for (option, value) in &config.topology_manager_policy_options {
-        let name = if option == MAX_NODES { MAX_NODES_ATTRIBUTE.to_owned() } else { camel_case(OPTION, option) };
+        let name =
+            if option == MAX_NODES { MAX_NODES_ATTRIBUTE.to_owned() } else { camel_case(OPTION, option) };
         attributes.push((name, value.clone()));
     }
     attributes.push((CPU_POLICY.to_owned(), config.cpu_manager_policy.clone()));

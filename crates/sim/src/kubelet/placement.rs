@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use numacast_core::admission::{
-    ContainerRequest, Device, Devices, Memory, MemoryBlocks, MemoryKind, MemoryNode, Node, NodeSet, Placement,
-    PodLevelRequest, PodRequest, Refusal, Resource,
+    ContainerRequest, Device, Devices, Memory, MemoryBlocks, MemoryKind, MemoryNode, Node, NodeSet,
+    Placement, PodLevelRequest, PodRequest, Refusal, Resource,
 };
 use numacast_core::pod::ContainerKind;
 
@@ -53,7 +53,8 @@ impl Model {
         let Placement { container, cpus, memory, devices, .. } = placement;
         let allocated = devices.into_iter().map(|(resource, choice)| {
             let plugin = self.devices.plugins.get(&resource);
-            let nodes = |id: &String| plugin.and_then(|plugin| plugin.devices.get(id)).map(|of| of.nodes.clone());
+            let nodes =
+                |id: &String| plugin.and_then(|plugin| plugin.devices.get(id)).map(|of| of.nodes.clone());
             let devices = choice.chosen.iter().map(|id| (id.clone(), nodes(id).unwrap_or_default()));
             (resource, devices.collect::<AllocatedDevices>())
         });
@@ -168,7 +169,10 @@ impl super::device_manager::DeviceManager {
     fn state(&self) -> Devices {
         let resource = |(name, plugin): (&String, &super::device_manager::Plugin)| {
             let devices = plugin.devices.iter().map(|(id, device)| {
-                (id.clone(), Device { nodes: device.nodes.iter().collect::<NodeSet>(), healthy: device.healthy })
+                (
+                    id.clone(),
+                    Device { nodes: device.nodes.iter().collect::<NodeSet>(), healthy: device.healthy },
+                )
             });
             let resource = Resource {
                 devices: devices.collect(),

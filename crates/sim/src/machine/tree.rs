@@ -143,13 +143,17 @@ fn cores(machine: &MachineSpec) -> BTreeMap<Id, Core> {
     let mut caches = 0;
     for node in &machine.nodes {
         for (number, cpus) in machine.cores(node).into_iter().enumerate() {
-            let is_next = machine.cores_per_cache.map_or(number == 0, |cores| number % usize::from(cores) == 0);
+            let is_next =
+                machine.cores_per_cache.map_or(number == 0, |cores| number % usize::from(cores) == 0);
             caches += usize::from(is_next);
             let package = node.package_of(cpus[0]);
             let id = next_in_package.entry(package).or_default();
             let siblings: IdSet = cpus.iter().copied().filter(|cpu| node.cpus.contains(*cpu)).collect();
             for cpu in cpus {
-                cores.insert(cpu, Core { id: *id, cache: caches, node: node.id, package, siblings: siblings.clone() });
+                cores.insert(
+                    cpu,
+                    Core { id: *id, cache: caches, node: node.id, package, siblings: siblings.clone() },
+                );
             }
             *id += 1;
         }
@@ -336,7 +340,9 @@ impl Tree<'_> {
     fn cpuinfo(&mut self) {
         let cores = self.cores.iter().filter(|(cpu, core)| core.siblings.contains(**cpu));
         let lines = cores.map(|(cpu, Core { id, package, .. })| {
-            format!("processor\t: {cpu}\ncpu MHz\t\t: 2400.000\nphysical id\t: {package}\ncore id\t\t: {id}\n")
+            format!(
+                "processor\t: {cpu}\ncpu MHz\t\t: 2400.000\nphysical id\t: {package}\ncore id\t\t: {id}\n"
+            )
         });
         let text = lines.collect::<Vec<_>>().join("\n");
         self.put("proc/cpuinfo".to_owned(), text);

@@ -33,10 +33,7 @@ pub(super) fn take(
         choice.take(&mut taking, &search, order, options.distribute_by_socket);
         return match taking.needed {
             0 => Ok(taking.taken),
-            1.. => Err(format!(
-                "accounting error, not enough CPUs allocated, remaining: {}",
-                taking.needed
-            )),
+            1.. => Err(format!("accounting error, not enough CPUs allocated, remaining: {}", taking.needed)),
             _ => Err(format!("accounting error, too many CPUs allocated, remaining: {}", taking.needed)),
         };
     }
@@ -122,7 +119,8 @@ impl Search<'_> {
         let mut left = self.free.clone();
         nodes.iter().for_each(|node| *left.entry(*node).or_default() -= each);
         let (balance, remainder) = self.balance(&nodes, &left, self.count - each * nodes.len() as u64);
-        let one_socket = self.by_socket && self.topology.sockets_of(nodes.iter().copied().collect()).len() <= 1;
+        let one_socket =
+            self.by_socket && self.topology.sockets_of(nodes.iter().copied().collect()).len() <= 1;
         Some(Choice { nodes, remainder, balance, one_socket })
     }
 

@@ -32,11 +32,8 @@ pub(super) fn packed(
         return Ok(taking.taken);
     }
     check_enough(available, count)?;
-    let levels = if taking.nodes_first() {
-        [Level::Node, Level::Socket]
-    } else {
-        [Level::Socket, Level::Node]
-    };
+    let levels =
+        if taking.nodes_first() { [Level::Node, Level::Socket] } else { [Level::Socket, Level::Node] };
     for level in levels {
         taking.take_whole(level);
         if taking.is_done() {
@@ -65,9 +62,9 @@ pub(super) fn packed(
 pub(super) fn check_enough(available: &IdSet, count: u64) -> Result<(), String> {
     let found = available.len();
     match count > found {
-        true => Err(format!(
-            "not enough cpus available to satisfy request: requested={count}, available={found}"
-        )),
+        true => {
+            Err(format!("not enough cpus available to satisfy request: requested={count}, available={found}"))
+        }
         false => Ok(()),
     }
 }
@@ -155,7 +152,8 @@ impl<'a> Taking<'a> {
         let cores = (self.needed + threads - 1) / threads;
         let first = self.topology.ids(Level::Core, &self.free_in(Level::Cache, cache));
         let first = first.iter().take(usize::try_from(cores).unwrap_or(usize::MAX));
-        let mut cpus: Vec<Id> = first.flat_map(|core| self.free_in(Level::Core, core).iter().collect::<Vec<_>>()).collect();
+        let mut cpus: Vec<Id> =
+            first.flat_map(|core| self.free_in(Level::Core, core).iter().collect::<Vec<_>>()).collect();
         cpus.sort_unstable();
         if self.needed % 2 != 0 && threads > 1 && cpus.len() as u64 > self.needed.unsigned_abs() {
             cpus.pop();
@@ -182,11 +180,19 @@ impl<'a> Taking<'a> {
 
     /// The nodes with free CPUs, those with the fewest first.
     pub(super) fn nodes(&self) -> Vec<Id> {
-        if self.nodes_first() { self.parts(Level::Node, &self.free) } else { self.each(self.sockets(), Level::Socket, Level::Node) }
+        if self.nodes_first() {
+            self.parts(Level::Node, &self.free)
+        } else {
+            self.each(self.sockets(), Level::Socket, Level::Node)
+        }
     }
 
     fn sockets(&self) -> Vec<Id> {
-        if self.nodes_first() { self.each(self.nodes(), Level::Node, Level::Socket) } else { self.parts(Level::Socket, &self.free) }
+        if self.nodes_first() {
+            self.each(self.nodes(), Level::Node, Level::Socket)
+        } else {
+            self.parts(Level::Socket, &self.free)
+        }
     }
 
     fn cores(&self) -> Vec<Id> {
