@@ -144,7 +144,7 @@ impl Snapshot {
             rules: &rules,
         });
         let attributes: BTreeMap<String, String> = account.attributes.into_iter().collect();
-        let mut node = admission::node_of_zones(&account.zones, &attributes, self.minor);
+        let mut node = admission::node_of_zones(&account.zones, &attributes, &self.allocatable, self.minor);
         let guesses = admission::guesses(&node, &attributes, pod);
         Ok((node.admit(pod).map(drop), guesses))
     }

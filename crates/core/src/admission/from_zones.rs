@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::from_kubelet::{is_true, resource};
 use super::{
-    CpuOptions, CpuTopology, Cpus, Devices, Distances, Memory, MemoryKind, MemoryNode, Node, NodeSet,
-    PodRequest, Resource, Scope, Settings, TopologyPolicy,
+    ContainerRequest, CpuOptions, CpuTopology, Cpus, Devices, Distances, Memory, MemoryKind, MemoryNode,
+    Node, NodeAmounts, NodeSet, PodRequest, Resource, Scope, Settings, TopologyPolicy,
 };
 use crate::machine::{CpuLocation, Id, IdSet};
 use crate::nrt::{POLICY, SCOPE};
@@ -28,9 +28,15 @@ pub enum Guess {
 }
 
 /// Returns the state that an object describes. CPUs and devices get ids of their own: each zone has as many
-/// as the object counts.
+/// as the object counts. Devices that the Node has beyond those (`allocatable`) are in no zone, and taken for
+/// available.
 #[must_use]
-pub fn node_of_zones(zones: &[Zone], attributes: &BTreeMap<String, String>, minor: u32) -> Node {
+pub fn node_of_zones(
+    zones: &[Zone],
+    attributes: &BTreeMap<String, String>,
+    allocatable: &NodeAmounts,
+    minor: u32,
+) -> Node {
     let attribute = |name: &str| attributes.get(name).map(String::as_str).unwrap_or_default();
     let is_on = |name: &str| is_true(attribute(name));
     let settings = Settings {
@@ -52,7 +58,7 @@ pub fn node_of_zones(zones: &[Zone], attributes: &BTreeMap<String, String>, mino
         distances,
         cpus: (attribute("cpuManagerPolicy") == "static").then(|| cpus(&zones, attributes, minor)),
         memory: (attribute("memoryManagerPolicy") == "Static").then(|| memory(&zones)),
-        devices: devices(&zones),
+        devices: devices(&zones, allocatable),
     }
 }
 
@@ -71,8 +77,13 @@ pub fn guesses(node: &Node, attributes: &BTreeMap<String, String>, pod: &PodRequ
     if node.memory.is_some() && pod.guaranteed && several {
         guesses.insert(Guess::MemoryGroups);
     }
-    let requests_devices = pod.containers.iter().filter(|container| !container.devices.is_empty()).count();
-    if requests_devices > 1 || (requests_devices == 1 && several) {
+    let with_devices = pod.containers.iter().filter(|container| !container.devices.is_empty());
+    let is_uncertain = |container: &ContainerRequest| {
+        let resources = container.devices.keys().filter_map(|name| node.devices.resources().get(name));
+        resources.flat_map(|resource| resource.devices.values()).any(|device| device.nodes.is_empty())
+    };
+    let count = with_devices.clone().count();
+    if count > 1 || (count == 1 && several) || with_devices.clone().any(is_uncertain) {
         guesses.insert(Guess::Devices);
     }
     if pod.pod_level.is_some() {
@@ -126,7 +137,7 @@ fn memory(zones: &[&Zone]) -> Memory {
     Memory::new(zones.iter().map(node).collect())
 }
 
-fn devices(zones: &[&Zone]) -> Devices {
+fn devices(zones: &[&Zone], allocatable: &NodeAmounts) -> Devices {
     let mut resources: BTreeMap<String, Resource> = BTreeMap::new();
     for zone in zones {
         for (name, amounts) in zone.resources.iter().filter(|(name, _)| name.contains('/')) {
@@ -139,6 +150,14 @@ fn devices(zones: &[&Zone]) -> Devices {
             let unavailable = amounts.available..amounts.capacity;
             all.allocated.extend(unavailable.map(|number| format!("{}/{number}", zone.id)));
         }
+    }
+    for (name, all) in &mut resources {
+        let placed: u64 =
+            zones.iter().filter_map(|zone| zone.resources.get(name)).map(|of| of.allocatable).sum();
+        let of_node = allocatable.get(name).copied().unwrap_or(0);
+        let unplaced =
+            (0..of_node.saturating_sub(placed)).map(|number| (format!("-/{number}"), NodeSet::default()));
+        all.devices.extend(resource(unplaced).devices);
     }
     Devices::new(resources)
 }

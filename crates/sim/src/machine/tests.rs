@@ -1,6 +1,6 @@
 //! Every machine in the repository is possible, matches its tree and could run a kubelet.
 
-use numacast_core::machine::{HostRoots, Machine, NumaNode, read};
+use numacast_core::machine::{HostRoots, Machine, NumaNode, read, read_cpus};
 use serde_json::Value;
 
 use super::*;
@@ -23,8 +23,12 @@ fn states() -> Vec<(String, MachineSpec)> {
     all
 }
 
+fn roots(root: &Path) -> HostRoots {
+    HostRoots { sys: root.join("sys"), proc: root.join("proc") }
+}
+
 fn read_from(root: &Path) -> Machine {
-    read(&HostRoots { sys: root.join("sys"), proc: root.join("proc") }).unwrap()
+    read(&roots(root)).unwrap()
 }
 
 /// The described nodes as [`Machine`] represents them.
@@ -69,14 +73,28 @@ fn described_machines_are_read_back_from_their_trees() {
 #[test]
 fn writing_another_machine_replaces_all_files() {
     let root = tempfile::tempdir().unwrap();
-    for name in ["fake-numa", "power9-gpus", "no-numa", "late-gpu-memory", "empty-nodes", "hybrid", "hotplug"]
-    {
+    let names = [
+        "fake-numa",
+        "power9-gpus",
+        "no-numa",
+        "late-gpu-memory",
+        "empty-nodes",
+        "hybrid",
+        "hotplug",
+        "smt-off",
+        "spanning",
+        "split-caches",
+    ];
+    for name in names {
         let (_, spec) = described().into_iter().find(|(described, _)| described == name).unwrap();
         for spec in [Some(spec.clone()), spec.later()].into_iter().flatten() {
             spec.write_tree(root.path()).unwrap();
             // `files` has no topology of single CPUs.
             let machine = Machine { threads_per_core: 2, ..read_from(root.path()) };
-            assert_eq!(machine, read(&spec.files()).unwrap(), "{name}");
+            let threads = read(&spec.files()).unwrap();
+            assert_eq!(machine, Machine { threads_per_core: 2, ..threads }, "{name}");
+            let (cpus, errors) = read_cpus(&roots(root.path()), &machine);
+            assert_eq!((cpus, errors), (spec.cpu_locations(), Vec::new()), "{name}");
             let (files, links) = contents(root.path());
             // All files that are not about a single CPU are in `files`.
             let is_single = |path: &str| path.contains("/cpu/cpu");
