@@ -150,7 +150,12 @@ async fn the_object_of_every_machine_is_admitted() -> Result<()> {
     }
     // Everything that can be published was published by some machine.
     ensure!(vectors > 0, "no machine had a vector");
-    for name in ["cpu_core", "topologyManagerMaxNUMANodes", "topologyManagerOptionPreferClosestNumaNodes"] {
+    for name in [
+        "cpu_core",
+        "topologyManagerMaxNUMANodes",
+        "topologyManagerOptionPreferClosestNumaNodes",
+        "cpuManagerOptionFullPcpusOnly",
+    ] {
         ensure!(names.contains(name), "no machine had {name}: {names:?}");
     }
     Ok(())

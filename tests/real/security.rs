@@ -598,6 +598,7 @@ fn full(name: &str) -> Value {
         ("topologyManagerMaxNUMANodes", "16"),
         ("topologyManagerOptionPreferClosestNumaNodes", "true"),
         ("cpuManagerPolicy", "static"),
+        ("cpuManagerOptionFullPcpusOnly", "true"),
         ("memoryManagerPolicy", "Static"),
         ("cpu_atom", "8-15,24"),
         ("cpu_core", "0-7"),
