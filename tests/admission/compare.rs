@@ -265,8 +265,8 @@ fn differs(predicted: &Placement, actual: &ContainerUsage, is_init: bool) -> Opt
     let blocks = predicted.memory.as_ref().filter(|blocks| !blocks.bytes.is_empty());
     let expected: Option<IdSet> = blocks.map(|blocks| blocks.nodes.iter().collect());
     // The pod's own entry has only its CPUs.
-    let compared = !(is_init && nodes.is_empty()) && !predicted.container.is_empty();
-    if compared && nodes != expected.clone().into_iter().collect() {
+    let is_skipped = predicted.container.is_empty() || (is_init && nodes.is_empty());
+    if !is_skipped && nodes != expected.clone().into_iter().collect() {
         return Some(format!("memory on {nodes:?}, and predicted was {expected:?}"));
     }
     let mut devices: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
@@ -275,7 +275,8 @@ fn differs(predicted: &Placement, actual: &ContainerUsage, is_init: bool) -> Opt
     }
     for (resource, choice) in &predicted.devices {
         let actual = devices.remove(resource.as_str()).unwrap_or_default();
-        if !choice.allows(&actual) && !(is_init && actual.is_empty()) {
+        let is_released = is_init && actual.is_empty();
+        if !is_released && !choice.allows(&actual) {
             return Some(format!("{resource} {actual:?}, and predicted was {choice:?}"));
         }
     }

@@ -88,7 +88,7 @@ impl Snapshot {
             (Ok(_), Some(resource)) => Err(format!("OutOf{resource}")),
             (Ok(placements), None) => Ok(placements),
         };
-        let (zones, guesses) = self.from_zones(pod)?;
+        let (zones, guesses) = self.by_amounts(pod)?;
         Ok(Prediction { exact, zones, guesses, insufficient })
     }
 
@@ -124,7 +124,7 @@ impl Snapshot {
         }))
     }
 
-    fn from_zones(&self, pod: &PodRequest) -> Result<(Result<(), Refusal>, BTreeSet<Guess>)> {
+    fn by_amounts(&self, pod: &PodRequest) -> Result<(Result<(), Refusal>, BTreeSet<Guess>)> {
         let machine = machine::read(&self.recording.files)?;
         let rules = self.recording.rules();
         // The agent knows which pods of the checkpoints have ended.
