@@ -145,7 +145,7 @@ impl Snapshot {
         });
         let attributes: BTreeMap<String, String> = account.attributes.into_iter().collect();
         let mut node = admission::node_of_zones(&account.zones, &attributes, &self.allocatable, self.minor);
-        let guesses = admission::guesses(&node, &attributes, pod);
+        let guesses = admission::guesses(&node, &account.zones, &attributes, pod);
         Ok((node.admit(pod).map(drop), guesses))
     }
 

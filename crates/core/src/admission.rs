@@ -3,7 +3,9 @@
 //!
 //! It follows the Topology Manager, the static CPU Manager, the static Memory Manager and the device manager of
 //! Kubernetes 1.34 to 1.37 (`pkg/kubelet/cm`), their defects included: with the same state it gives the same
-//! answer. Only which of several equal devices a container gets is the kubelet's arbitrary choice.
+//! answer. Only which of several equal devices a container gets is the kubelet's arbitrary choice, or that of a
+//! plugin with `GetPreferredAllocation`. Not modelled are node ids above 63, at which kubelets panic, and unhealthy
+//! devices that no pod has, which kubelets do not report.
 //!
 //! No I/O, no clock. The state comes from a kubelet's checkpoints, where the ids are known, or from a published
 //! object, where only the amounts are.
@@ -73,10 +75,10 @@ pub struct Settings {
     /// The feature gate `PodLevelResourceManagers`: pod-level CPUs and memory are allocated exclusively.
     pub pod_level_managers: bool,
     /// Since 1.36 the device manager considers only nodes with devices of the resource.
-    pub hints_of_device_nodes_only: bool,
+    pub device_hints_skip_other_nodes: bool,
     /// Before 1.37 a container of a pod with pod-level resources that has no memory of its own is allocated
     /// memory all the same: no bytes, which can fail.
-    pub allocates_no_memory: bool,
+    pub allocates_zero_bytes: bool,
 }
 
 /// The state of a kubelet's resource managers.
@@ -241,8 +243,10 @@ impl Node {
         reusable: &Reusable,
     ) -> Vec<ResourceHints> {
         let most = self.most_nodes();
-        let nodes =
-            devices::Nodes { all: self.nodes, with_devices_only: self.settings.hints_of_device_nodes_only };
+        let nodes = devices::Nodes {
+            all: self.nodes,
+            with_devices_only: self.settings.device_hints_skip_other_nodes,
+        };
         let mut hints = self.devices.hints(devices, &reusable.devices, nodes, most);
         if let Some(manager) = self.cpus.as_ref().filter(|_| cpus > 0) {
             let of_cpus = manager.hints(cpus, &reusable.cpus, most);
@@ -274,7 +278,7 @@ impl Node {
                 false => reusable.cpus = reusable.cpus.difference(&placement.cpus),
             }
         }
-        let allocates_none = self.settings.allocates_no_memory && pod.guaranteed && self.is_pod_level(pod);
+        let allocates_none = self.settings.allocates_zero_bytes && pod.guaranteed && self.is_pod_level(pod);
         if let Some(manager) = self.memory.as_mut().filter(|_| !memory.is_empty() || allocates_none) {
             let blocks = manager.allocate(&memory, hint, &reusable.memory)?;
             memory::update_reusable(&mut reusable.memory, &blocks, init);
@@ -348,9 +352,10 @@ impl Node {
             manager.check_full_cores(cpus)?;
             of_pod.cpus = manager.choose(cpus, hint.nodes, &IdSet::new())?;
         }
-        let mut placements = self.divide_cpus(pod, &of_pod.cpus)?;
+        let after_cpus = |refusal: Refusal| refusal.after(vec![of_pod.clone()]);
+        let mut placements = self.divide_cpus(pod, &of_pod.cpus).map_err(after_cpus)?;
         if let Some(manager) = self.memory.as_mut().filter(|_| pod.guaranteed) {
-            shared_memory?;
+            shared_memory.map_err(after_cpus)?;
             let blocks = manager.allocate(&memory, hint, &memory::Reusable::new());
             of_pod.memory = Some(blocks.map_err(|refusal| refusal.after(vec![of_pod.clone()]))?);
         }
@@ -443,26 +448,6 @@ impl Node {
 
 /// What the Topology Manager's policy `none` tells the managers.
 const NO_HINT: Hint = Hint { nodes: None, preferred: false };
-
-/// The nodes that anything of a placement is on.
-#[must_use]
-pub fn nodes_of(placements: &[Placement], node: &Node) -> BTreeSet<crate::machine::Id> {
-    let mut ids = BTreeSet::new();
-    for placement in placements {
-        if let Some(cpus) = &node.cpus {
-            ids.extend(cpus.topology().count_by_node(&placement.cpus).into_keys());
-        }
-        ids.extend(placement.memory.iter().flat_map(|blocks| blocks.nodes.iter()));
-        for (resource, choice) in &placement.devices {
-            let devices = node.devices.resources().get(resource).map(|resource| &resource.devices);
-            let chosen = &choice.chosen;
-            let of_device =
-                |id: &String| devices.and_then(|devices| devices.get(id)).map(|device| device.nodes);
-            ids.extend(chosen.iter().filter_map(of_device).flat_map(NodeSet::iter));
-        }
-    }
-    ids
-}
 
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ pub use checkpoints::{
     CheckpointPaths, CheckpointReader, Checkpoints, MemoryGroup, MemoryState, parse_cpu_checkpoint,
     parse_device_checkpoint, parse_memory_checkpoint, read_checkpoints,
 };
-pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, parse_config, parse_configz};
+pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, is_true, parse_config, parse_configz};
 pub use types::{
     Allocatable, ClaimedDevice, ContainerUsage, DeviceGroup, INVALID_CPU, MemoryBlock, PodUsage, Usage,
 };

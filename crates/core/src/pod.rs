@@ -42,8 +42,8 @@ pub struct Pod {
     pub termination: Termination,
     /// Whether its specification makes it Guaranteed, computed as the kubelet does.
     pub guaranteed: bool,
-    /// Whether its status reports the QoS class Guaranteed, which is what the scheduler uses. Falls back to
-    /// `guaranteed` if the status has no class.
+    /// Whether its status reports the QoS class Guaranteed, which is what the scheduler and the kubelet's managers
+    /// use. Falls back to `guaranteed` if the status has no class.
     pub qos_guaranteed: bool,
     /// Its pod-level requests, if its specification has pod-level CPU, memory or huge pages. The kubelet then
     /// allocates no exclusive CPUs or memory to its containers, unless the feature gate

@@ -129,6 +129,12 @@ pub fn hugepages_name(bytes: u64) -> String {
     format!("hugepages-{bytes}")
 }
 
+/// Returns true for `memory` and `hugepages-<size>`.
+#[must_use]
+pub fn is_memory(resource: &str) -> bool {
+    resource == "memory" || is_huge_pages(resource)
+}
+
 /// Returns true for the name of a huge pages resource.
 #[must_use]
 pub fn is_huge_pages(resource: &str) -> bool {

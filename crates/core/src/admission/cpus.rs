@@ -22,7 +22,7 @@ pub struct CpuOptions {
     pub align_by_socket: bool,
     /// `distribute-cpus-across-cores`: threads are taken from different cores.
     pub distribute_across_cores: bool,
-    /// `strict-cpu-reservation`: reserved CPUs are not in the shared pool either.
+    /// `strict-cpu-reservation`: reserved CPUs are not in the shared pool either. Without effect on admission.
     pub strict_reservation: bool,
     /// `prefer-align-cpus-by-uncorecache`: CPUs of one L3 cache are preferred.
     pub prefer_shared_cache: bool,
@@ -74,12 +74,6 @@ impl Cpus {
     #[must_use]
     pub fn available(&self) -> IdSet {
         self.unallocated.difference(&self.reserved)
-    }
-
-    /// Returns the CPUs that are never allocated.
-    #[must_use]
-    pub const fn reserved(&self) -> &IdSet {
-        &self.reserved
     }
 
     /// Returns the machine's CPUs.

@@ -6,8 +6,8 @@ use super::{
     CpuOptions, CpuTopology, Cpus, Device, Devices, Memory, MemoryKind, MemoryNode, Node, NodeSet, Resource,
     Scope, Settings, TopologyPolicy,
 };
-use crate::kubelet::{Allocatable, Checkpoints, ContainerUsage, DeviceGroup, KubeletConfig, Usage};
-use crate::machine::{CpuLocation, Id, IdSet, Machine};
+use crate::kubelet::{Allocatable, Checkpoints, ContainerUsage, DeviceGroup, KubeletConfig, Usage, is_true};
+use crate::machine::{CpuLocation, Id, Machine};
 
 /// What was read of a kubelet at one instant.
 #[derive(Clone, Copy, Debug)]
@@ -63,11 +63,6 @@ impl CpuOptions {
     }
 }
 
-/// What Go's `strconv.ParseBool` takes for true.
-pub(super) fn is_true(value: &str) -> bool {
-    ["1", "t", "T", "TRUE", "true", "True"].contains(&value)
-}
-
 impl Settings {
     /// Returns the settings of a kubelet with this configuration and minor version.
     #[must_use]
@@ -78,8 +73,8 @@ impl Settings {
             scope: if config.topology_manager_scope == "pod" { Scope::Pod } else { Scope::Container },
             prefer_closest: options.get("prefer-closest-numa-nodes").is_some_and(|value| is_true(value)),
             pod_level_managers: config.pod_level_resource_managers,
-            hints_of_device_nodes_only: minor >= 36,
-            allocates_no_memory: minor < 37,
+            device_hints_skip_other_nodes: minor >= 36,
+            allocates_zero_bytes: minor < 37,
         }
     }
 }
@@ -158,7 +153,7 @@ impl<'a> KubeletState<'a> {
             let blocks: Vec<_> =
                 if pod.memory.is_empty() { of_containers.collect() } else { pod.memory.iter().collect() };
             for block in blocks {
-                memory.charge(node_set(&block.nodes), &block.resource, block.bytes);
+                memory.charge(NodeSet::from(&block.nodes), &block.resource, block.bytes);
             }
         }
     }
@@ -169,7 +164,7 @@ impl<'a> KubeletState<'a> {
             let resource = resources.entry(group.resource.clone()).or_default();
             for id in &group.ids {
                 let device = resource.devices.entry(id.clone()).or_default();
-                device.nodes = device.nodes.union(node_set(&group.nodes));
+                device.nodes = device.nodes.union(NodeSet::from(&group.nodes));
                 device.healthy |= healthy;
                 if !healthy {
                     resource.allocated.insert(id.clone());
@@ -188,7 +183,7 @@ fn charge_checkpoints(memory: &mut Memory, checkpoints: &Checkpoints, ended: &BT
     for (id, node) in memory.nodes_mut() {
         if let Some(group) = checkpoints.memory.groups.get(id) {
             node.blocks = group.blocks;
-            node.group = node_set(&group.nodes);
+            node.group = NodeSet::from(&group.nodes);
         }
         for (resource, bytes) in checkpoints.reserved.get(id).into_iter().flatten() {
             if let Some(kind) = node.kinds.get_mut(resource) {
@@ -205,13 +200,9 @@ fn charge_checkpoints(memory: &mut Memory, checkpoints: &Checkpoints, ended: &BT
             None => containers.flat_map(|container| &container.memory).chain(taken_over).collect(),
         };
         for block in blocks {
-            memory.release(node_set(&block.nodes), &block.resource, block.bytes);
+            memory.release(NodeSet::from(&block.nodes), &block.resource, block.bytes);
         }
     }
-}
-
-pub(super) fn node_set(ids: &IdSet) -> NodeSet {
-    ids.iter().collect()
 }
 
 /// Returns a plugin's devices, all of them healthy: `(id, nodes)`.

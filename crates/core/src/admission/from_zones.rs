@@ -2,30 +2,40 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::from_kubelet::{is_true, resource};
+use super::from_kubelet::resource;
 use super::{
     ContainerRequest, CpuOptions, CpuTopology, Cpus, Devices, Distances, Memory, MemoryKind, MemoryNode,
     Node, NodeAmounts, NodeSet, PodRequest, Resource, Scope, Settings, TopologyPolicy,
 };
+use crate::kubelet::is_true;
 use crate::machine::{CpuLocation, Id, IdSet};
-use crate::nrt::{POLICY, SCOPE};
-use crate::quantity::is_huge_pages;
+use crate::nrt::{Amounts, POLICY, SCOPE};
+use crate::pod::ContainerKind;
+use crate::quantity::is_memory;
 use crate::topology::Zone;
 
 /// What an object does not tell, so that "fits" is a guess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Guess {
-    /// The Topology Manager's policy is unknown.
-    Policy,
-    /// Only whole cores are allocated, and how the free CPUs are distributed over cores is unknown.
-    WholeCores,
+    /// A policy of the kubelet's managers is not in the object, or the zones lack what it manages.
+    Policies,
+    /// Which CPUs are free decides whether it fits: only whole cores are allocated, or the first containers may
+    /// get CPUs of several nodes.
+    Cpus,
     /// Whether a node is in one of the Memory Manager's groups is unknown.
     MemoryGroups,
     /// A device may be on several nodes and be counted in each, or be on none and be counted nowhere.
     Devices,
     /// Whether pod-level resources are exclusive is unknown.
     PodLevel,
+    /// The object counts more than a machine can have, and not all of it was considered.
+    TooLarge,
 }
+
+/// The most CPUs that Linux supports.
+const MOST_CPUS: u64 = 8192;
+/// The most devices of one resource in one zone that are considered.
+const MOST_DEVICES: u64 = 4096;
 
 /// Returns the state that an object describes. CPUs and devices get ids of their own: each zone has as many
 /// as the object counts. Devices that the Node has beyond those (`allocatable`) are in no zone, and taken for
@@ -44,8 +54,8 @@ pub fn node_of_zones(
         scope: if attribute(SCOPE) == "pod" { Scope::Pod } else { Scope::Container },
         prefer_closest: is_on("topologyManagerOptionPreferClosestNumaNodes"),
         pod_level_managers: false,
-        hints_of_device_nodes_only: minor >= 36,
-        allocates_no_memory: minor < 37,
+        device_hints_skip_other_nodes: minor >= 36,
+        allocates_zero_bytes: minor < 37,
     };
     // A filler zone has nothing.
     let is_real = |zone: &&Zone| zone.resources.values().any(|amounts| amounts.capacity > 0);
@@ -64,32 +74,57 @@ pub fn node_of_zones(
 
 /// Returns why it would be a guess to say that this pod fits on a node known from its object.
 #[must_use]
-pub fn guesses(node: &Node, attributes: &BTreeMap<String, String>, pod: &PodRequest) -> BTreeSet<Guess> {
+pub fn guesses(
+    node: &Node,
+    zones: &[Zone],
+    attributes: &BTreeMap<String, String>,
+    pod: &PodRequest,
+) -> BTreeSet<Guess> {
     let mut guesses = BTreeSet::new();
-    if !attributes.contains_key(POLICY) {
-        guesses.insert(Guess::Policy);
-    }
-    let requests_cpus = pod.guaranteed && pod.containers.iter().any(|container| container.cpu_milli >= 1000);
-    if node.cpus.as_ref().is_some_and(|cpus| cpus.options().full_cores_only) && requests_cpus {
-        guesses.insert(Guess::WholeCores);
-    }
-    let several = node.nodes.len() > 1 && node.settings.policy != TopologyPolicy::SingleNumaNode;
-    if node.memory.is_some() && pod.guaranteed && several {
-        guesses.insert(Guess::MemoryGroups);
-    }
+    let mut guess_if = |condition: bool, guess| _ = condition.then(|| guesses.insert(guess));
+    guess_if(!are_policies_known(node, zones, attributes), Guess::Policies);
+    let single = node.settings.policy == TopologyPolicy::SingleNumaNode;
+    let several = node.nodes.len() > 1 && !single;
+    let exclusive = |container: &&ContainerRequest| {
+        pod.guaranteed && container.cpu_milli >= 1000 && container.cpu_milli.is_multiple_of(1000)
+    };
+    let with_cpus = pod.containers.iter().filter(exclusive).count();
+    let reuses = pod.containers.iter().any(|container| container.kind == ContainerKind::Init);
+    let ids_decide = with_cpus > 1 && node.nodes.len() > 1 && (several || reuses);
+    let options = node.cpus.as_ref().map(Cpus::options).unwrap_or_default();
+    let special = options.full_cores_only || (several && options.align_by_socket);
+    guess_if(with_cpus > 0 && (special || ids_decide), Guess::Cpus);
+    guess_if(node.memory.is_some() && pod.guaranteed && several, Guess::MemoryGroups);
     let with_devices = pod.containers.iter().filter(|container| !container.devices.is_empty());
-    let is_uncertain = |container: &ContainerRequest| {
+    let is_unplaced = |container: &ContainerRequest| {
         let resources = container.devices.keys().filter_map(|name| node.devices.resources().get(name));
         resources.flat_map(|resource| resource.devices.values()).any(|device| device.nodes.is_empty())
     };
     let count = with_devices.clone().count();
-    if count > 1 || (count == 1 && several) || with_devices.clone().any(is_uncertain) {
-        guesses.insert(Guess::Devices);
-    }
-    if pod.pod_level.is_some() {
-        guesses.insert(Guess::PodLevel);
-    }
+    let devices = count > 1 || (count == 1 && several) || with_devices.clone().any(is_unplaced);
+    guess_if(devices, Guess::Devices);
+    guess_if(pod.pod_level.is_some(), Guess::PodLevel);
+    let counts = zones.iter().flat_map(|zone| &zone.resources);
+    let mut devices = counts.clone().filter(|(name, _)| name.contains('/'));
+    let cpus = counts.filter(|(name, _)| *name == "cpu").map(|(_, amounts)| amounts.capacity);
+    let too_many = devices.any(|(_, amounts)| amounts.capacity > MOST_DEVICES);
+    guess_if(too_many || cpus.fold(0, u64::saturating_add) > MOST_CPUS, Guess::TooLarge);
     guesses
+}
+
+/// Returns true if the object has every policy, and its zones what the managers manage.
+fn are_policies_known(node: &Node, zones: &[Zone], attributes: &BTreeMap<String, String>) -> bool {
+    let is_one_of = |name: &str, known: &[&str]| {
+        attributes.get(name).is_some_and(|value| known.contains(&value.as_str()))
+    };
+    let lists = |resource: &str| zones.iter().any(|zone| zone.resources.contains_key(resource));
+    attributes.get(POLICY).is_some_and(|policy| TopologyPolicy::named(policy).is_some())
+        && is_one_of(SCOPE, &["container", "pod"])
+        && is_one_of("cpuManagerPolicy", &["none", "static"])
+        && is_one_of("memoryManagerPolicy", &["None", "Static"])
+        && !node.nodes.is_empty()
+        && (node.cpus.is_none() || lists("cpu"))
+        && (node.memory.is_none() || lists("memory"))
 }
 
 fn cpus(zones: &[&Zone], attributes: &BTreeMap<String, String>, minor: u32) -> Cpus {
@@ -102,7 +137,7 @@ fn cpus(zones: &[&Zone], attributes: &BTreeMap<String, String>, minor: u32) -> C
     let (mut locations, mut reserved, mut taken) = (BTreeMap::new(), IdSet::new(), IdSet::new());
     for zone in zones {
         let Some(amounts) = zone.resources.get("cpu") else { continue };
-        for position in 0..amounts.capacity {
+        for position in 0..amounts.capacity.min(MOST_CPUS.saturating_sub(u64::from(next))) {
             let location = CpuLocation { node: zone.id, socket: zone.id, core: next, cache: zone.id };
             locations.insert(next, location);
             if position >= amounts.allocatable {
@@ -110,7 +145,7 @@ fn cpus(zones: &[&Zone], attributes: &BTreeMap<String, String>, minor: u32) -> C
             } else if position >= amounts.available {
                 taken.insert(next);
             }
-            next = next.saturating_add(1);
+            next += 1;
         }
     }
     let topology: CpuTopology = locations.into_iter().collect();
@@ -126,8 +161,8 @@ pub(crate) fn cpu_option(option: &str) -> String {
 
 fn memory(zones: &[&Zone]) -> Memory {
     let node = |zone: &&Zone| {
-        let kinds = zone.resources.iter().filter(|(name, _)| *name == "memory" || is_huge_pages(name));
-        let kind = |(name, amounts): (&String, &crate::nrt::Amounts)| {
+        let kinds = zone.resources.iter().filter(|(name, _)| is_memory(name));
+        let kind = |(name, amounts): (&String, &Amounts)| {
             let allocated = amounts.allocatable.saturating_sub(amounts.available);
             (name.clone(), MemoryKind { allocatable: amounts.allocatable, allocated })
         };
@@ -147,16 +182,16 @@ fn devices(zones: &[&Zone], allocatable: &NodeAmounts) -> Devices {
             let all = resources.entry(name.clone()).or_default();
             all.registered = true;
             all.devices.extend(here.devices);
-            let unavailable = amounts.available..amounts.capacity;
+            let unavailable = amounts.available..amounts.capacity.min(MOST_DEVICES);
             all.allocated.extend(unavailable.map(|number| format!("{}/{number}", zone.id)));
         }
     }
     for (name, all) in &mut resources {
-        let placed: u64 =
-            zones.iter().filter_map(|zone| zone.resources.get(name)).map(|of| of.allocatable).sum();
+        let placed = zones.iter().filter_map(|zone| zone.resources.get(name)).map(|of| of.allocatable);
+        let placed = placed.fold(0, u64::saturating_add);
         let of_node = allocatable.get(name).copied().unwrap_or(0);
-        let unplaced =
-            (0..of_node.saturating_sub(placed)).map(|number| (format!("-/{number}"), NodeSet::default()));
+        let unplaced = (0..of_node.saturating_sub(placed).min(MOST_DEVICES))
+            .map(|number| (format!("-/{number}"), NodeSet::default()));
         all.devices.extend(resource(unplaced).devices);
     }
     Devices::new(resources)

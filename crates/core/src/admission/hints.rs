@@ -31,6 +31,9 @@ pub(super) struct Merger {
     pub(super) distances: Option<super::Distances>,
 }
 
+/// The most combinations of sets of nodes that are tried. With more, kubelets take minutes.
+const MOST_COMBINATIONS: usize = 1 << 24;
+
 impl Merger {
     /// Merges the hints of all resources into one, and returns whether the policy admits it.
     pub(super) fn merge(&self, resources: &[ResourceHints]) -> (Hint, bool) {
@@ -101,10 +104,16 @@ impl Merger {
     fn shared(&self, lists: &[Vec<Hint>]) -> BTreeSet<NodeSet> {
         let mut shared = BTreeSet::from([self.all]);
         for list in lists {
-            let nodes: BTreeSet<NodeSet> =
-                list.iter().map(|hint| hint.nodes.unwrap_or(NodeSet::ALL)).collect();
-            let both = |set: &NodeSet| nodes.iter().map(|other| set.intersection(*other)).collect::<Vec<_>>();
-            shared = shared.iter().flat_map(both).collect();
+            let nodes = list.iter().map(|hint| hint.nodes.unwrap_or(NodeSet::ALL));
+            let nodes: BTreeSet<NodeSet> = nodes.collect();
+            if shared.len().saturating_mul(nodes.len()) > MOST_COMBINATIONS {
+                break;
+            }
+            let mut both = BTreeSet::new();
+            for set in &shared {
+                both.extend(nodes.iter().map(|other| set.intersection(*other)));
+            }
+            shared = both;
         }
         shared.remove(&NodeSet::default());
         shared
@@ -112,7 +121,10 @@ impl Merger {
 
     fn compare(&self, a: NodeSet, b: NodeSet) -> std::cmp::Ordering {
         let distance = |set: NodeSet| self.distances.as_ref().map_or(0, |distances| distances.within(set));
-        a.len().cmp(&b.len()).then_with(|| distance(a).cmp(&distance(b))).then(a.width().cmp(&b.width()))
+        a.len()
+            .cmp(&b.len())
+            .then_with(|| distance(a).cmp(&distance(b)))
+            .then(a.narrowness().cmp(&b.narrowness()))
     }
 }
 

@@ -195,7 +195,7 @@ impl Memory {
     fn default_hint(&self, request: &Bytes, reusable: &Reusable, nodes: NodeSet) -> Option<Hint> {
         let hints = self.sets(request, reusable, u32::MAX).into_iter();
         let including = hints.filter(|hint| hint.nodes.is_some_and(|set| nodes.is_subset(set)));
-        including.min_by_key(|hint| (!hint.preferred, hint.nodes.map(NodeSet::width)))
+        including.min_by_key(|hint| (!hint.preferred, hint.nodes.map(NodeSet::narrowness)))
     }
 
     /// Takes bytes from the nodes in ascending order, each giving what it has.

@@ -1,10 +1,10 @@
 //! Sets of NUMA nodes as the Topology Manager compares them.
 
-use crate::machine::Id;
+use crate::machine::{Id, IdSet};
 
-/// The most nodes of which every subset is considered. Beyond, the kubelet practically never ends, unless only one
-/// node can be chosen.
-const MOST_FOR_ALL_SUBSETS: u32 = 12;
+/// The most nodes of which every subset is considered; of more, only single nodes and pairs. The kubelet tries all
+/// of them, and practically never ends with 30.
+pub(super) const MOST_FOR_ALL_SUBSETS: u32 = 16;
 
 /// A set of NUMA nodes with ids below 64, as in the kubelet (`topologymanager/bitmask`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,7 +69,7 @@ impl NodeSet {
 
     /// The order in which the kubelet prefers sets: fewer nodes first, then lower ids.
     #[must_use]
-    pub(super) const fn width(self) -> (u32, u64) {
+    pub(super) const fn narrowness(self) -> (u32, u64) {
         (self.len(), self.0)
     }
 
@@ -103,6 +103,12 @@ pub(super) fn next_combination(at: &[usize], count: usize) -> Option<Vec<usize>>
         next[position] = next[position - 1] + 1;
     }
     Some(next)
+}
+
+impl From<&IdSet> for NodeSet {
+    fn from(ids: &IdSet) -> Self {
+        Self(ids.low_mask())
+    }
 }
 
 impl FromIterator<Id> for NodeSet {

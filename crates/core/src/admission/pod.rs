@@ -51,7 +51,7 @@ impl From<&Pod> for PodRequest {
             .as_deref()
             .map(|level| PodLevelRequest { cpu_milli: level.cpu_milli, memory: memory(level) });
         let containers = pod.containers.iter().map(ContainerRequest::from).collect();
-        Self { guaranteed: pod.guaranteed, pod_level, containers }
+        Self { guaranteed: pod.qos_guaranteed, pod_level, containers }
     }
 }
 

@@ -28,7 +28,7 @@ fn node_with(policy: TopologyPolicy, scope: Scope, options: CpuOptions, nodes: I
         .map(|(id, nodes)| (id.to_owned(), Device { nodes: nodes.into_iter().collect(), healthy: true }));
     let nic = Resource { devices: devices.into(), registered: true, ..Resource::default() };
     Node {
-        settings: Settings { policy, scope, hints_of_device_nodes_only: true, ..Settings::default() },
+        settings: Settings { policy, scope, device_hints_skip_other_nodes: true, ..Settings::default() },
         nodes: (0..nodes).collect(),
         cpus: Some(Cpus::new(topology, "0".parse().unwrap(), options)),
         memory: Some(Memory::new((0..nodes).map(memory).collect())),
@@ -192,27 +192,33 @@ fn whole_cores_only() {
 }
 
 #[test]
-fn a_combination_that_was_best_changes_with_later_ones_in_the_kubelet() {
-    // Of six nodes with 8 CPUs each, 25 CPUs need four. All combinations are equally good but for the reserved CPU
-    // of node 0, which sorts first.
+fn cpus_are_spread_evenly_over_as_few_nodes_as_possible() {
     let options = CpuOptions { distribute_across_nodes: true, ..CpuOptions::default() };
-    let mut machine = node_with(TopologyPolicy::None, Scope::Container, options, 6);
-    let placed = machine.admit(&app(28, 1, 0)).unwrap();
+    let mut machine = node_with(TopologyPolicy::None, Scope::Container, options, 3);
+    let placed = machine.admit(&app(10, 1, 0)).unwrap();
     let counts = machine.cpus.as_ref().unwrap().topology().count_by_node(&placed[0].cpus);
-    assert_eq!(counts.len(), 4);
-    assert_eq!(counts.values().sum::<u64>(), 28);
+    assert_eq!(counts, [(1, 5), (2, 5)].into(), "what is left is most equal then");
 }
 
 #[test]
 fn what_an_object_does_not_tell_is_a_guess() {
+    let attributes = [
+        (crate::nrt::POLICY, "restricted"),
+        (crate::nrt::SCOPE, "container"),
+        ("cpuManagerPolicy", "static"),
+        ("memoryManagerPolicy", "Static"),
+    ];
     let attributes: BTreeMap<String, String> =
-        [(crate::nrt::POLICY.to_owned(), "restricted".to_owned())].into();
+        attributes.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+    let amounts = crate::nrt::Amounts { capacity: 8, allocatable: 8, available: 8 };
+    let resources = ["cpu", "memory"].map(|name| (name.to_owned(), amounts));
+    let zones = [crate::topology::Zone { id: 0, resources: resources.into(), ..Default::default() }];
     let machine = node(TopologyPolicy::Restricted, Scope::Container);
     assert_eq!(
-        guesses(&machine, &attributes, &app(1, 1, 1)).into_iter().collect::<Vec<_>>(),
+        guesses(&machine, &zones, &attributes, &app(1, 1, 1)).into_iter().collect::<Vec<_>>(),
         [Guess::MemoryGroups, Guess::Devices]
     );
     let single = node(TopologyPolicy::SingleNumaNode, Scope::Container);
-    assert!(guesses(&single, &attributes, &app(1, 1, 1)).is_empty());
-    assert!(guesses(&single, &BTreeMap::new(), &app(1, 1, 1)).contains(&Guess::Policy));
+    assert!(guesses(&single, &zones, &attributes, &app(1, 1, 1)).is_empty());
+    assert!(guesses(&single, &zones, &BTreeMap::new(), &app(1, 1, 1)).contains(&Guess::Policies));
 }

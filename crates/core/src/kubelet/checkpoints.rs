@@ -126,7 +126,8 @@ pub fn parse_cpu_checkpoint(text: &[u8], checkpoints: &mut Checkpoints) -> Resul
     if file.policy_name != "static" {
         return Ok(());
     }
-    let shared = parse_ids(&file.default_cpu_set)?;
+    // Only the model of admission needs it, and does without.
+    let shared = file.default_cpu_set.parse().unwrap_or_default();
     let mut sets = Vec::new();
     for (pod, containers) in file.entries.into_iter().flatten() {
         for (name, cpus) in containers {

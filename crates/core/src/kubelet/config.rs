@@ -130,6 +130,12 @@ fn scalar(value: &Value) -> Option<String> {
     }
 }
 
+/// Returns true if an option with this value is on: as Go's `strconv.ParseBool`.
+#[must_use]
+pub fn is_true(value: &str) -> bool {
+    matches!(value, "1" | "t" | "T" | "TRUE" | "true" | "True")
+}
+
 fn options(value: &Value) -> BTreeMap<String, String> {
     let entries = value.as_object().into_iter().flatten();
     entries.filter_map(|(name, value)| Some((name.clone(), scalar(value)?))).collect()

@@ -9,10 +9,10 @@
 
 use super::Reservation;
 use super::requirements::{Demand, Requirements};
-use crate::kubelet::{Checkpoints, KubeletConfig, PodUsage};
+use crate::kubelet::{Checkpoints, KubeletConfig, PodUsage, is_true};
 use crate::machine::{Id, IdSet, Machine};
 use crate::pod::{ContainerKind, Pod};
-use crate::quantity::is_huge_pages;
+use crate::quantity::is_memory;
 use crate::topology::Zone;
 
 /// The node's state besides the List.
@@ -126,15 +126,6 @@ impl<'a> NodeContext<'a> {
     fn aligns_pods(&self) -> bool {
         self.config.is_some_and(|config| config.topology_manager_scope == "pod")
     }
-}
-
-/// As Go's `strconv.ParseBool`, with which the kubelet reads its options.
-fn is_true(text: &str) -> bool {
-    matches!(text, "1" | "t" | "T" | "TRUE" | "true" | "True")
-}
-
-fn is_memory(resource: &str) -> bool {
-    resource == "memory" || is_huge_pages(resource)
 }
 
 fn fits(zones: &[Zone], id: Id, resource: &str, demand: &Demand) -> bool {

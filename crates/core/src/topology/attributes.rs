@@ -55,8 +55,8 @@ fn policies(config: &KubeletConfig) -> Vec<(String, String)> {
     attributes
 }
 
-/// `prefer-closest-numa-nodes` -> `topologyManagerOptionPreferClosestNumaNodes`, with the prefix
-/// `topologyManagerOption`.
+/// Returns the attribute of an option: `topologyManagerOption` and `prefer-closest-numa-nodes` give
+/// `topologyManagerOptionPreferClosestNumaNodes`.
 pub(crate) fn camel_case(prefix: &str, option: &str) -> String {
     let mut name = prefix.to_owned();
     for word in option.split('-') {

@@ -83,8 +83,8 @@ impl Settings {
             scope: self.scope,
             prefer_closest: self.prefer_closest,
             pod_level_managers: self.pod_level_managers,
-            hints_of_device_nodes_only: version >= KubeletVersion::V1_36,
-            allocates_no_memory: version < KubeletVersion::V1_37,
+            device_hints_skip_other_nodes: version >= KubeletVersion::V1_36,
+            allocates_zero_bytes: version < KubeletVersion::V1_37,
         }
     }
 

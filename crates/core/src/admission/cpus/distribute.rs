@@ -1,8 +1,8 @@
 //! Spreads CPUs evenly over nodes (upstream: `cpumanager/cpu_assignment.go`, `takeByTopologyNUMADistributed`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::node_set::next_combination;
+use super::super::node_set::{MOST_FOR_ALL_SUBSETS, next_combination};
 use super::CpuOptions;
 use super::take::{Order, Taking, check_enough, packed};
 use super::topology::{CpuTopology, Level};
@@ -26,6 +26,9 @@ pub(super) fn take(
     }
     check_enough(available, count)?;
     let nodes = taking.nodes();
+    if nodes.len() > MOST_FOR_ALL_SUBSETS as usize {
+        return Err(format!("combinations of {} nodes are not tried", nodes.len()));
+    }
     let by_socket = options.align_by_socket && options.distribute_by_socket;
     let search = Search { topology, free: free_by_node(&taking, &nodes), nodes, count, group, by_socket };
     for size in search.sizes() {
@@ -48,9 +51,13 @@ struct Search<'a> {
     topology: &'a CpuTopology,
     /// The nodes with free CPUs, in the order in which combinations are tried.
     nodes: Vec<Id>,
+    /// The number of free CPUs of each node.
     free: BTreeMap<Id, u64>,
+    /// The number of CPUs to take.
     count: u64,
+    /// CPUs are taken in groups of this size: 1, or the threads of a core.
     group: u64,
+    /// Whether combinations within one socket are preferred.
     by_socket: bool,
 }
 
@@ -59,7 +66,9 @@ struct Search<'a> {
 struct Choice {
     nodes: Vec<Id>,
     remainder: Vec<Id>,
+    /// How unequal the numbers of free CPUs are afterwards; the lower, the better.
     balance: f64,
+    /// Whether the nodes are within one socket. Only set if that is preferred.
     one_socket: bool,
 }
 
@@ -104,7 +113,9 @@ impl Search<'_> {
     fn evaluate(&self, nodes: Vec<Id>) -> Option<Choice> {
         let free = |node: &Id| self.free.get(node).copied().unwrap_or(0);
         let in_groups = |node: &Id| free(node) / self.group * self.group;
-        if nodes.iter().map(free).sum::<u64>() < self.count
+        // A node that is on two sockets is listed twice.
+        let distinct: BTreeSet<&Id> = nodes.iter().collect();
+        if distinct.into_iter().map(free).sum::<u64>() < self.count
             || nodes.iter().map(in_groups).sum::<u64>() < self.count
         {
             return None;
@@ -117,7 +128,10 @@ impl Search<'_> {
             return None;
         }
         let mut left = self.free.clone();
-        nodes.iter().for_each(|node| *left.entry(*node).or_default() -= each);
+        nodes.iter().for_each(|node| {
+            let left = left.entry(*node).or_default();
+            *left = left.saturating_sub(each);
+        });
         let (balance, remainder) = self.balance(&nodes, &left, self.count - each * nodes.len() as u64);
         let one_socket =
             self.by_socket && self.topology.sockets_of(nodes.iter().copied().collect()).len() <= 1;

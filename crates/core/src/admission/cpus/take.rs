@@ -97,7 +97,7 @@ impl<'a> Taking<'a> {
     }
 
     pub(super) fn free_in(&self, level: Level, id: Id) -> IdSet {
-        self.free.intersection(&self.topology.within(level, id))
+        self.free.intersection(self.topology.within(level, id))
     }
 
     fn nodes_first(&self) -> bool {
@@ -115,8 +115,8 @@ impl<'a> Taking<'a> {
         let free: Vec<Id> = parts.into_iter().filter(|id| self.is_free(level, *id)).collect();
         for id in free {
             let cpus = self.topology.within(level, id);
-            if self.needed >= size(&cpus) {
-                self.take(&cpus);
+            if self.needed >= size(cpus) {
+                self.take(cpus);
             }
         }
     }
@@ -214,7 +214,7 @@ impl<'a> Taking<'a> {
     /// The parts that these free CPUs are in, those with the fewest free CPUs first.
     fn parts(&self, level: Level, cpus: &IdSet) -> Vec<Id> {
         let mut ids: Vec<Id> = self.topology.ids(level, cpus).iter().collect();
-        ids.sort_by_key(|id| (self.free_in(level, *id).len(), *id));
+        ids.sort_by_cached_key(|id| (self.free_in(level, *id).len(), *id));
         ids
     }
 }

@@ -57,12 +57,6 @@ impl CpuTopology {
         self.levels[Level::Node as usize].keys().copied().collect()
     }
 
-    /// Returns where a CPU is.
-    #[must_use]
-    pub fn cpu(&self, id: Id) -> Option<&CpuLocation> {
-        self.cpus.get(&id)
-    }
-
     /// Returns the CPUs of these nodes.
     #[must_use]
     pub fn in_nodes(&self, nodes: NodeSet) -> IdSet {
@@ -102,8 +96,9 @@ impl CpuTopology {
     }
 
     /// Returns the CPUs of one part.
-    pub(super) fn within(&self, level: Level, id: Id) -> IdSet {
-        self.levels[level as usize].get(&id).cloned().unwrap_or_default()
+    pub(super) fn within(&self, level: Level, id: Id) -> &IdSet {
+        static NONE: IdSet = IdSet::new();
+        self.levels[level as usize].get(&id).unwrap_or(&NONE)
     }
 
     /// Returns the parts that these CPUs are in.
