@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand.
 
 mod agent;
+mod cluster;
 mod config;
 mod controller;
 mod crd;

@@ -18,6 +18,7 @@ mod object_watch;
 mod pages;
 mod pods;
 mod protobuf;
+mod published;
 mod raw_request;
 mod slim_pod;
 mod timed_backoff;
@@ -49,13 +50,14 @@ pub use events::{EVENTS_NAMESPACE, EventPoster, Regarding};
 pub use frames::FrameSplitter;
 pub use koordinator_devices::{Device, KoordinatorDevices};
 pub use list_watch::{ListWatchEvent, ListWatchStream};
-pub use nodes::{KubeletEndpoint, SlimNode};
+pub use nodes::{KubeletEndpoint, NodeDetails, SlimNode};
 pub use nrt_meta::{KEEP, NrtMeta, Writers};
 pub use nrt_summary::{NrtSummary, is_built_in};
 pub use object_watch::{ObjectEvent, ObjectWatch};
 pub use pages::Pages;
 pub use pods::{PodFrame, PodListDecoder};
 pub use protobuf::{DecodeError, decode_status};
+pub use published::PublishedObject;
 pub use slim_pod::SlimPod;
 pub use unscheduled::NUDGE;
 
@@ -90,13 +92,29 @@ impl Cluster {
     /// Creates a client from a kubeconfig file, or from the environment if none is given. Does not connect
     /// yet.
     pub async fn new(kubeconfig: Option<&Path>, timeout: Duration) -> Result<Self, ClusterError> {
+        Self::in_context(kubeconfig, None, timeout).await
+    }
+
+    /// Like [`Cluster::new`], with this context of the kubeconfig instead of its current one.
+    ///
+    /// # Errors
+    /// If there is no such file or context, or if it cannot be used.
+    pub async fn in_context(
+        kubeconfig: Option<&Path>,
+        context: Option<&str>,
+        timeout: Duration,
+    ) -> Result<Self, ClusterError> {
         let no_config = |error: String| ClusterError::NoConfig(error);
-        let mut config = match kubeconfig {
-            None => kube::Config::infer().await.map_err(|error| no_config(error.to_string()))?,
-            Some(path) => {
-                let explain = |error: String| no_config(format!("{}: {error}", path.display()));
-                let file = Kubeconfig::read_from(path).map_err(|error| explain(chain(&error)))?;
-                kube::Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+        let mut config = match (kubeconfig, context) {
+            (None, None) => kube::Config::infer().await.map_err(|error| no_config(error.to_string()))?,
+            (path, context) => {
+                let place = path.map(|path| format!("{}: ", path.display())).unwrap_or_default();
+                let explain = |error: String| no_config(format!("{place}{error}"));
+                let file = path.map_or_else(Kubeconfig::read, Kubeconfig::read_from);
+                let file = file.map_err(|error| explain(chain(&error)))?;
+                let options =
+                    KubeConfigOptions { context: context.map(str::to_owned), ..KubeConfigOptions::default() };
+                kube::Config::from_custom_kubeconfig(file, &options)
                     .await
                     .map_err(|error| explain(chain(&error)))?
             }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use futures::{Stream, StreamExt};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeAddress, NodeDaemonEndpoints, NodeSystemInfo, Taint};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::GetParams;
@@ -12,6 +13,7 @@ use kube::runtime::watcher::{self, watcher};
 use kube::{Api, Resource};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::list_watch::WATCH_SECONDS;
 use super::metadata::OnlyMetadata;
@@ -19,10 +21,14 @@ use super::pages::{Listing, Pages};
 use super::slim_pod::RawStatus;
 use super::timed_backoff::TimedBackoff;
 use super::{Built, Cluster, ClusterError, Failure, chain};
+use crate::admission::NodeAmounts;
+use crate::quantity::Quantity;
 use crate::watch_event::WatchEvent;
 
 /// Page size. A Node has some 15 KiB, mostly names of images, and a page is briefly held as text.
 const PAGE: u32 = 100;
+/// Page size of lists for people, who run a command rarely: fewer requests, some 8 MiB at a time.
+const PAGE_OF_PEOPLE: u32 = 500;
 
 /// What the controller decodes of each Node.
 #[derive(Clone, Debug, Default, Deserialize, Resource)]
@@ -66,6 +72,70 @@ struct RawSpec {
     taints: Option<Vec<Taint>>,
 }
 
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawDetails {
+    metadata: CreatedMetadata,
+    spec: DetailedSpec,
+    status: DetailedStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct CreatedMetadata {
+    #[serde(flatten)]
+    common: RawMetadata,
+    creation_timestamp: Option<Timestamp>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct DetailedSpec {
+    taints: Option<Vec<Taint>>,
+    unschedulable: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct DetailedStatus {
+    #[serde(flatten)]
+    common: RawStatus,
+    // Any JSON: one invalid quantity must not fail the whole list.
+    allocatable: Option<BTreeMap<String, Value>>,
+    node_info: NodeInfo,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct NodeInfo {
+    kubelet_version: String,
+    architecture: String,
+}
+
+impl From<RawDetails> for NodeDetails {
+    fn from(raw: RawDetails) -> Self {
+        let RawDetails { metadata, spec, status } = raw;
+        let slim = RawNode {
+            metadata: metadata.common,
+            spec: RawSpec { taints: spec.taints },
+            status: status.common,
+        };
+        let amount = |(name, quantity): (String, Value)| {
+            let quantity = Quantity::deserialize(quantity).ok()?;
+            let amount = if name == "cpu" { quantity.ceil_milli() } else { quantity.ceil() };
+            Some((name, amount))
+        };
+        Self {
+            slim: slim.into(),
+            created: metadata.creation_timestamp,
+            unschedulable: spec.unschedulable,
+            allocatable: status.allocatable.unwrap_or_default().into_iter().filter_map(amount).collect(),
+            kubelet_version: status.node_info.kubelet_version,
+            architecture: status.node_info.architecture,
+        }
+    }
+}
+
 impl From<RawNode> for SlimNode {
     fn from(raw: RawNode) -> Self {
         let RawNode { metadata: RawMetadata { name, uid, resource_version, labels }, spec, status } = raw;
@@ -77,6 +147,32 @@ impl From<RawNode> for SlimNode {
             taints: spec.taints.unwrap_or_default(),
             ready: status.is_ready(),
         }
+    }
+}
+
+/// What the commands for people decode of each Node.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(from = "RawDetails")]
+pub struct NodeDetails {
+    /// The part that the controller decodes as well.
+    pub slim: SlimNode,
+    /// When it was created.
+    pub created: Option<Timestamp>,
+    /// Whether it is cordoned.
+    pub unschedulable: bool,
+    /// What its kubelet can allocate: `cpu` in millicores, others in whole units. Quantities that cannot be read
+    /// are left out.
+    pub allocatable: NodeAmounts,
+    /// The version that its kubelet reported, such as `v1.36.3`; empty if it has not yet.
+    pub kubelet_version: String,
+    /// `amd64`, `arm64` and the like.
+    pub architecture: String,
+}
+
+impl NodeDetails {
+    /// Returns the kubelet's minor version, such as 36.
+    pub fn minor(&self) -> Option<u32> {
+        self.kubelet_version.split('.').nth(1)?.parse().ok()
     }
 }
 
@@ -149,6 +245,19 @@ impl Cluster {
     /// Lists all Nodes.
     pub fn node_pages(&self) -> Pages<SlimNode> {
         Pages::new(self.clone(), listing())
+    }
+
+    /// Lists all Nodes, or those with matching labels, with what people need to know of them.
+    pub fn node_details(&self, labels: Option<String>) -> Pages<NodeDetails> {
+        Pages::new(self.clone(), Listing { labels, page: PAGE_OF_PEOPLE, ..listing() })
+    }
+
+    /// Returns one Node.
+    ///
+    /// # Errors
+    /// See [`ClusterError`]; [`ClusterError::NoSuchNode`] if there is none.
+    pub async fn node(&self, name: &str) -> Result<NodeDetails, ClusterError> {
+        self.get_node(name, nodes().get(name, &GetParams::default())).await
     }
 
     /// Returns the number of Nodes.
@@ -242,6 +351,26 @@ mod tests {
         assert!(!bare.ready && bare.taints.is_empty(), "a Node that has not reported yet");
         let unknown = json!({"metadata": {"name": "b"}, "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
         assert!(!serde_json::from_value::<SlimNode>(unknown).unwrap().ready);
+    }
+
+    #[test]
+    fn people_are_told_more_of_a_node() {
+        let node: NodeDetails = serde_json::from_value(json!({
+            "metadata": {"name": "a", "uid": "u", "creationTimestamp": "2026-11-23T07:00:00Z", "labels": {"k": "v"}},
+            "spec": {"unschedulable": true, "taints": [{"key": "t", "effect": "NoSchedule"}]},
+            "status": {"allocatable": {"cpu": "7500m", "memory": "16Gi", "pods": "110", "odd": "x"},
+                       "nodeInfo": {"kubeletVersion": "v1.36.3", "architecture": "arm64"},
+                       "conditions": [{"type": "Ready", "status": "True"}]},
+        }))
+        .unwrap();
+        assert!(node.slim.ready && node.unschedulable && node.slim.labels["k"] == "v");
+        assert_eq!((node.slim.name.as_str(), node.slim.taints.len(), node.minor()), ("a", 1, Some(36)));
+        assert_eq!(node.created.unwrap().to_string(), "2026-11-23T07:00:00Z");
+        let amounts: Vec<_> =
+            node.allocatable.iter().map(|(name, amount)| (name.as_str(), *amount)).collect();
+        assert_eq!(amounts, [("cpu", 7500), ("memory", 16 << 30), ("pods", 110)]);
+        let bare: NodeDetails = serde_json::from_value(json!({"metadata": {"name": "b"}})).unwrap();
+        assert!(!bare.slim.ready && bare.minor().is_none() && bare.allocatable.is_empty());
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod list_reader;
 mod watcher;
 
 use super::{Cluster, ClusterError};
+use crate::core_v1::{PlacedPod, read_placed_pod};
 use crate::names::is_dns_name;
 use crate::pod::{Pod, PodName, Wanted};
 
@@ -55,5 +56,26 @@ impl Cluster {
             found = Some(pod.map_err(|reason| self.not_understood(what, reason))?);
         }
         Ok(found)
+    }
+
+    /// Returns all pods of the cluster or of one node, terminated ones included, as the API server's cache has
+    /// them: one request, which etcd does not notice.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn placed_pods(
+        &self,
+        node: Option<&str>,
+        wanted: &Wanted,
+    ) -> Result<Vec<PlacedPod>, ClusterError> {
+        let what = "list pods";
+        let of_node = node.map(|node| format!("&fieldSelector=spec.nodeName%3D{node}")).unwrap_or_default();
+        let path = format!("/api/v1/pods?resourceVersion=0{of_node}");
+        let mut list = ListReader::start(self, path, what, self.timeout).await?;
+        let mut pods = Vec::new();
+        while let ListItem::Pod(pod) = list.next_as(self, |bytes| read_placed_pod(bytes, wanted)).await? {
+            pods.push(pod.map_err(|reason| self.not_understood(what, reason))?);
+        }
+        Ok(pods)
     }
 }

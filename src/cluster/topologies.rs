@@ -17,6 +17,8 @@ use crate::nrt::{Form, NodeResourceTopology, NodeResourceTopologyFields as Field
 const METADATA_PAGE: u32 = 250;
 /// Page size of object lists. The object of a large node takes some 50 KiB.
 const OBJECT_PAGE: u32 = 50;
+/// Page size of object lists for people, who run a command rarely: fewer requests, some 15 MiB of large nodes at a time.
+pub(super) const OBJECT_PAGE_OF_PEOPLE: u32 = 500;
 
 impl Cluster {
     /// Returns the object of a node; `None` if it does not exist.
@@ -69,7 +71,7 @@ impl Cluster {
         Pages::new(self.clone(), self.topology_listing(OBJECT_PAGE, false))
     }
 
-    fn topology_listing(&self, page: u32, metadata: bool) -> Listing {
+    pub(super) fn topology_listing(&self, page: u32, metadata: bool) -> Listing {
         Listing {
             what: "list noderesourcetopologies".to_owned(),
             path: self.topologies_path(),

@@ -2,6 +2,7 @@
 //! an envelope.
 
 mod outline;
+mod placed;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ pub mod proto {
 use proto as core;
 
 pub use outline::{MAX_RAW_BYTES, SOURCE_ANNOTATIONS, outline, reduce_to};
+pub use placed::{PlacedPod, read_placed_pod};
 
 /// Decodes a `core/v1` Pod.
 ///

@@ -42,6 +42,12 @@ impl Quantity {
         u64::try_from(ceil_div(self.nano.max(0), NANO)).unwrap_or(u64::MAX)
     }
 
+    /// Returns the quantity in thousandths, rounded up; 0 for negative quantities.
+    #[must_use]
+    pub fn ceil_milli(self) -> u64 {
+        u64::try_from(ceil_div(self.nano.max(0), NANO / 1000)).unwrap_or(u64::MAX)
+    }
+
     /// Returns the quantity in billionths, saturating above some 10^29 units.
     #[must_use]
     pub fn nano(self) -> i128 {

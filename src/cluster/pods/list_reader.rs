@@ -22,9 +22,9 @@ pub(super) struct ListReader {
 }
 
 /// An item of a list.
-pub(super) enum ListItem {
+pub(super) enum ListItem<T = Pod> {
     /// A pod, or why it cannot be decoded.
-    Pod(Result<Pod, String>),
+    Pod(Result<T, String>),
     /// The end of the list, with its version.
     End(String),
 }
@@ -49,10 +49,19 @@ impl ListReader {
         cluster: &Cluster,
         wanted: &Wanted,
     ) -> Result<ListItem, ClusterError> {
+        self.next_as(cluster, |bytes| read_pod(bytes, wanted)).await
+    }
+
+    /// Returns the next item; `read` decodes pods.
+    pub(super) async fn next_as<T>(
+        &mut self,
+        cluster: &Cluster,
+        read: impl Fn(&[u8]) -> Result<T, String>,
+    ) -> Result<ListItem<T>, ClusterError> {
         let not_understood = |error: DecodeError| cluster.not_understood(self.what, error.to_string());
         loop {
             if let Some(pod) = self.decoder.take().map_err(not_understood)? {
-                return Ok(ListItem::Pod(read_pod(pod, wanted)));
+                return Ok(ListItem::Pod(read(pod)));
             }
             let late = || ClusterError::Deadline { what: self.what.to_owned(), after: self.timeout };
             match timeout_at(self.deadline, self.body.frame()).await.map_err(|_| late())? {

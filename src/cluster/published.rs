@@ -1,0 +1,149 @@
+//! Objects as consumers read them, with every zone.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::nrt_meta::{self, NrtMeta, RawMetadata};
+use super::pages::Pages;
+use super::{Cluster, ClusterError};
+use crate::machine::Id;
+use crate::nrt::{Amounts, AttributeInfo, POLICY, SCOPE, ZONE_TYPE, Zone as NrtZone, policy_and_scope};
+use crate::topology::Zone;
+
+/// The object of one node. What cannot be read is left out and counted: another publisher may have written it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(from = "RawObject")]
+pub struct PublishedObject {
+    /// The metadata.
+    pub meta: NrtMeta,
+    /// The zones that are NUMA nodes, ascending by id.
+    pub zones: Vec<Zone>,
+    /// The attributes, with policy and scope also where they are in the deprecated list of policies.
+    pub attributes: BTreeMap<String, String>,
+    /// The attributes of each zone.
+    pub zone_attributes: BTreeMap<Id, BTreeMap<String, String>>,
+    /// What could not be read, one sentence each.
+    pub errors: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawObject {
+    metadata: RawMetadata,
+    #[serde(default)]
+    attributes: Option<Vec<AttributeInfo>>,
+    #[serde(default)]
+    topology_policies: Option<Vec<String>>,
+    // Any JSON: one invalid zone must not fail the whole list.
+    #[serde(default)]
+    zones: Option<Vec<serde_json::Value>>,
+}
+
+impl From<RawObject> for PublishedObject {
+    fn from(raw: RawObject) -> Self {
+        let attributes = raw.attributes.unwrap_or_default();
+        let (policy, scope) = policy_and_scope(&attributes, &raw.topology_policies.unwrap_or_default());
+        let mut object = Self {
+            meta: nrt_meta::RawObject { metadata: raw.metadata }.into(),
+            zones: Vec::new(),
+            attributes: by_name(attributes),
+            zone_attributes: BTreeMap::new(),
+            errors: Vec::new(),
+        };
+        object.attributes.extend(policy.map(|policy| (POLICY.to_owned(), policy)));
+        object.attributes.extend(scope.map(|scope| (SCOPE.to_owned(), scope)));
+        for zone in raw.zones.unwrap_or_default() {
+            match serde_json::from_value::<NrtZone>(zone) {
+                Ok(zone) if zone.kind != ZONE_TYPE => {}
+                Ok(zone) => object.add(zone),
+                Err(error) => object.errors.push(format!("a zone cannot be read: {error}")),
+            }
+        }
+        object.zones.sort_by_key(|zone| zone.id);
+        object
+    }
+}
+
+impl PublishedObject {
+    fn add(&mut self, zone: NrtZone) {
+        let Some(id) = zone_id(&zone.name) else {
+            self.errors.push(format!("the zone {:?} has no id in its name", zone.name));
+            return;
+        };
+        if self.zones.iter().any(|other| other.id == id) {
+            self.errors.push(format!("there are several zones {}", zone.name));
+            return;
+        }
+        let costs = zone.costs.unwrap_or_default().into_iter();
+        let costs = costs.filter_map(|cost| Some((zone_id(&cost.name)?, u32::try_from(cost.value).ok()?)));
+        let resources = zone.resources.unwrap_or_default().into_iter().map(|resource| {
+            let amounts = Amounts {
+                capacity: resource.capacity.ceil(),
+                allocatable: resource.allocatable.ceil(),
+                available: resource.available.ceil(),
+            };
+            (resource.name, amounts)
+        });
+        self.zones.push(Zone { id, costs: costs.collect(), resources: resources.collect() });
+        self.zone_attributes.insert(id, by_name(zone.attributes.unwrap_or_default()));
+    }
+}
+
+/// Returns the first value of each name, which is the one that counts.
+fn by_name(attributes: Vec<AttributeInfo>) -> BTreeMap<String, String> {
+    attributes.into_iter().rev().map(|attribute| (attribute.name, attribute.value)).collect()
+}
+
+/// Returns the id in a zone's name, such as `node-1`.
+fn zone_id(name: &str) -> Option<Id> {
+    name.strip_prefix("node-")?.parse().ok()
+}
+
+impl Cluster {
+    /// Lists all objects with their zones.
+    pub fn published_objects(&self) -> Pages<PublishedObject> {
+        Pages::new(self.clone(), self.topology_listing(super::topologies::OBJECT_PAGE_OF_PEOPLE, false))
+    }
+
+    /// Returns the object of a node with its zones; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn published_object(&self, name: &str) -> Result<Option<PublishedObject>, ClusterError> {
+        let request = self.topologies().get(name, &kube::api::GetParams::default());
+        self.call_for_topology("get", name, self.read(request)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_left_out_and_said() {
+        let cpu = json!({"name": "cpu", "capacity": "8", "allocatable": 7, "available": "3"});
+        let zone = |name: &str, kind: &str| {
+            json!({"name": name, "type": kind, "costs": [{"name": "node-0", "value": 21}], "resources": [cpu],
+                   "attributes": [{"name": "a", "value": "1"}, {"name": "a", "value": "2"}]})
+        };
+        let object: PublishedObject = serde_json::from_value(json!({
+            "metadata": {"name": "w"}, "topologyPolicies": ["RestrictedPodLevel"],
+            "zones": [zone("node-1", "Node"), zone("node-0", "Node"), zone("rack", "Rack"), zone("x", "Node"),
+                      zone("node-1", "Node"), {"name": 7}],
+        }))
+        .unwrap();
+        let ids: Vec<Id> = object.zones.iter().map(|zone| zone.id).collect();
+        assert_eq!(ids, [0, 1]);
+        assert_eq!(object.zones[1].resources["cpu"], Amounts { capacity: 8, allocatable: 7, available: 3 });
+        assert_eq!((object.zones[1].costs[&0], object.zone_attributes[&1]["a"].as_str()), (21, "1"));
+        assert_eq!(
+            (object.attributes[POLICY].as_str(), object.attributes[SCOPE].as_str()),
+            ("restricted", "pod")
+        );
+        assert_eq!(object.errors.len(), 3, "{:?}", object.errors);
+        assert!(object.errors[0].contains("\"x\"") && object.errors[1].contains("several zones node-1"));
+    }
+}
