@@ -15,6 +15,7 @@ pub mod controller;
 #[cfg(test)]
 mod generated;
 pub mod grpc;
+pub mod inspect;
 mod json_list;
 pub mod kubelet;
 pub mod pod_source;
