@@ -8,6 +8,7 @@
 
 pub mod admission;
 pub mod core_v1;
+pub mod holders;
 pub mod kubelet;
 pub mod machine;
 pub mod names;

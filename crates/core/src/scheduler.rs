@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::topology::Zone;
 
-pub use exclusive::is_exclusive;
+pub use exclusive::{is_counted_container, is_exclusive};
 pub use fingerprint::{Fingerprint, FingerprintMethod, PodFingerprint, pod_hash};
 pub use gate::{Decision, FingerprintGate, GateInput, GateSettings, Verdict, WithholdReason};
 pub use init_containers::NodeContext;
