@@ -17,6 +17,7 @@ pub mod pod;
 pub mod quantity;
 #[cfg(test)]
 mod randomised;
+pub mod render;
 pub mod scheduler;
 pub mod topology;
 pub mod util;
