@@ -13,7 +13,9 @@ mod pods_api;
 mod proxy;
 mod reload;
 mod serve;
+mod show;
 mod snapshot;
+mod terminal;
 #[cfg(test)]
 mod tests;
 
@@ -47,6 +49,8 @@ enum Command {
     ///
     /// This is for nodes without an agent. With `podsApi.enabled` the agent serves it, from its own watch of pods.
     PodsApi(pods_api::Args),
+    /// Show the cluster's nodes in a table, or nodes as pictures of their zones.
+    Show(show::Args),
     /// Print this node's zones once; needs no API server.
     Snapshot(snapshot::Args),
     /// List, get or watch the pods of this node; needs no API server.
@@ -72,6 +76,7 @@ pub fn main() -> ExitCode {
         Command::Controller(args) => controller::run(args),
         Command::Proxy(args) => proxy::run(args),
         Command::PodsApi(args) => pods_api::run(args),
+        Command::Show(args) => show::run(args),
         Command::Snapshot(args) => snapshot::run(args),
         Command::Pods(args) => pods::run(args),
         Command::Crd(args) => crd::run(args),

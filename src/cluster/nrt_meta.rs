@@ -69,9 +69,25 @@ struct RawOwner {
 #[serde(rename_all = "camelCase", default)]
 struct RawManaged {
     manager: String,
+    /// Anything that Go accepts as a time, also the last day of the year 9999.
+    time: Option<String>,
     /// Only the names at the root: lists are owned as a whole.
     #[serde(rename = "fieldsV1")]
     fields: Option<BTreeMap<String, IgnoredAny>>,
+}
+
+impl RawMetadata {
+    /// Returns when a manager last changed the zones.
+    pub(super) fn zones_changed(&self) -> Option<Timestamp> {
+        let managed = self.managed_fields.iter().flatten();
+        managed.filter(|entry| entry.has_zones()).filter_map(|entry| entry.time.as_ref()?.parse().ok()).max()
+    }
+}
+
+impl RawManaged {
+    fn has_zones(&self) -> bool {
+        self.fields.as_ref().is_some_and(|fields| fields.contains_key("f:zones"))
+    }
 }
 
 impl From<RawObject> for NrtMeta {
@@ -94,8 +110,7 @@ impl From<RawObject> for NrtMeta {
 fn writers(managed: Vec<RawManaged>) -> Writers {
     let mut writers = Writers::default();
     for entry in managed {
-        let has_zones = entry.fields.is_some_and(|fields| fields.contains_key("f:zones"));
-        match has_zones {
+        match entry.has_zones() {
             true if entry.manager == FIELD_MANAGER => writers.ours = true,
             true => writers.other = Some(entry.manager.chars().take(MAX_MANAGER).collect()),
             false => {}

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::nrt_meta::{self, NrtMeta, RawMetadata};
@@ -17,6 +18,8 @@ use crate::topology::Zone;
 pub struct PublishedObject {
     /// The metadata.
     pub meta: NrtMeta,
+    /// When a field manager last changed the zones.
+    pub changed: Option<Timestamp>,
     /// The zones that are NUMA nodes, ascending by id.
     pub zones: Vec<Zone>,
     /// The attributes, with policy and scope also where they are in the deprecated list of policies.
@@ -45,6 +48,7 @@ impl From<RawObject> for PublishedObject {
         let attributes = raw.attributes.unwrap_or_default();
         let (policy, scope) = policy_and_scope(&attributes, &raw.topology_policies.unwrap_or_default());
         let mut object = Self {
+            changed: raw.metadata.zones_changed(),
             meta: nrt_meta::RawObject { metadata: raw.metadata }.into(),
             zones: Vec::new(),
             attributes: by_name(attributes),
@@ -103,7 +107,7 @@ fn zone_id(name: &str) -> Option<Id> {
 impl Cluster {
     /// Lists all objects with their zones.
     pub fn published_objects(&self) -> Pages<PublishedObject> {
-        Pages::new(self.clone(), self.topology_listing(super::topologies::OBJECT_PAGE_OF_PEOPLE, false))
+        self.objects()
     }
 
     /// Returns the object of a node with its zones; `None` if it does not exist.
@@ -111,8 +115,7 @@ impl Cluster {
     /// # Errors
     /// See [`ClusterError`].
     pub async fn published_object(&self, name: &str) -> Result<Option<PublishedObject>, ClusterError> {
-        let request = self.topologies().get(name, &kube::api::GetParams::default());
-        self.call_for_topology("get", name, self.read(request)).await
+        self.object(name).await
     }
 }
 

@@ -28,7 +28,7 @@ impl Column {
         Self { is_number: true, ..Self::text(heading) }
     }
 
-    /// Makes it the column that is shortened if the table is too wide. Without one it is the last column.
+    /// Makes it a column that is shortened if the table is too wide. Without any it is the last column.
     #[must_use]
     pub fn flexible(self) -> Self {
         Self { is_flexible: true, ..self }
@@ -41,6 +41,8 @@ pub struct Table {
     columns: Vec<Column>,
     rows: Vec<Vec<Line>>,
     has_no_headings: bool,
+    /// Minimum widths of the columns.
+    at_least: Vec<usize>,
 }
 
 impl Table {
@@ -54,6 +56,12 @@ impl Table {
     #[must_use]
     pub fn without_headings(self) -> Self {
         Self { has_no_headings: true, ..self }
+    }
+
+    /// Makes the columns at least as wide as those of an earlier table, which this one continues.
+    #[must_use]
+    pub fn continuing(self, earlier: &Self) -> Self {
+        Self { at_least: earlier.widths(), has_no_headings: true, ..self }
     }
 
     /// Adds a row, with a cell for each column. An empty cell becomes `<none>`, as `awk` would skip it.
@@ -73,26 +81,38 @@ impl Table {
         self.rows.is_empty()
     }
 
-    /// Returns the lines. If the table is wider than `width` columns, the flexible column is shortened.
+    /// Returns the lines. If the table is wider than `width` columns, the flexible columns are shortened, the widest
+    /// first. They keep a minimum width, so lines may still be too wide.
     #[must_use]
     pub fn lines(&self, width: usize) -> Vec<Line> {
         let mut widths = self.widths();
         let (widest, gaps) = (widths.iter().sum::<usize>(), widths.len().saturating_sub(1));
         let gap = GAPS.into_iter().find(|gap| widest + gaps * gap <= width).unwrap_or(GAPS[1]);
-        let excess = (widest + gaps * gap).saturating_sub(width);
-        let flexible = self.columns.iter().position(|column| column.is_flexible).unwrap_or(gaps);
-        if let Some(flexible) = widths.get_mut(flexible) {
-            *flexible = flexible.saturating_sub(excess).max(MIN_FLEXIBLE.min(*flexible));
+        for _ in 0..(widest + gaps * gap).saturating_sub(width) {
+            let widest = self.flexible().max_by_key(|at| widths[*at]).filter(|at| widths[*at] > MIN_FLEXIBLE);
+            let Some(widest) = widest else { break };
+            widths[widest] -= 1;
         }
         let headings = self.columns.iter().map(|column| Line::new(&column.heading, Style::Bold)).collect();
         let headings = Some(headings).filter(|_| !self.has_no_headings);
         headings.iter().chain(&self.rows).map(|cells| self.line(cells, &widths, gap)).collect()
     }
 
+    /// Returns the positions of the flexible columns.
+    fn flexible(&self) -> impl Iterator<Item = usize> {
+        let is_any = self.columns.iter().any(|column| column.is_flexible);
+        let last = self.columns.len().wrapping_sub(1);
+        let columns = self.columns.iter().enumerate();
+        columns
+            .filter(move |(at, column)| if is_any { column.is_flexible } else { *at == last })
+            .map(|(at, _)| at)
+    }
+
     fn widths(&self) -> Vec<usize> {
         let width = |(at, column): (usize, &Column)| {
             let heading = if self.has_no_headings { 0 } else { column.heading.chars().count() };
-            self.rows.iter().map(|row| row[at].width()).max().unwrap_or(0).max(heading)
+            let at_least = self.at_least.get(at).copied().unwrap_or(0);
+            self.rows.iter().map(|row| row[at].width()).max().unwrap_or(0).max(heading).max(at_least)
         };
         self.columns.iter().enumerate().map(width).collect()
     }
@@ -154,6 +174,22 @@ w                 128  <none>";
         assert_eq!(narrow.lines().nth(1).unwrap(), "worker-…     7  sing");
         let gaps = text(&table(), 47);
         assert!(gaps.contains("worker-with-a-long-name     7  single"), "{gaps}");
+    }
+
+    #[test]
+    fn of_several_flexible_columns_the_widest_is_shortened() {
+        let columns = ["A", "B", "C"].map(|heading| Column::text(heading).flexible());
+        let mut table = Table::new(columns);
+        table.push(["0123456789abcdef", "0123456789", "x"]);
+        assert_eq!(text(&table, 27).lines().nth(1).unwrap(), "0123456789a…  0123456789  x");
+        assert_eq!(text(&table, 23).lines().nth(1).unwrap(), "01234567…  01234567…  x");
+    }
+
+    #[test]
+    fn a_continued_table_keeps_its_widths() {
+        let mut more = Table::new(table().columns).continuing(&table());
+        more.push(["w", "1", "none"]);
+        assert_eq!(text(&more, 80), "w                            1   none");
     }
 
     #[test]

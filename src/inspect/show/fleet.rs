@@ -1,0 +1,253 @@
+//! A fleet as a table: one row per object.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+
+use crate::cluster::PublishedObject;
+use crate::names::is_native_resource;
+use crate::nrt::{FINGERPRINT, POLICY, SCOPE};
+use crate::quantity::is_huge_pages;
+use crate::render::{Column, Line, Style, Table, resource_label};
+use crate::scheduler::Fingerprint;
+use crate::util::age::age;
+
+/// What a table shows of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The node's name.
+    pub node: String,
+    /// The object's resource version.
+    pub version: String,
+    policy: Option<String>,
+    scope: Option<String>,
+    zones: usize,
+    resources: BTreeMap<String, Free>,
+    status: Status,
+    /// The field managers of the zones.
+    writers: Vec<String>,
+    created: Option<Timestamp>,
+    changed: Option<Timestamp>,
+}
+
+/// A resource in all zones together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Free {
+    allocatable: u64,
+    available: u64,
+    /// The most that is free in one zone.
+    largest: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    Ok,
+    /// The fingerprint is withheld: the scheduler plugin waits for the next one.
+    Withheld,
+    /// Another field manager writes the zones.
+    OtherWriter,
+    /// It has no zone.
+    NoZones,
+    /// A part of it cannot be read.
+    Unreadable,
+    /// It was deleted while it was watched.
+    Deleted,
+}
+
+impl Status {
+    fn of(object: &PublishedObject) -> Self {
+        let withheld = Fingerprint::WITHHELD.to_string();
+        let is_withheld = object.attributes.get(FINGERPRINT).is_some_and(|value| *value == withheld);
+        match object {
+            object if !object.errors.is_empty() => Self::Unreadable,
+            object if object.zones.is_empty() => Self::NoZones,
+            object if object.meta.writers.other.is_some() => Self::OtherWriter,
+            _ if is_withheld => Self::Withheld,
+            _ => Self::Ok,
+        }
+    }
+
+    fn cell(self) -> Line {
+        match self {
+            Self::Ok => Line::new("OK", Style::Good),
+            Self::Withheld => Line::new("Withheld", Style::Warning),
+            Self::OtherWriter => Line::new("OtherWriter", Style::Warning),
+            Self::NoZones => Line::new("NoZones", Style::Bad),
+            Self::Unreadable => Line::new("Unreadable", Style::Bad),
+            Self::Deleted => Line::new("Deleted", Style::Dim),
+        }
+    }
+}
+
+impl From<&PublishedObject> for Row {
+    fn from(object: &PublishedObject) -> Self {
+        let mut resources: BTreeMap<String, Free> = BTreeMap::new();
+        for (name, amounts) in object.zones.iter().flat_map(|zone| &zone.resources) {
+            let free = resources.entry(name.clone()).or_default();
+            free.allocatable = free.allocatable.saturating_add(amounts.allocatable);
+            free.available = free.available.saturating_add(amounts.available);
+            free.largest = free.largest.max(amounts.available);
+        }
+        let writers = &object.meta.writers;
+        let ours = writers.ours.then(|| crate::cluster::FIELD_MANAGER.to_owned());
+        Self {
+            node: object.meta.name.clone(),
+            version: object.meta.version.clone(),
+            policy: object.attributes.get(POLICY).cloned(),
+            scope: object.attributes.get(SCOPE).cloned(),
+            zones: object.zones.len(),
+            resources,
+            status: Status::of(object),
+            writers: ours.into_iter().chain(writers.other.clone()).collect(),
+            created: object.meta.created,
+            changed: object.changed,
+        }
+    }
+}
+
+impl Row {
+    /// Returns the row as it is shown after the object was deleted.
+    #[must_use]
+    pub fn deleted(self) -> Self {
+        Self { status: Status::Deleted, ..self }
+    }
+
+    fn free(&self, resource: &str) -> Free {
+        self.resources.get(resource).copied().unwrap_or_default()
+    }
+
+    /// Returns a cell: free, allocatable, and the most that is free in one zone.
+    fn cell(&self, resource: &str) -> Line {
+        match self.resources.get(resource) {
+            Some(free) => Line::from(free.text(resource)),
+            None => Line::new("-", Style::Dim),
+        }
+    }
+
+    /// Returns a cell for the resources that `is_wanted` selects, with their names.
+    fn cell_of(&self, is_wanted: impl Fn(&str) -> bool) -> Line {
+        let wanted = self.resources.iter().filter(|(name, free)| is_wanted(name) && free.allocatable > 0);
+        let texts = wanted.map(|(name, free)| format!("{} {}", resource_label(name), free.text(name)));
+        match texts.collect::<Vec<_>>().join(", ") {
+            none if none.is_empty() => Line::new("-", Style::Dim),
+            text => Line::from(text),
+        }
+    }
+}
+
+impl Free {
+    fn text(self, resource: &str) -> String {
+        let is_bytes = resource == "memory" || is_huge_pages(resource);
+        // Rounded down: never more than there is.
+        let number = |value: u64| if is_bytes { value >> 30 } else { value };
+        let unit = if is_bytes { "Gi" } else { "" };
+        let Self { allocatable, available, largest } = self;
+        format!("{}/{}{unit} ({})", number(available), number(allocatable), number(largest))
+    }
+}
+
+/// A column: its form, whether only wide tables have it, and its cells.
+struct Field {
+    column: fn() -> Column,
+    wide: bool,
+    cell: fn(&Row, Timestamp) -> Line,
+}
+
+/// The columns in their order.
+const FIELDS: [Field; 11] = [
+    Field { column: || Column::text("NODE"), wide: false, cell: |row, _| Line::from(&*row.node) },
+    Field { column: || Column::text("POLICY").flexible(), wide: false, cell: |row, _| policy(row) },
+    Field {
+        column: || Column::number("ZONES"),
+        wide: false,
+        cell: |row, _| Line::from(row.zones.to_string()),
+    },
+    Field { column: || Column::number("CPU"), wide: false, cell: |row, _| row.cell("cpu") },
+    Field { column: || Column::number("MEMORY"), wide: false, cell: |row, _| row.cell("memory") },
+    Field {
+        column: || Column::text("DEVICES").flexible(),
+        wide: false,
+        cell: |row, _| row.cell_of(|name| !is_native_resource(name)),
+    },
+    Field { column: || Column::text("STATUS"), wide: false, cell: |row, _| row.status.cell() },
+    Field {
+        column: || Column::text("CHANGED"),
+        wide: false,
+        cell: |row, now| Line::from(age(row.changed, now)),
+    },
+    Field { column: || Column::text("AGE"), wide: true, cell: |row, now| Line::from(age(row.created, now)) },
+    Field { column: || Column::text("HUGEPAGES"), wide: true, cell: |row, _| row.cell_of(is_huge_pages) },
+    Field {
+        column: || Column::text("WRITERS"),
+        wide: true,
+        cell: |row, _| Line::from(row.writers.join(",")),
+    },
+];
+
+/// Returns the policy, and the scope if it is not the default.
+fn policy(row: &Row) -> Line {
+    match (&row.policy, row.scope.as_deref()) {
+        (None, _) => Line::new("-", Style::Dim),
+        (Some(policy), None | Some("container")) => Line::from(&**policy),
+        (Some(policy), Some(scope)) => Line::from(format!("{policy}/{scope}")),
+    }
+}
+
+/// The order of the rows. Rows that are equal in it are ordered by node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum SortBy {
+    /// By name
+    #[default]
+    Node,
+    /// Most free CPUs first
+    FreeCpu,
+    /// Most free CPUs in one zone first
+    LargestCpu,
+    /// Most free memory first
+    FreeMemory,
+    /// Most free memory in one zone first
+    LargestMemory,
+    /// Those that did not change for longest first
+    Changed,
+}
+
+impl SortBy {
+    /// Sorts the rows.
+    pub fn sort(self, rows: &mut [Row]) {
+        rows.sort_by(|a, b| a.node.cmp(&b.node));
+        match self {
+            Self::Node => {}
+            Self::FreeCpu => rows.sort_by_key(|row| Reverse(row.free("cpu").available)),
+            Self::LargestCpu => rows.sort_by_key(|row| Reverse(row.free("cpu").largest)),
+            Self::FreeMemory => rows.sort_by_key(|row| Reverse(row.free("memory").available)),
+            Self::LargestMemory => rows.sort_by_key(|row| Reverse(row.free("memory").largest)),
+            Self::Changed => rows.sort_by_key(|row| row.changed),
+        }
+    }
+}
+
+/// The form of the table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fleet {
+    /// Whether it has all columns.
+    pub wide: bool,
+    /// Whether it has no line of headings.
+    pub no_headers: bool,
+}
+
+impl Fleet {
+    /// Returns the table of these rows.
+    #[must_use]
+    pub fn table<'a>(self, rows: impl IntoIterator<Item = &'a Row>, now: Timestamp) -> Table {
+        let fields = || FIELDS.iter().filter(|field| self.wide || !field.wide);
+        let mut table = Table::new(fields().map(|field| (field.column)()));
+        if self.no_headers {
+            table = table.without_headings();
+        }
+        for row in rows {
+            table.push(fields().map(|field| (field.cell)(row, now)));
+        }
+        table
+    }
+}
