@@ -148,7 +148,7 @@ async fn print_rows(cluster: &Cluster, scope: &Scope, form: Form) -> anyhow::Res
     } else if !rows.is_empty() {
         let terminal = Terminal::now();
         // What does not fit even so is wrapped by the terminal, as kubectl's tables are.
-        let width = if form.fleet.wide { usize::MAX } else { terminal.table_width() };
+        let width = if form.fleet.wide { usize::MAX } else { terminal.width() };
         let lines = form.fleet.table(&rows, now()).lines(width);
         super::print(&(page(&lines, usize::MAX, terminal.colour) + "\n"))?;
     }
@@ -166,7 +166,7 @@ async fn print_pictures(cluster: &Cluster, scope: &Scope) -> anyhow::Result<Exit
                 super::print_error(error);
             }
             let terminal = Terminal::now();
-            let width = terminal.picture_width();
+            let width = terminal.width();
             let lines = Picture::of_object(&object, pods.ok().as_deref(), now()).lines(width);
             let gap = if found.objects > 0 { "\n" } else { "" };
             super::print(&format!("{gap}{}\n", page(&lines, usize::MAX, terminal.colour)))?;

@@ -89,8 +89,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
 fn picture(recording: &Recording, account: &Account, state: &Publishable) -> anyhow::Result<ExitCode> {
     let scan = &account.scan;
     let machine = &scan.inventory.machine;
-    let (cpus, errors) = read_cpus(&recording.files, machine);
-    errors.iter().for_each(|error| warn!("{error}"));
+    // Recordings of earlier versions lack these files: then the picture has no sockets and caches.
+    let (cpus, _) = read_cpus(&recording.files, machine);
     let picture = Picture::of_node(&NodeState {
         name: &recording.node,
         zones: &state.zones,
@@ -100,7 +100,7 @@ fn picture(recording: &Recording, account: &Account, state: &Publishable) -> any
         pods: active_pods(&scan.usage, &scan.terminated).collect(),
     });
     let terminal = Terminal::now();
-    let lines = picture.lines(terminal.picture_width());
+    let lines = picture.lines(terminal.width());
     super::print(&(page(&lines, usize::MAX, terminal.colour) + "\n"))?;
     Ok(ExitCode::SUCCESS)
 }

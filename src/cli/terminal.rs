@@ -4,8 +4,8 @@ use std::io::{IsTerminal, stdout};
 
 use jiff::Timestamp;
 
-/// The width of pictures without a terminal.
-const WIDTH: usize = 80;
+/// The size of a terminal that does not report any, such as a serial console.
+const SIZE: (usize, usize) = (80, 24);
 
 /// Standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,22 +23,16 @@ impl Terminal {
         let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let size = stdout().is_terminal().then(|| {
             let size = rustix::termios::tcgetwinsize(stdout()).ok();
-            // Serial consoles report no size.
             let size = size.filter(|size| size.ws_col > 0 && size.ws_row > 0);
-            size.map_or((WIDTH, 24), |size| (size.ws_col.into(), size.ws_row.into()))
+            size.map_or(SIZE, |size| (size.ws_col.into(), size.ws_row.into()))
         });
         // https://no-color.org
         Self { size, colour: size.is_some() && !is_set("NO_COLOR") && !is_dumb }
     }
 
-    /// Returns the width of tables: without a terminal nothing is shortened.
-    pub(super) fn table_width(self) -> usize {
+    /// Returns the number of columns: without a terminal nothing is shortened.
+    pub(super) fn width(self) -> usize {
         self.size.map_or(usize::MAX, |(width, _)| width)
-    }
-
-    /// Returns the width of pictures.
-    pub(super) fn picture_width(self) -> usize {
-        self.size.map_or(WIDTH, |(width, _)| width)
     }
 }
 

@@ -4,6 +4,7 @@ mod of_node;
 mod of_object;
 
 use crate::render::{Column, Line, Style, Table, Zone, gib, panels, resource_label, zone_table};
+use crate::topology;
 
 pub use of_node::NodeState;
 
@@ -81,18 +82,43 @@ impl Picture {
     }
 }
 
-/// Formats bytes of memory or huge pages.
+/// Formats bytes of memory or huge pages: `2.5 GiB`, `64 MiB of 2Mi pages`.
 fn memory(resource: &str, bytes: u64) -> String {
-    match resource {
-        "memory" => format!("{} GiB", gib(bytes)),
-        pages => format!("{} GiB of {}", gib(bytes), resource_label(pages)),
-    }
+    let amount = match bytes {
+        ..0x4000_0000 => format!("{} MiB", bytes.div_ceil(1 << 20)),
+        _ => format!("{} GiB", gib(bytes)),
+    };
+    if resource == "memory" { amount } else { format!("{amount} of {}", resource_label(resource)) }
 }
 
-/// Formats the distances of a zone, in the order of the zones.
-fn distances<'a>(costs: impl IntoIterator<Item = &'a u32>) -> String {
-    let costs: Vec<String> = costs.into_iter().map(u32::to_string).collect();
-    format!("distances {}", costs.join(" "))
+/// Formats memory and then huge pages.
+fn memories<'a>(bytes: impl IntoIterator<Item = (&'a str, u64)>) -> String {
+    let mut bytes: Vec<_> = bytes.into_iter().collect();
+    bytes.sort_by_key(|(resource, _)| *resource != "memory");
+    bytes.into_iter().map(|(resource, bytes)| memory(resource, bytes)).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the policy, the scope and the number of zones.
+fn summary(policy: Option<&str>, scope: Option<&str>, zones: usize) -> String {
+    let policy = match (policy, scope) {
+        (Some(policy), Some(scope)) => format!("{policy}, scope {scope}"),
+        (Some(policy), None) => policy.to_owned(),
+        (None, _) => "policy unknown".to_owned(),
+    };
+    let zones = if zones == 1 { "1 zone".to_owned() } else { format!("{zones} zones") };
+    format!("  {policy}, {zones}")
+}
+
+/// Returns the zones with resources, without those that only fill gaps between their ids.
+pub(super) fn real_zones(zones: &[topology::Zone]) -> Vec<&topology::Zone> {
+    zones.iter().filter(|zone| zone.resources.values().any(|amounts| amounts.capacity > 0)).collect()
+}
+
+/// Returns the distances of a zone to these zones: `distances 10 21`.
+fn distances(zone: &topology::Zone, zones: &[&topology::Zone]) -> Option<String> {
+    let costs: Vec<String> =
+        zones.iter().filter_map(|other| zone.costs.get(&other.id)).map(u32::to_string).collect();
+    (!costs.is_empty()).then(|| format!("distances {}", costs.join(" ")))
 }
 
 /// Adds to each zone the pods in it: pairs of a pod's name and its zones, by their names.
@@ -103,13 +129,5 @@ fn add_pods<'a>(zones: &mut [Zone], pods: impl Iterator<Item = (&'a str, Vec<Str
                 zone.pods.push(pod.to_owned());
             }
         }
-    }
-}
-
-/// Draws a zone without resources, which only fills a gap between ids, without bars.
-fn without_bars_if_empty(zone: Zone) -> Zone {
-    match zone.resources.iter().all(|resource| resource.allocatable == 0 && resource.available == 0) {
-        true => Zone { resources: Vec::new(), facts: vec![Line::new("no resources", Style::Dim)], ..zone },
-        false => zone,
     }
 }

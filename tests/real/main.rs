@@ -9,6 +9,7 @@
 //! - the object: `publisher`, `refusals`, `admitted`, `kubectl`
 //! - the proxy and the Pods API: `proxy`, `pods_served`, `hostile`
 //! - the controller: `controller`
+//! - commands for people: `show`
 //! - the chart: `chart`, `rendered`, `security`, `migration`, `docs`
 
 mod admitted;
@@ -36,6 +37,7 @@ mod refusals;
 mod rendered;
 mod restarts;
 mod security;
+mod show;
 #[path = "../sim/support.rs"]
 #[allow(dead_code, clippy::unwrap_used)] // the simulation tests use the rest
 mod sim_node;

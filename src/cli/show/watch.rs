@@ -186,8 +186,8 @@ impl<'a> View<'a> {
         for (name, _) in changes {
             let gap = if std::mem::replace(&mut self.has_printed, true) { "\n" } else { "" };
             let lines = match self.nodes.get(name) {
-                Some(shown) => shown.picture(Terminal::now().picture_width(), usize::MAX),
-                None => vec![Line::new(format!("{name}  its object was deleted"), Style::Bad)],
+                Some(shown) => shown.picture(usize::MAX, usize::MAX),
+                None => vec![no_object(name)],
             };
             crate::cli::print(&format!("{gap}{}\n", page(&lines, usize::MAX, false)))?;
         }
@@ -214,7 +214,7 @@ impl<'a> View<'a> {
     async fn draw(&mut self) -> anyhow::Result<()> {
         self.list_pods().await;
         let terminal = Terminal::now();
-        let (width, height) = terminal.size.unwrap_or((terminal.picture_width(), usize::MAX));
+        let (width, height) = terminal.size.unwrap_or((usize::MAX, usize::MAX));
         // A newline in the last row would scroll.
         let lines = self.lines(width, height.saturating_sub(1));
         let text = page(&lines, width, terminal.colour);
@@ -247,10 +247,18 @@ impl<'a> View<'a> {
     fn pictures(&self, width: usize, height: usize) -> Vec<Line> {
         // Each node gets an equal part of the window.
         let each = height / self.nodes.len().max(1);
-        let pictures: Vec<Vec<Line>> =
+        let mut pictures: Vec<Vec<Line>> =
             self.nodes.values().map(|shown| shown.picture(width, each.saturating_sub(1).max(1))).collect();
+        if let Scope::Named(names) = self.scope {
+            let missing = names.iter().filter(|name| !self.nodes.contains_key(*name));
+            pictures.extend(missing.map(|name| vec![no_object(name)]));
+        }
         pictures.join(&Line::default())
     }
+}
+
+fn no_object(node: &str) -> Line {
+    Line::new(node, Style::Bold).add("  has no object", Style::Bad)
 }
 
 impl Shown {

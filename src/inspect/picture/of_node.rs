@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Holding, Picture, add_pods, distances, memory, without_bars_if_empty};
+use super::{Holding, Picture, add_pods, distances, memories, real_zones, summary};
 use crate::kubelet::{ContainerUsage, PodUsage};
 use crate::machine::{CpuLocation, Id, IdSet, Machine};
 use crate::nrt::{POLICY, SCOPE, zone_name};
@@ -30,10 +30,9 @@ impl Picture {
     /// Returns the picture of a node, with the ids of CPUs and devices.
     #[must_use]
     pub fn of_node(node: &NodeState<'_>) -> Self {
-        let zone = |zone: &topology::Zone| {
-            without_bars_if_empty(Zone { facts: node.facts(zone), ..Zone::from(zone) })
-        };
-        let mut zones: Vec<Zone> = node.zones.iter().map(zone).collect();
+        let real = real_zones(node.zones);
+        let zone = |zone: &&topology::Zone| Zone { facts: node.facts(zone, &real), ..Zone::from(*zone) };
+        let mut zones: Vec<Zone> = real.iter().map(zone).collect();
         let mut found: Vec<(IdSet, &str, Holding)> =
             node.pods.iter().flat_map(|pod| node.holdings(pod)).collect();
         found.sort_by_key(|(_, _, holding)| {
@@ -47,18 +46,16 @@ impl Picture {
 
 impl<'a> NodeState<'a> {
     fn title(&self) -> Line {
-        let value = |name: &str| self.attributes.iter().find(|(key, _)| key == name).map(|(_, value)| value);
-        let policy = match (value(POLICY), value(SCOPE)) {
-            (Some(policy), Some(scope)) => format!("{policy}, scope {scope}"),
-            _ => "policy unknown".to_owned(),
+        let value = |name: &str| {
+            let found = self.attributes.iter().find(|(key, _)| key == name);
+            found.map(|(_, value)| value.as_str())
         };
-        let zones = self.zones.len();
-        let zones = if zones == 1 { "1 zone".to_owned() } else { format!("{zones} zones") };
-        Line::new(self.name, Style::Bold).add(format!("  {policy}, {zones}"), Style::Plain)
+        let summary = summary(value(POLICY), value(SCOPE), real_zones(self.zones).len());
+        Line::new(self.name, Style::Bold).add(summary, Style::Plain)
     }
 
     /// Returns CPUs, socket, caches and distances of a zone.
-    fn facts(&self, zone: &topology::Zone) -> Vec<Line> {
+    fn facts(&self, zone: &topology::Zone, all: &[&topology::Zone]) -> Vec<Line> {
         let Some(node) = self.machine.node(zone.id) else { return Vec::new() };
         let locations = || node.cpus.iter().filter_map(|cpu| Some((cpu, self.cpus.get(&cpu)?)));
         let sockets: BTreeSet<Id> = locations().map(|(_, location)| location.socket).collect();
@@ -71,7 +68,7 @@ impl<'a> NodeState<'a> {
             facts.push(format!("CPUs {}", node.cpus));
         }
         facts.extend(sockets.iter().map(|socket| format!("socket {socket}")));
-        facts.push(distances(zone.costs.values()));
+        facts.extend(distances(zone, all));
         let mut lines = vec![Line::new(facts.join(", "), Style::Dim)];
         if caches.len() > 1 {
             let caches: Vec<String> = caches.values().map(ToString::to_string).collect();
@@ -120,10 +117,7 @@ fn memory_of(container: &ContainerUsage) -> String {
         let sum = sums.entry(&block.resource).or_default();
         *sum = sum.saturating_add(block.bytes);
     }
-    // Memory before huge pages.
-    let mut sums: Vec<_> = sums.into_iter().collect();
-    sums.sort_by_key(|(resource, _)| *resource != "memory");
-    sums.into_iter().map(|(resource, bytes)| memory(resource, bytes)).collect::<Vec<_>>().join(", ")
+    memories(sums)
 }
 
 fn devices_of(container: &ContainerUsage) -> String {

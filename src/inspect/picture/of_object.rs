@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-use super::{Holding, Picture, add_pods, distances, memory, without_bars_if_empty};
+use super::{Holding, Picture, add_pods, distances, memories, real_zones, summary};
 use crate::cluster::PublishedObject;
 use crate::core_v1::PlacedPod;
 use crate::holders::{Holder, holders};
@@ -19,7 +19,8 @@ impl Picture {
     /// Returns the picture of an object. `pods` are those of the node, if they are known.
     #[must_use]
     pub fn of_object(object: &PublishedObject, pods: Option<&[PlacedPod]>, now: Timestamp) -> Self {
-        let mut zones: Vec<Zone> = object.zones.iter().map(zone).collect();
+        let real = real_zones(&object.zones);
+        let mut zones: Vec<Zone> = real.iter().map(|one| zone(one, &real)).collect();
         let holdings = pods.map(|pods| {
             let mut found = holders(&object.zones, &object.attributes, &object.zone_attributes, pods);
             found.sort_by(|a, b| order(a).cmp(&order(b)));
@@ -40,39 +41,29 @@ fn zone_names(holder: &Holder) -> Vec<String> {
     holder.zones.iter().flat_map(|zones| zones.iter().map(zone_name)).collect()
 }
 
-fn zone(zone: &topology::Zone) -> Zone {
-    let facts = (!zone.costs.is_empty()).then(|| Line::new(distances(zone.costs.values()), Style::Dim));
-    without_bars_if_empty(Zone { facts: facts.into_iter().collect(), ..Zone::from(zone) })
+fn zone(zone: &topology::Zone, all: &[&topology::Zone]) -> Zone {
+    let facts = distances(zone, all).map(|distances| Line::new(distances, Style::Dim));
+    Zone { facts: facts.into_iter().collect(), ..Zone::from(zone) }
 }
 
 fn title(object: &PublishedObject, now: Timestamp) -> Line {
-    let policy = match (object.attributes.get(POLICY), object.attributes.get(SCOPE)) {
-        (Some(policy), Some(scope)) => format!("{policy}, scope {scope}"),
-        (Some(policy), None) => policy.clone(),
-        (None, _) => "policy unknown".to_owned(),
-    };
-    let zones = object.zones.len();
-    let zones = if zones == 1 { "1 zone".to_owned() } else { format!("{zones} zones") };
+    let attribute = |name: &str| object.attributes.get(name).map(String::as_str);
+    let summary = summary(attribute(POLICY), attribute(SCOPE), real_zones(&object.zones).len());
     let ages =
         format!("  changed {} ago, created {} ago", age(object.changed, now), age(object.meta.created, now));
-    Line::new(&object.meta.name, Style::Bold)
-        .add(format!("  {policy}, {zones}"), Style::Plain)
-        .add(ages, Style::Dim)
+    Line::new(&object.meta.name, Style::Bold).add(summary, Style::Plain).add(ages, Style::Dim)
 }
 
 fn notes(object: &PublishedObject) -> Vec<Line> {
     let mut notes = Vec::new();
     let attribute = |name: &str| object.attributes.get(name);
-    let managers: Vec<String> = [("CPU", "cpuManagerPolicy"), ("Memory", "memoryManagerPolicy")]
+    let managers = [("CPU", "cpuManagerPolicy"), ("Memory", "memoryManagerPolicy")];
+    let managers = managers
         .into_iter()
-        .filter_map(|(manager, name)| Some(format!("{manager} Manager {}", attribute(name)?)))
-        .chain(
-            object
-                .attributes
-                .iter()
-                .filter_map(|(name, cpus)| Some(format!("{} cores {cpus}", name.strip_prefix("cpu_")?))),
-        )
-        .collect();
+        .filter_map(|(manager, name)| Some(format!("{manager} Manager {}", attribute(name)?)));
+    let kinds = object.attributes.iter();
+    let kinds = kinds.filter_map(|(name, cpus)| Some(format!("{} cores {cpus}", name.strip_prefix("cpu_")?)));
+    let managers: Vec<String> = managers.chain(kinds).collect();
     if !managers.is_empty() {
         notes.push(Line::new(managers.join(", "), Style::Dim));
     }
@@ -81,7 +72,8 @@ fn notes(object: &PublishedObject) -> Vec<Line> {
         notes.push(Line::new(withheld, Style::Warning));
     }
     if let Some(other) = &object.meta.writers.other {
-        notes.push(Line::new(format!("{other} also writes this object's zones."), Style::Warning));
+        let also = if object.meta.writers.ours { "also " } else { "" };
+        notes.push(Line::new(format!("{other} {also}writes this object's zones."), Style::Warning));
     }
     notes.extend(object.errors.iter().take(MAX_ERRORS).map(|error| Line::new(error, Style::Bad)));
     if object.errors.len() > MAX_ERRORS {
@@ -92,11 +84,6 @@ fn notes(object: &PublishedObject) -> Vec<Line> {
 
 impl From<&Holder> for Holding {
     fn from(holder: &Holder) -> Self {
-        // Memory before huge pages.
-        let mut memories: Vec<_> = holder.memory.iter().collect();
-        memories.sort_by_key(|(resource, _)| *resource != "memory");
-        let memories: Vec<String> =
-            memories.into_iter().map(|(resource, bytes)| memory(resource, *bytes)).collect();
         let devices: Vec<String> = holder
             .devices
             .iter()
@@ -107,7 +94,7 @@ impl From<&Holder> for Holding {
             pod: format!("{}/{}", holder.namespace, holder.pod),
             container: holder.container.clone(),
             cpus: if holder.cpus > 0 { holder.cpus.to_string() } else { String::new() },
-            memory: memories.join(", "),
+            memory: memories(holder.memory.iter().map(|(name, bytes)| (name.as_str(), *bytes))),
             devices: devices.join(", "),
         }
     }

@@ -96,7 +96,7 @@ impl From<&PublishedObject> for Row {
             version: object.meta.version.clone(),
             policy: object.attributes.get(POLICY).cloned(),
             scope: object.attributes.get(SCOPE).cloned(),
-            zones: object.zones.len(),
+            zones: super::super::picture::real_zones(&object.zones).len(),
             resources,
             status: Status::of(object),
             writers: ours.into_iter().chain(writers.other.clone()).collect(),
@@ -139,12 +139,17 @@ impl Row {
 impl Free {
     fn text(self, resource: &str) -> String {
         let is_bytes = resource == "memory" || is_huge_pages(resource);
-        // Rounded down: never more than there is.
-        let number = |value: u64| if is_bytes { value >> 30 } else { value };
+        let number = |value: u64| if is_bytes { gib(value) } else { value.to_string() };
         let unit = if is_bytes { "Gi" } else { "" };
         let Self { allocatable, available, largest } = self;
         format!("{}/{}{unit} ({})", number(available), number(allocatable), number(largest))
     }
+}
+
+/// Formats bytes in GiB, rounded down: never more than there is. Small amounts have a decimal.
+fn gib(bytes: u64) -> String {
+    let (whole, tenths) = (bytes >> 30, (bytes % (1 << 30) * 10) >> 30);
+    if whole < 10 && tenths > 0 { format!("{whole}.{tenths}") } else { whole.to_string() }
 }
 
 /// A column: its form, whether only wide tables have it, and its cells.

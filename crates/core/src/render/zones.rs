@@ -124,7 +124,10 @@ pub fn panels(zones: &[Zone], width: usize) -> Vec<Line> {
     let resources = || zones.iter().flat_map(|zone| &zone.resources);
     let widest = |of: &dyn Fn(&Resource) -> usize| resources().map(of).max().unwrap_or(0);
     let labels = widest(&|resource| resource.label.chars().count());
-    let digits = widest(&|resource| resource.number(resource.allocatable).len());
+    let digits = widest(&|resource| {
+        let amounts = [resource.allocatable, resource.used(), resource.available];
+        amounts.map(|amount| resource.number(amount).len()).into_iter().max().unwrap_or(0)
+    });
     let panels: Vec<Vec<Line>> =
         zones.iter().map(|zone| panel(zone, Widths { labels, digits, all: width })).collect();
     panels.join(&Line::default())
