@@ -131,3 +131,115 @@ fn add_pods<'a>(zones: &mut [Zone], pods: impl Iterator<Item = (&'a str, Vec<Str
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::kubelet::{ContainerUsage, DeviceGroup, MemoryBlock, PodUsage};
+    use crate::machine::{CpuLocation, Id, Machine, NumaNode};
+    use crate::nrt::Amounts;
+
+    fn zone(id: Id, cpus: u64) -> topology::Zone {
+        let amounts = |allocatable, available| Amounts { capacity: allocatable, allocatable, available };
+        let resources = [
+            ("cpu", amounts(cpus, cpus / 2)),
+            ("memory", amounts(cpus << 30, cpus << 28)),
+            ("a.io/nic", amounts(cpus / 4, 0)),
+        ];
+        let costs = [(0, 10), (1, 255), (2, 21)].into();
+        topology::Zone { id, costs, resources: resources.map(|(name, all)| (name.to_owned(), all)).into() }
+    }
+
+    fn pods() -> Vec<PodUsage> {
+        let set = |text: &str| text.parse().unwrap();
+        let block = |resource: &str, bytes, nodes| MemoryBlock {
+            resource: resource.to_owned(),
+            bytes,
+            nodes: set(nodes),
+        };
+        let nic = |nodes| DeviceGroup {
+            resource: "a.io/nic".to_owned(),
+            ids: vec!["eth0".to_owned()],
+            nodes: set(nodes),
+        };
+        let pod = |name: &str, container| PodUsage {
+            namespace: "ns".to_owned(),
+            name: name.to_owned(),
+            containers: vec![ContainerUsage::default(), container],
+            ..PodUsage::default()
+        };
+        let wide = ContainerUsage {
+            name: "c".to_owned(),
+            cpus: set("2-3,8"),
+            memory: vec![
+                block("hugepages-2Mi", 64 << 20, "0"),
+                block("memory", 1 << 30, "0"),
+                block("memory", 1 << 30, "2"),
+            ],
+            // The kubelet repeats it.
+            devices: vec![nic("0"), nic("2")],
+            ..ContainerUsage::default()
+        };
+        let narrow = ContainerUsage { name: "c".to_owned(), cpus: set("9"), ..ContainerUsage::default() };
+        vec![pod("narrow", narrow), pod("wide", wide)]
+    }
+
+    fn picture() -> Picture {
+        let node = |id, cpus: &str| NumaNode { id, cpus: cpus.parse().unwrap(), ..NumaNode::default() };
+        let machine = Machine { nodes: vec![node(0, "0-7"), node(2, "8-11")], ..Machine::default() };
+        let location =
+            |cpu: Id| CpuLocation { node: cpu / 8 * 2, socket: cpu / 8, core: cpu, cache: cpu / 4 };
+        let cpus: BTreeMap<Id, CpuLocation> = (0..12).map(|cpu| (cpu, location(cpu))).collect();
+        let pods = pods();
+        Picture::of_node(&NodeState {
+            name: "w",
+            zones: &[zone(0, 8), zone(1, 0), zone(2, 4)],
+            attributes: &[],
+            machine: &machine,
+            cpus: &cpus,
+            pods: pods.iter().collect(),
+        })
+    }
+
+    fn text(lines: &[Line]) -> String {
+        lines.iter().map(|line| line.text().trim_end().to_owned() + "\n").collect()
+    }
+
+    #[test]
+    fn a_node_is_drawn_with_ids() {
+        let expected = "\
+w  policy unknown, 2 zones
+
+node-0   wide
+  CPUs 0-7, socket 0, distances 10 21
+  L3 caches of CPUs 0-3 and 4-7
+  cpu    ████████████████████░░░░░░░░░░░░░░░░░░░░ 4 used 4 free
+  memory ██████████████████████████████░░░░░░░░░░ 6 used 2 free GiB
+  nic    ████████████████████████████████████████ 2 used 0 free
+
+node-2   wide narrow
+  CPUs 8-11, socket 1, distances 10 21
+  cpu    ████████████████████░░░░░░░░░░░░░░░░░░░░ 2 used 2 free
+  memory ██████████████████████████████░░░░░░░░░░ 3 used 1 free GiB
+  nic    ████████████████████████████████████████ 1 used 0 free
+
+ZONES   POD         CONTAINER   CPUS    MEMORY                       DEVICES
+0,2     ns/wide     c           2-3,8   2 GiB, 64 MiB of 2Mi pages   nic eth0
+2       ns/narrow   c           9       -                            -
+";
+        assert_eq!(text(&picture().lines(usize::MAX)), expected);
+    }
+
+    #[test]
+    fn a_low_window_has_a_line_per_zone() {
+        let lines = picture().lines_within(80, 10);
+        let first: Vec<String> =
+            lines.iter().map(|line| line.text().split(' ').next().unwrap_or_default().to_owned()).collect();
+        assert_eq!(first, ["w", "", "free", "node-0", "node-2", "", "ZONES", "0,2", "2"]);
+        for height in 0..30 {
+            assert!(picture().lines_within(80, height).len() <= height.max(1), "{height}");
+        }
+    }
+}

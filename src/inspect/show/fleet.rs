@@ -256,3 +256,105 @@ impl Fleet {
         table
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::render::page;
+
+    fn object(name: &str, zones: &[(u64, u64)], more: &Value) -> PublishedObject {
+        let zone = |(id, (cpus, gib)): (usize, &(u64, u64))| {
+            let resource = |name: &str, available: Value| json!({"name": name, "capacity": 64, "allocatable": 60, "available": available});
+            json!({"name": format!("node-{id}"), "type": "Node",
+                   "resources": [resource("cpu", json!(cpus)), resource("memory", json!(gib << 30))]})
+        };
+        let zones: Vec<Value> = zones.iter().enumerate().map(zone).collect();
+        let mut object = json!({"metadata": {"name": name}, "zones": zones});
+        for (key, value) in more.as_object().into_iter().flatten() {
+            object[key] = value.clone();
+        }
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn row(name: &str, zones: &[(u64, u64)]) -> Row {
+        Row::from(&object(name, zones, &json!({})))
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_object_is_its_status() {
+        let withheld = json!([{"name": FINGERPRINT, "value": Fingerprint::WITHHELD.to_string()}]);
+        let managed = |manager: &str| json!([{"manager": manager, "fieldsV1": {"f:zones": {}}}]);
+        let by_other = json!({"name": "w", "managedFields": managed("nfd")});
+        let status = |zones: &[(u64, u64)], more: Value| Row::from(&object("w", zones, &more)).status;
+        let one = &[(1, 1)];
+        assert_eq!(status(one, json!({})), Status::Ok);
+        assert_eq!(
+            status(one, json!({"metadata": {"name": "w", "managedFields": managed("numacast")}})),
+            Status::Ok
+        );
+        assert_eq!(status(one, json!({"attributes": withheld})), Status::Withheld);
+        assert_eq!(status(one, json!({"attributes": withheld, "metadata": by_other})), Status::OtherWriter);
+        assert_eq!(status(&[], json!({"metadata": by_other})), Status::NoZones);
+        assert_eq!(status(&[], json!({"zones": [7]})), Status::Unreadable);
+        assert_eq!(row("w", one).deleted().status, Status::Deleted);
+    }
+
+    #[test]
+    fn changes_are_those_of_the_zones() {
+        let managed = |manager: &str, field: &str, time: &str| json!({"manager": manager, "time": time, "fieldsV1": {field: {}}});
+        let metadata = json!({"name": "w", "managedFields": [
+            managed("numacast", "f:zones", "2026-01-01T00:00:05Z"),
+            managed("nfd", "f:zones", "2026-01-01T00:00:03Z"),
+            managed("kubectl", "f:metadata", "2026-01-01T00:00:09Z"),
+            // Go accepts this one.
+            managed("odd", "f:zones", "9999-12-31T23:59:59Z"),
+        ]});
+        let changed = object("w", &[], &json!({"metadata": metadata})).changed;
+        assert_eq!(changed, Some("2026-01-01T00:00:05Z".parse().unwrap()));
+    }
+
+    #[test]
+    fn rows_are_in_a_stable_order() {
+        let rows = [row("c", &[(5, 1), (5, 1)]), row("b", &[(9, 2), (0, 2)]), row("a", &[(9, 3), (0, 0)])];
+        let order = |by: SortBy| {
+            let mut rows = rows.clone();
+            by.sort(&mut rows);
+            rows.map(|row| row.node).concat()
+        };
+        assert_eq!(order(SortBy::Node), "abc");
+        assert_eq!(order(SortBy::FreeCpu), "cab");
+        assert_eq!(order(SortBy::LargestCpu), "abc");
+        assert_eq!(order(SortBy::FreeMemory), "bac");
+        assert_eq!(order(SortBy::LargestMemory), "abc");
+        assert_eq!(order(SortBy::Changed), "abc");
+    }
+
+    #[test]
+    fn amounts_are_rounded_down_and_do_not_overflow() {
+        for (bytes, expected) in [
+            (0, "0"),
+            ((1 << 30) - 1, "0.9"),
+            (1 << 30, "1"),
+            ((10 << 30) - 1, "9.9"),
+            ((11 << 30) - 1, "10"),
+            (u64::MAX, "17179869183"),
+        ] {
+            assert_eq!(gib(bytes), expected);
+        }
+        let huge = json!({"name": "cpu", "capacity": "9E", "allocatable": "9E", "available": "9E"});
+        let zone = |id: u16| json!({"name": format!("node-{id}"), "type": "Node", "resources": [huge]});
+        let object = object("w", &[], &json!({"zones": [zone(0), zone(1), zone(2)]}));
+        assert_eq!(Row::from(&object).free("cpu").allocatable, u64::MAX);
+    }
+
+    #[test]
+    fn names_do_not_control_the_terminal() {
+        let attributes = json!([{"name": POLICY, "value": "\u{1b}[2J"}, {"name": SCOPE, "value": "\n"}]);
+        let row = Row::from(&object("w", &[(1, 1)], &json!({"attributes": attributes})));
+        let fleet = Fleet { wide: true, no_headers: true };
+        let text = page(&fleet.table([&row], Timestamp::UNIX_EPOCH).lines(usize::MAX), usize::MAX, false);
+        assert!(text.starts_with("w   ?[2J/?   1   1/60 (1)"), "{text}");
+    }
+}

@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn facts_are_below_the_name() {
-        let mut zone = Zone::new("node-0", [("cpu", 8, 2), ("memory", 4 << 30, 1 << 30)]);
+        let mut zone = Zone::new("node-0", [("cpu", 8, 2), ("memory", 4 << 30, 1 << 29)]);
         zone.pods = vec!["a".into(), "b".into()];
         zone.facts = vec![Line::new("socket 1", Style::Dim)];
         let lines: Vec<String> = panels(&[zone], 40).iter().map(Line::text).collect();
@@ -278,8 +278,8 @@ mod tests {
             [
                 "node-0   a b",
                 "  socket 1",
-                "  cpu    █████████░░░░ 6 used 2 free    ",
-                "  memory █████████░░░░ 3 used 1 free GiB",
+                "  cpu    ██████░░░   6 used   2 free    ",
+                "  memory ███████░░ 3.5 used 0.5 free GiB",
             ]
         );
     }
