@@ -58,12 +58,7 @@ impl Zone {
             }
         };
         let mut resources: Vec<Resource> = resources.into_iter().map(resource).collect();
-        resources.sort_by_key(|resource| match resource.label.as_str() {
-            "cpu" => 0,
-            "memory" => 1,
-            _ if resource.bytes => 2,
-            _ => 3,
-        });
+        resources.sort_by_key(Resource::rank);
         Self { name: name.into(), resources, pods: Vec::new(), facts: Vec::new() }
     }
 }
@@ -76,8 +71,9 @@ impl From<&nrt::Zone> for Zone {
 }
 
 impl From<&topology::Zone> for Zone {
+    /// Leaves out what the zone has nothing of.
     fn from(zone: &topology::Zone) -> Self {
-        let resources = zone.resources.iter();
+        let resources = zone.resources.iter().filter(|(_, it)| it.capacity > 0 || it.allocatable > 0);
         Self::new(
             nrt::zone_name(zone.id),
             resources.map(|(name, it)| (&**name, it.allocatable, it.available)),
@@ -106,6 +102,16 @@ pub fn gib(bytes: u64) -> String {
 }
 
 impl Resource {
+    /// CPU and memory are first, then huge pages, then devices.
+    fn rank(&self) -> u8 {
+        match self.label.as_str() {
+            "cpu" => 0,
+            "memory" => 1,
+            _ if self.bytes => 2,
+            _ => 3,
+        }
+    }
+
     fn used(&self) -> u64 {
         self.allocatable.saturating_sub(self.available)
     }
@@ -175,17 +181,27 @@ pub fn bar(used: u64, total: u64, width: usize) -> Line {
 /// Returns one line per zone: available and allocatable amounts.
 #[must_use]
 pub fn zone_table(zones: &[Zone], width: usize) -> Vec<Line> {
-    let Some(first) = zones.first() else { return Vec::new() };
-    let each = width.saturating_sub(7) / first.resources.len().max(1);
+    if zones.is_empty() {
+        return Vec::new();
+    }
+    // A zone may lack a resource that another one has.
+    let mut columns: Vec<&Resource> = Vec::new();
+    for resource in zones.iter().flat_map(|zone| &zone.resources) {
+        if columns.iter().all(|column| column.label != resource.label) {
+            columns.push(resource);
+        }
+    }
+    columns.sort_by_key(|column| column.rank());
+    let each = width.saturating_sub(7) / columns.len().max(1);
     let mut heading = Line::new(format!("{:<7}", "free"), Style::Dim);
-    for resource in &first.resources {
+    for resource in &columns {
         let unit = if resource.label == "memory" { " GiB" } else { "" };
         let label = Line::new(format!("{}{unit}", resource.label), Style::Dim);
         heading = heading.join(label.fitted(each.saturating_sub(1)).add(" ", Style::Plain));
     }
     let row = |zone: &Zone| {
         let mut line = Line::new(format!("{:<7}", zone.name), Style::Bold);
-        for column in &first.resources {
+        for column in &columns {
             let resource = zone.resources.iter().find(|resource| resource.label == column.label);
             let Some(resource) = resource else {
                 line = line.add(" ".repeat(each), Style::Plain);
@@ -257,6 +273,19 @@ mod tests {
         assert_eq!(listed(&names, 2), "+3");
         assert_eq!(listed(&names, 1), "");
         assert_eq!(listed::<&str>(&[], 1), "");
+    }
+
+    #[test]
+    fn zones_in_a_table_may_have_different_resources() {
+        let zones = [
+            Zone::new("node-0", [("memory", 1 << 30, 1 << 30), ("a.io/nic", 2, 1)]),
+            Zone::new("node-1", [("memory", 2 << 30, 0), ("cpu", 8, 7)]),
+        ];
+        let lines: Vec<String> = zone_table(&zones, 40).iter().map(Line::text).collect();
+        let lines: Vec<Vec<&str>> = lines.iter().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0], ["free", "cpu", "memory", "GiB", "nic"]);
+        assert_eq!(lines[1], ["node-0", "░░░░░", "1/1", "██░░░", "1/2"]);
+        assert_eq!(lines[2], ["node-1", "█░░░░", "7/8", "█████", "0/2"]);
     }
 
     #[test]
