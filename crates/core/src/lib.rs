@@ -8,6 +8,7 @@
 
 pub mod admission;
 pub mod core_v1;
+pub mod fit;
 pub mod holders;
 pub mod kubelet;
 pub mod machine;

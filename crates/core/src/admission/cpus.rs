@@ -76,6 +76,18 @@ impl Cpus {
         self.unallocated.difference(&self.reserved)
     }
 
+    /// Returns the CPUs that can be allocated when nothing is.
+    #[must_use]
+    pub fn allocatable(&self) -> IdSet {
+        self.topology.all().difference(&self.reserved)
+    }
+
+    /// Returns the CPUs that containers have.
+    #[must_use]
+    pub fn allocated(&self) -> IdSet {
+        self.topology.all().difference(&self.unallocated)
+    }
+
     /// Returns the machine's CPUs.
     #[must_use]
     pub const fn topology(&self) -> &CpuTopology {
