@@ -30,7 +30,7 @@ use crate::pod::ContainerKind;
 pub use cpus::{CpuOptions, CpuTopology, Cpus};
 pub use devices::{Device, DeviceChoice, DeviceCounts, Devices, Resource};
 pub use from_kubelet::KubeletState;
-pub use from_zones::{Guess, guesses, node_of_zones};
+pub use from_zones::{Guess, ZoneReader, guesses};
 pub use hints::Distances;
 pub use memory::{Bytes, Memory, MemoryBlocks, MemoryKind, MemoryNode};
 pub use node_set::NodeSet;

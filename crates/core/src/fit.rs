@@ -10,7 +10,7 @@ mod shortage;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::admission::{
-    self, Guess, KubeletState, Node, NodeAmounts, Placement, PodRequest, Refusal, node_of_zones,
+    self, Guess, KubeletState, Node, NodeAmounts, Placement, PodRequest, Refusal, ZoneReader,
 };
 use crate::core_v1::PlacedPod;
 use crate::machine::Id;
@@ -32,7 +32,9 @@ pub struct NodeView {
     pub object: Option<ObjectView>,
     /// What the Node has: `cpu` in millicores, others in whole units. `None` if the Node is not known.
     pub allocatable: Option<NodeAmounts>,
-    /// Its pods that have not terminated.
+    /// What its pods request of it as a whole.
+    pub used: NodeAmounts,
+    /// Its pods that have not terminated, if they were added.
     pub pods: Vec<PodOnNode>,
 }
 
@@ -101,19 +103,25 @@ impl From<&PlacedPod> for Wish {
 }
 
 impl NodeView {
-    /// Returns what the API server tells of a node: its object, what the Node can allocate, its kubelet's minor version
-    /// and its pods.
+    /// Returns what the API server tells of a node: its object, what the Node can allocate and its pods request of it,
+    /// and its kubelet's minor version.
     #[must_use]
     pub fn of_object(
+        reader: &mut ZoneReader,
         name: String,
         object: ObjectView,
-        allocatable: NodeAmounts,
+        (allocatable, used): (NodeAmounts, NodeAmounts),
         minor: u32,
-        pods: &[PlacedPod],
     ) -> Self {
-        let state = node_of_zones(&object.zones, &object.attributes, &allocatable, minor);
-        let pods = pods::of_object(&state, &object, pods);
-        Self { name, state, object: Some(object), allocatable: Some(allocatable), pods }
+        let state = reader.node(&object.zones, &object.attributes, &allocatable, minor);
+        Self { name, state, object: Some(object), allocatable: Some(allocatable), used, pods: Vec::new() }
+    }
+
+    /// Adds the node's pods to what its object tells.
+    pub fn add_pods(&mut self, pods: &[PlacedPod]) {
+        if let Some(object) = &self.object {
+            self.pods = pods::of_object(&self.state, object, pods);
+        }
     }
 
     /// Returns what a node's own sockets and files tell. `pods` are those of the API server, if it was asked.
@@ -125,7 +133,8 @@ impl NodeView {
         pods: Option<&[PlacedPod]>,
     ) -> Self {
         let pods = pods::of_kubelet(state, pods);
-        Self { name, state: Node::from(state), object: None, allocatable, pods }
+        let used = sum(pods.iter().map(|pod| &pod.requests));
+        Self { name, state: Node::from(state), object: None, allocatable, used, pods }
     }
 
     /// Returns whether the pod fits.
@@ -147,7 +156,7 @@ impl NodeView {
         let mut view = self.clone();
         let mut copies = 0;
         while copies < most && view.insufficient(wish).is_empty() && view.state.admit(&wish.pod).is_ok() {
-            view.pods.push(PodOnNode { requests: wish.of_node.clone(), ..PodOnNode::default() });
+            view.used = sum([&view.used, &wish.of_node]);
             copies += 1;
         }
         copies
@@ -163,21 +172,22 @@ impl NodeView {
         self.object.as_ref().map(guesses).unwrap_or_default()
     }
 
-    /// Returns what pods request of the node as a whole.
-    #[must_use]
-    pub fn used(&self) -> NodeAmounts {
-        let mut used = NodeAmounts::new();
-        for (name, amount) in self.pods.iter().flat_map(|pod| &pod.requests) {
-            let sum = used.entry(name.clone()).or_default();
-            *sum = sum.saturating_add(*amount);
-        }
-        used
-    }
-
     fn insufficient(&self, wish: &Wish) -> Vec<String> {
         let Some(allocatable) = &self.allocatable else { return Vec::new() };
-        admission::insufficient(&wish.of_node, allocatable, &self.used())
+        admission::insufficient(&wish.of_node, allocatable, &self.used)
     }
+}
+
+/// Returns the sums of amounts.
+pub fn sum<'a>(all: impl IntoIterator<Item = &'a NodeAmounts>) -> NodeAmounts {
+    let mut sums = NodeAmounts::new();
+    for (name, amount) in all.into_iter().flatten() {
+        match sums.get_mut(name) {
+            Some(sum) => *sum = sum.saturating_add(*amount),
+            None => drop(sums.insert(name.clone(), *amount)),
+        }
+    }
+    sums
 }
 
 #[cfg(test)]

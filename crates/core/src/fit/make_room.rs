@@ -29,8 +29,7 @@ impl NodeView {
     pub fn make_room(&self, wish: &Wish) -> Room {
         let candidates = self.candidates(wish);
         let all: Vec<usize> = candidates.iter().flatten().copied().collect();
-        let used = self.used();
-        if !self.fits_without(&all, &used, wish) {
+        if !self.fits_without(&all, wish) {
             return Room::Never;
         }
         let mut tries = 0;
@@ -44,7 +43,7 @@ impl NodeView {
                 let chosen = counts.iter().zip(&candidates).flat_map(|(count, group)| &group[..*count]);
                 let mut set: Vec<usize> = chosen.copied().collect();
                 set.sort_unstable();
-                if self.fits_without(&set, &used, wish) {
+                if self.fits_without(&set, wish) {
                     found.push(set);
                 }
             }
@@ -110,9 +109,9 @@ impl NodeView {
         (cpus, memory, devices)
     }
 
-    /// Returns true if the pod fits after these pods have ended. `used` is [`NodeView::used`].
-    pub(super) fn fits_without(&self, ended: &[usize], used: &NodeAmounts, wish: &Wish) -> bool {
-        let (mut state, mut used) = (self.state.clone(), used.clone());
+    /// Returns true if the pod fits after these pods have ended.
+    pub(super) fn fits_without(&self, ended: &[usize], wish: &Wish) -> bool {
+        let (mut state, mut used) = (self.state.clone(), self.used.clone());
         for pod in ended.iter().map(|at| &self.pods[*at]) {
             pod.release(&mut state);
             for (name, amount) in &pod.requests {

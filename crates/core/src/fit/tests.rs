@@ -54,6 +54,7 @@ fn admit(view: &mut NodeView, name: &str, wish: &Wish, priority: i32, keep: Opti
             pod.devices.entry(resource).or_default().extend(choice.chosen);
         }
     }
+    view.used = sum([&view.used, &pod.requests]);
     view.pods.push(pod);
     true
 }
@@ -229,7 +230,12 @@ fn an_object_and_its_pods_tell_who_has_what_where() {
         [("cpu".to_owned(), 14_000), ("pods".to_owned(), 9), ("memory".to_owned(), 9 * GIB)].into();
     let pods = [placed("a", 5000), placed("b", 3000), placed("shared", 500)];
     let of = |available: &[u64]| {
-        NodeView::of_object("w".into(), object(available, &attributes), allocatable.clone(), 36, &pods)
+        let requests: Vec<NodeAmounts> = pods.iter().map(|pod| Wish::from(pod).of_node).collect();
+        let amounts = (allocatable.clone(), sum(&requests));
+        let object = object(available, &attributes);
+        let mut view = NodeView::of_object(&mut ZoneReader::default(), "w".into(), object, amounts, 36);
+        view.add_pods(&pods);
+        view
     };
     let view = of(&[2, 4]);
     let where_is = |at: usize| [0, 1].map(|zone| view.pods[at].amount_on(&view.state, zone, "cpu"));
@@ -239,7 +245,7 @@ fn an_object_and_its_pods_tell_who_has_what_where() {
         ([0, 0], 3),
         "5 or 3 CPUs are in use in either zone"
     );
-    assert_eq!(view.used()["cpu"], 8500);
+    assert_eq!(view.used["cpu"], 8500);
     // 5500 millicores are left, 5 CPUs in no zone.
     let Room::Sets(sets) = view.make_room(&wish(5, 1, 0)) else { panic!("ending `a` makes room") };
     assert_eq!(sets, [[0]]);
@@ -283,11 +289,10 @@ proptest! {
             admit(&mut view, &at.to_string(), wish, *priority, keep);
         }
         prop_assume!(!view.fits(&wish));
-        let used = view.used();
         let sets = (0..1_usize << view.pods.len()).map(|mask| -> Vec<usize> {
             (0..view.pods.len()).filter(|at| mask >> at & 1 == 1).collect()
         });
-        let fitting: Vec<Vec<usize>> = sets.filter(|set| view.fits_without(set, &used, &wish)).collect();
+        let fitting: Vec<Vec<usize>> = sets.filter(|set| view.fits_without(set, &wish)).collect();
         let smallest = fitting.iter().map(Vec::len).min();
         let best = fitting.iter().filter(|set| Some(set.len()) == smallest).map(|set| view.cost(set)).min();
         match view.make_room(&wish) {
@@ -295,7 +300,7 @@ proptest! {
                 prop_assert_eq!(Some(found[0].len()), smallest);
                 prop_assert_eq!(Some(view.cost(&found[0])), best);
                 for set in &found {
-                    prop_assert!(view.fits_without(set, &used, &wish), "{:?}", set);
+                    prop_assert!(view.fits_without(set, &wish), "{:?}", set);
                 }
             }
             Room::Never => prop_assert_eq!(smallest, None),
