@@ -36,6 +36,8 @@ pub struct NodeView {
     pub used: NodeAmounts,
     /// Its pods that have not terminated, if they were added.
     pub pods: Vec<PodOnNode>,
+    /// How many pods each PodDisruptionBudget allows to end now, by `namespace/name`.
+    pub budgets: BTreeMap<String, u64>,
 }
 
 /// The content of a node's object.
@@ -114,7 +116,7 @@ impl NodeView {
         minor: u32,
     ) -> Self {
         let state = reader.node(&object.zones, &object.attributes, &allocatable, minor);
-        Self { name, state, object: Some(object), allocatable: Some(allocatable), used, pods: Vec::new() }
+        Self { name, state, object: Some(object), allocatable: Some(allocatable), used, ..Self::default() }
     }
 
     /// Adds the node's pods to what its object tells.
@@ -134,7 +136,7 @@ impl NodeView {
     ) -> Self {
         let pods = pods::of_kubelet(state, pods);
         let used = sum(pods.iter().map(|pod| &pod.requests));
-        Self { name, state: Node::from(state), object: None, allocatable, used, pods }
+        Self { name, state: Node::from(state), allocatable, used, pods, ..Self::default() }
     }
 
     /// Returns whether the pod fits.

@@ -12,10 +12,10 @@ pub const MAX_TRIES: usize = 20_000;
 /// Which pods would have to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// Any of these sets, all of the smallest size; the preferred first: without pods that should be kept, then those
-    /// of the lowest priorities, then those that leave the least unused. Positions in the view's pods.
+    /// Any of these sets, all of the smallest size; the preferred first: those that violate the fewest
+    /// PodDisruptionBudgets, then those of the lowest priorities, then those with the fewest CPUs. Positions in the view's pods.
     Sets(Vec<Vec<usize>>),
-    /// Not even the end of every pod helps.
+    /// Not even the end of every pod helps that is not started again at once.
     Never,
     /// More than this many pods would have to end.
     MoreThan(usize),
@@ -62,14 +62,14 @@ impl NodeView {
             let of = |name: &String| Some((name.clone(), *pod.requests.get(name)?));
             wish.of_node.keys().filter_map(of).collect()
         };
-        let matters = |pod: &PodOnNode| {
-            pod.is_holder()
-                || insufficient.iter().any(|name| pod.requests.get(name).is_some_and(|of| *of > 0))
+        let lacks = |pod: &PodOnNode| {
+            insufficient.iter().any(|name| pod.requests.get(name).is_some_and(|amount| *amount > 0))
         };
+        let matters = |pod: &PodOnNode| pod.keep.is_none() && (pod.is_holder() || lacks(pod));
         let by_ids = self.do_ids_matter(wish);
-        let mut groups: BTreeMap<(Shape, NodeAmounts), Vec<usize>> = BTreeMap::new();
+        let mut groups: BTreeMap<(Shape, NodeAmounts, &[String]), Vec<usize>> = BTreeMap::new();
         for (at, pod) in self.pods.iter().enumerate().filter(|(_, pod)| matters(pod)) {
-            groups.entry((self.shape(pod, by_ids), requests(pod))).or_default().push(at);
+            groups.entry((self.shape(pod, by_ids), requests(pod), &pod.budgets)).or_default().push(at);
         }
         let mut groups: Vec<Vec<usize>> = groups.into_values().collect();
         groups.iter_mut().for_each(|group| group.sort_by_cached_key(|at| self.cost(&[*at])));
@@ -126,19 +126,22 @@ impl NodeView {
 
     pub(super) fn cost(&self, set: &[usize]) -> Cost {
         let pods = || set.iter().map(|at| &self.pods[*at]);
-        let kept = pods().filter(|pod| pod.keep.is_some()).count();
+        let mut ended: BTreeMap<&String, u64> = BTreeMap::new();
+        pods().flat_map(|pod| &pod.budgets).for_each(|budget| *ended.entry(budget).or_default() += 1);
+        let allowed = |budget: &String| self.budgets.get(budget).copied().unwrap_or(0);
+        let violated = ended.into_iter().map(|(budget, ended)| ended.saturating_sub(allowed(budget))).sum();
         let mut priorities: Vec<i32> = pods().map(|pod| pod.priority).collect();
         priorities.sort_unstable_by(|a, b| b.cmp(a));
         let cpus = pods().map(|pod| pod.cpus.len()).sum();
         let names = pods().map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
-        (kept, priorities, cpus, names)
+        (violated, priorities, cpus, names)
     }
 }
 
 /// CPUs, memory blocks, devices.
 type Shape = (Vec<(Id, u64)>, Vec<(String, Vec<Id>, u64)>, Vec<(String, Vec<Id>)>);
-/// Pods to keep, priorities from the highest, CPUs, names.
-pub(super) type Cost = (usize, Vec<i32>, u64, Vec<(String, String)>);
+/// Pods that budgets do not allow to end, priorities from the highest, CPUs, names.
+pub(super) type Cost = (u64, Vec<i32>, u64, Vec<(String, String)>);
 
 /// How many pods of each group are in a set of a given size: every possibility.
 struct Counts {

@@ -20,8 +20,10 @@ pub struct PodOnNode {
     pub priority: i32,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// Why its end would not make room, or should not.
+    /// Why its end would not make room.
     pub keep: Option<Keep>,
+    /// The PodDisruptionBudgets that count it, by `namespace/name`.
+    pub budgets: Vec<String>,
     /// What it requests of the node as a whole.
     pub requests: NodeAmounts,
     /// Exclusive CPUs.
@@ -34,15 +36,13 @@ pub struct PodOnNode {
     pub elsewhere: BTreeMap<String, u64>,
 }
 
-/// Why a pod should be kept.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Why a pod's end makes no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Keep {
     /// A DaemonSet would start it again.
     DaemonSet,
     /// The kubelet would start it again: it comes from a manifest.
     Static,
-    /// This PodDisruptionBudget does not allow its end now.
-    Budget(String),
 }
 
 impl PodOnNode {

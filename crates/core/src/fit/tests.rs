@@ -175,14 +175,15 @@ fn the_scope_and_huge_pages_can_be_changes() {
 fn the_room_is_made_by_pods_that_may_end() {
     let mut view = view(SINGLE, Scope::Container, CpuOptions::default());
     for (name, cpus, priority, keep) in [
-        ("static", 4, 0, Some(Keep::Static)),
+        ("static", 3, 0, Some(Keep::Static)),
         ("important", 4, 9, None),
         ("cheap", 4, 1, None),
-        ("small", 2, 0, None),
+        ("guarded", 4, 0, None),
     ] {
         assert!(admit(&mut view, name, &wish(cpus, 1, 0), priority, keep), "{name}");
     }
-    let names = |room: Room| match room {
+    view.pods[3].budgets = vec!["ns/one".to_owned()];
+    let names = |view: &NodeView, room: Room| match room {
         Room::Sets(sets) => {
             let name = |set: &Vec<usize>| {
                 set.iter().map(|at| view.pods[*at].name.clone()).collect::<Vec<_>>().join("+")
@@ -191,9 +192,13 @@ fn the_room_is_made_by_pods_that_may_end() {
         }
         other => panic!("{other:?}"),
     };
-    assert_eq!(names(view.make_room(&wish(4, 1, 0))), ["cheap", "static"], "`important` is as `cheap`");
-    assert_eq!(names(view.make_room(&wish(7, 1, 0)))[0], "important+cheap");
+    let of = |view: &NodeView, cpus| names(view, view.make_room(&wish(cpus, 1, 0)));
+    // Node 0 has `static` and `important`, node 1 the others.
+    assert_eq!(of(&view, 4), ["cheap", "important", "guarded"]);
+    assert_eq!(of(&view, 7)[0], "cheap+guarded");
     assert_eq!(view.make_room(&wish(9, 1, 0)), Room::Never);
+    view.budgets = [("ns/one".to_owned(), 1)].into();
+    assert_eq!(of(&view, 4), ["guarded", "cheap", "important"]);
 }
 
 fn object(available: &[u64], attributes: &[(&str, &str)]) -> ObjectView {
@@ -253,7 +258,7 @@ fn an_object_and_its_pods_tell_who_has_what_where() {
 }
 
 /// Random pods on a small node, and one more.
-fn pods() -> impl Strategy<Value = (Vec<(Wish, i32, bool)>, Wish)> {
+fn pods() -> impl Strategy<Value = (Vec<(Wish, i32, u8)>, Wish)> {
     let container = |(init, cpus, gib, nics): (bool, u64, u64, u64)| {
         let mut container = container(if init { Init } else { App }, cpus, gib, nics);
         container.name = format!("{init}-{cpus}-{gib}-{nics}");
@@ -264,7 +269,7 @@ fn pods() -> impl Strategy<Value = (Vec<(Wish, i32, bool)>, Wish)> {
         containers.sort_by_key(|container| container.kind != Init);
         Wish::new(pod(&containers), &NodeAmounts::new())
     });
-    let pods = prop::collection::vec((wish.clone(), 0..3_i32, prop::bool::weighted(0.2)), 1..9);
+    let pods = prop::collection::vec((wish.clone(), 0..3_i32, 0..6_u8), 1..9);
     (pods, wish)
 }
 
@@ -284,14 +289,20 @@ proptest! {
     #[test]
     fn the_room_is_what_brute_force_finds((policy, scope, options) in options(), (pods, wish) in pods()) {
         let mut view = view(policy, scope, options);
-        for (at, (wish, priority, is_kept)) in pods.iter().enumerate() {
-            let keep = is_kept.then_some(Keep::DaemonSet);
-            admit(&mut view, &at.to_string(), wish, *priority, keep);
+        view.budgets = [("one".to_owned(), 1)].into();
+        for (at, (wish, priority, kind)) in pods.iter().enumerate() {
+            let keep = (*kind == 0).then_some(Keep::DaemonSet);
+            if admit(&mut view, &at.to_string(), wish, *priority, keep) {
+                let budgets = [(1, "none"), (2, "one")].into_iter().filter(|(of, _)| of == kind);
+                let pod = view.pods.last_mut().unwrap();
+                pod.budgets = budgets.map(|(_, name)| name.to_owned()).collect();
+            }
         }
         prop_assume!(!view.fits(&wish));
         let sets = (0..1_usize << view.pods.len()).map(|mask| -> Vec<usize> {
             (0..view.pods.len()).filter(|at| mask >> at & 1 == 1).collect()
         });
+        let sets = sets.filter(|set| set.iter().all(|at| view.pods[*at].keep.is_none()));
         let fitting: Vec<Vec<usize>> = sets.filter(|set| view.fits_without(set, &wish)).collect();
         let smallest = fitting.iter().map(Vec::len).min();
         let best = fitting.iter().filter(|set| Some(set.len()) == smallest).map(|set| view.cost(set)).min();
