@@ -1,6 +1,7 @@
 //! Reads the cluster and nodes for people, and answers what they ask: `show`, `fit` and `doctor`. Read only.
 
 mod finding;
+pub mod fit;
 mod picture;
 pub mod show;
 

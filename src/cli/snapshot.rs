@@ -135,7 +135,7 @@ async fn reservations(config: &Config, account: &Account) -> Vec<Reservation> {
 }
 
 /// Returns the host name, the kubelet's default for the node's name.
-fn host_name(config: &Config) -> String {
+pub(super) fn host_name(config: &Config) -> String {
     let file = config.paths().proc.join("sys/kernel/hostname");
     std::fs::read_to_string(file).map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_lowercase())
 }

@@ -74,11 +74,11 @@ fn matches_affinity(pod: &PodSpec, node: &NodeDetails) -> bool {
     let labels = &node.slim.labels;
     let selected = pod.node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
     let affinity = pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-    let required =
-        affinity.and_then(|of| of.required_during_scheduling_ignored_during_execution.as_ref());
-    selected && required.is_none_or(|required| {
-        required.node_selector_terms.iter().any(|term| matches_term(term, labels, &node.slim.name))
-    })
+    let required = affinity.and_then(|of| of.required_during_scheduling_ignored_during_execution.as_ref());
+    selected
+        && required.is_none_or(|required| {
+            required.node_selector_terms.iter().any(|term| matches_term(term, labels, &node.slim.name))
+        })
 }
 
 /// A term without any requirement matches nothing.
@@ -139,7 +139,10 @@ mod tests {
         assert_eq!(with(json!({"key": "dedicated", "operator": "Exists"})), None);
         assert_eq!(with(json!({"key": "dedicated", "value": "other"})), Some(TAINT));
         assert_eq!(with(json!({"key": "other", "operator": "Exists"})), Some(TAINT));
-        assert_eq!(with(json!({"key": "dedicated", "operator": "Exists", "effect": "NoExecute"})), Some(TAINT));
+        assert_eq!(
+            with(json!({"key": "dedicated", "operator": "Exists", "effect": "NoExecute"})),
+            Some(TAINT)
+        );
         let cordoned = NodeDetails { unschedulable: true, ..node() };
         let pod = spec(json!({"tolerations": [{"key": "dedicated", "operator": "Exists"}]}));
         assert_eq!(excluded(&pod, &cordoned), Some("node(s) were unschedulable"));
@@ -151,7 +154,9 @@ mod tests {
             fields["tolerations"] = json!([{"operator": "Exists"}]);
             excluded(&spec(fields), &node()).is_none()
         };
-        assert!(of(json!({"nodeSelector": {"pool": "gpu"}})) && !of(json!({"nodeSelector": {"pool": "cpu"}})));
+        assert!(
+            of(json!({"nodeSelector": {"pool": "gpu"}})) && !of(json!({"nodeSelector": {"pool": "cpu"}}))
+        );
         assert!(of(json!({"nodeName": "w"})) && !of(json!({"nodeName": "v"})));
         let term = |key: &str, operator: &str, values: &[&str]| {
             let expression = json!({"key": key, "operator": operator, "values": values});
@@ -160,9 +165,17 @@ mod tests {
                 "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}}))
         };
         assert!(term("pool", "In", &["a", "gpu"]) && !term("pool", "In", &["a"]) && !term("x", "In", &["a"]));
-        assert!(term("pool", "NotIn", &["a"]) && !term("pool", "NotIn", &["gpu"]) && term("x", "NotIn", &["a"]));
-        assert!(term("pool", "Exists", &[]) && !term("pool", "DoesNotExist", &[]) && term("x", "DoesNotExist", &[]));
-        assert!(term("cores", "Gt", &["63"]) && !term("cores", "Gt", &["64"]) && term("cores", "Lt", &["65"]));
+        assert!(
+            term("pool", "NotIn", &["a"]) && !term("pool", "NotIn", &["gpu"]) && term("x", "NotIn", &["a"])
+        );
+        assert!(
+            term("pool", "Exists", &[])
+                && !term("pool", "DoesNotExist", &[])
+                && term("x", "DoesNotExist", &[])
+        );
+        assert!(
+            term("cores", "Gt", &["63"]) && !term("cores", "Gt", &["64"]) && term("cores", "Lt", &["65"])
+        );
         assert!(!term("pool", "Gt", &["1"]) && !term("pool", "Unknown", &["gpu"]));
         let empty = json!({"affinity": {"nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}}}});
@@ -176,7 +189,8 @@ mod tests {
             "affinity": {"podAntiAffinity": {}}, "runtimeClassName": "kata", "resourceClaims": [{"name": "gpu"}],
             "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "v"}}, {"name": "e", "emptyDir": {}}],
         }));
-        let names = ["affinity to other pods", "volumes", "resourceClaims", "the overhead of the RuntimeClass"];
+        let names =
+            ["affinity to other pods", "volumes", "resourceClaims", "the overhead of the RuntimeClass"];
         assert_eq!(not_considered(&pod), names);
     }
 }

@@ -23,7 +23,9 @@ pub enum WorkloadError {
     #[error("it is neither YAML nor JSON: {0}")]
     Malformed(String),
     /// It has an object without pods.
-    #[error("a {0} has no pods; Pod, Deployment, StatefulSet, ReplicaSet, DaemonSet, Job, CronJob and List are read")]
+    #[error(
+        "a {0} has no pods; Pod, Deployment, StatefulSet, ReplicaSet, DaemonSet, Job, CronJob and List are read"
+    )]
     OtherKind(String),
     /// A pod is not valid.
     #[error("{name}: {reason}")]
@@ -82,8 +84,9 @@ impl Workload {
     /// # Errors
     /// If it is malformed, or has anything but objects with pods.
     pub fn read(text: &str, namespace: &str) -> Result<Vec<Self>, WorkloadError> {
-        let documents: Vec<Value> = serde_saphyr::from_multiple(text)
-            .map_err(|error| WorkloadError::Malformed(error.to_string().lines().next().unwrap_or_default().into()))?;
+        let documents: Vec<Value> = serde_saphyr::from_multiple(text).map_err(|error| {
+            WorkloadError::Malformed(error.to_string().lines().next().unwrap_or_default().into())
+        })?;
         let mut workloads = Vec::new();
         for document in documents.into_iter().filter(|document| !document.is_null()) {
             Self::add(document, namespace, &mut workloads)?;
@@ -214,7 +217,8 @@ spec:
         );
         let read = Workload::read(&text, "mine").unwrap();
         let names: Vec<(&str, u64)> = read.iter().map(|one| (one.name.as_str(), one.replicas)).collect();
-        let expected = [("Pod db/db-0", 1), ("Deployment mine/web", 3), ("Job mine/run-", 2), ("CronJob mine/night", 1)];
+        let expected =
+            [("Pod db/db-0", 1), ("Deployment mine/web", 3), ("Job mine/run-", 2), ("CronJob mine/night", 1)];
         assert_eq!(names, expected);
         let pod = &read[0].wish.pod;
         assert!(pod.guaranteed, "requests are the limits");
@@ -228,16 +232,23 @@ spec:
         assert_eq!(error(""), "it has no objects");
         assert!(error("a: [").starts_with("it is neither YAML nor JSON: "));
         assert!(error("kind: Service\nmetadata: {name: a}").starts_with("a \"Service\" has no pods; "));
-        assert_eq!(error("kind: Pod\nmetadata: {name: a}\nspec: {containers: []}"), "Pod default/a: it has no containers");
+        assert_eq!(
+            error("kind: Pod\nmetadata: {name: a}\nspec: {containers: []}"),
+            "Pod default/a: it has no containers"
+        );
         let odd = POD.replace("8Gi", "8G i");
         let expected = "Pod db/db-0: container db: limits.memory: `8G i` is not a Kubernetes quantity such as 4, 500m, 64Mi or 16Gi";
         assert_eq!(error(&odd), expected);
-        assert!(error(&POD.repeat(MAX_WORKLOADS + 1).replace("\nkind: Pod", "\n---\nkind: Pod")).contains("more than"));
+        assert!(
+            error(&POD.repeat(MAX_WORKLOADS + 1).replace("\nkind: Pod", "\n---\nkind: Pod"))
+                .contains("more than")
+        );
     }
 
     #[test]
     fn a_shape_is_a_guaranteed_pod() {
-        let amounts = [("cpu", "8"), ("memory", "16Gi")].map(|(name, amount)| (name.to_owned(), amount.to_owned()));
+        let amounts =
+            [("cpu", "8"), ("memory", "16Gi")].map(|(name, amount)| (name.to_owned(), amount.to_owned()));
         let pod = Workload::of_amounts(&amounts.into()).unwrap();
         assert!(pod.wish.pod.guaranteed);
         assert_eq!((pod.wish.of_node["cpu"], pod.wish.of_node["memory"]), (8000, 16 << 30));

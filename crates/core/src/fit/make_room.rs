@@ -124,17 +124,23 @@ impl NodeView {
         allocatable.is_none_or(is_sufficient) && state.admit(&wish.pod).is_ok()
     }
 
+    /// Returns how many of these pods may not end now because of PodDisruptionBudgets.
+    #[must_use]
+    pub fn violated_budgets(&self, set: &[usize]) -> u64 {
+        let mut ended: BTreeMap<&String, u64> = BTreeMap::new();
+        let pods = set.iter().map(|at| &self.pods[*at]);
+        pods.flat_map(|pod| &pod.budgets).for_each(|budget| *ended.entry(budget).or_default() += 1);
+        let allowed = |budget: &String| self.budgets.get(budget).copied().unwrap_or(0);
+        ended.into_iter().map(|(budget, ended)| ended.saturating_sub(allowed(budget))).sum()
+    }
+
     pub(super) fn cost(&self, set: &[usize]) -> Cost {
         let pods = || set.iter().map(|at| &self.pods[*at]);
-        let mut ended: BTreeMap<&String, u64> = BTreeMap::new();
-        pods().flat_map(|pod| &pod.budgets).for_each(|budget| *ended.entry(budget).or_default() += 1);
-        let allowed = |budget: &String| self.budgets.get(budget).copied().unwrap_or(0);
-        let violated = ended.into_iter().map(|(budget, ended)| ended.saturating_sub(allowed(budget))).sum();
         let mut priorities: Vec<i32> = pods().map(|pod| pod.priority).collect();
         priorities.sort_unstable_by(|a, b| b.cmp(a));
         let cpus = pods().map(|pod| pod.cpus.len()).sum();
         let names = pods().map(|pod| (pod.namespace.clone(), pod.name.clone())).collect();
-        (violated, priorities, cpus, names)
+        (self.violated_budgets(set), priorities, cpus, names)
     }
 }
 
