@@ -36,6 +36,9 @@ pub struct Answer {
     /// What the scheduler plugin says; `None` if it checks nothing there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plugin: Option<Plugin>,
+    /// Why not, and what would help: [`Explanation::to_json`]. Only for a single node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explanation: Option<serde_json::Value>,
 }
 
 /// The scheduler plugin's opinion.
@@ -142,7 +145,7 @@ impl Answer {
             (Outcome::Yes { .. }, most) => view.copies(&workload.wish, most),
             _ => 0,
         };
-        Self { node: view.name.clone(), outcome, copies, plugin: plugin(view, workload) }
+        Self { node: view.name.clone(), outcome, copies, plugin: plugin(view, workload), explanation: None }
     }
 }
 
@@ -242,7 +245,7 @@ pub fn answers(fleet: &Fleet, workload: &Workload) -> Vec<Answer> {
 
 fn answer(reader: &mut ZoneReader, node: &FleetNode, workload: &Workload) -> Answer {
     let name = node.details.slim.name.clone();
-    let other = |outcome| Answer { node: name.clone(), outcome, copies: 0, plugin: None };
+    let other = |outcome| Answer { node: name.clone(), outcome, copies: 0, plugin: None, explanation: None };
     if let Some(message) = filters::excluded(&workload.spec, &node.details) {
         return other(Outcome::Excluded { message: message.to_owned() });
     }

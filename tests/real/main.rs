@@ -9,7 +9,7 @@
 //! - the object: `publisher`, `refusals`, `admitted`, `kubectl`
 //! - the proxy and the Pods API: `proxy`, `pods_served`, `hostile`
 //! - the controller: `controller`
-//! - commands for people: `show`
+//! - commands for people: `show`, `fit`
 //! - the chart: `chart`, `rendered`, `security`, `migration`, `docs`
 
 mod admitted;
@@ -19,6 +19,7 @@ mod controller;
 mod docs;
 mod faults;
 mod fingerprint;
+mod fit;
 mod harness;
 mod hostile;
 mod init_containers;

@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::{Value, json};
+
 use super::{Answer, Explanation, Outcome, Plugin, Workload, reasons};
 use crate::admission::TopologyPolicy;
-use crate::fit::{Change, Need, PodOnNode, Room};
+use crate::fit::{Change, Need, PodOnNode, Room, ZoneNeed};
 use crate::quantity::{in_binary_units, is_memory};
 use crate::render::{Column, Line, Style, Table, gib};
 
@@ -247,7 +249,20 @@ fn number(need: &Need, amount: u64) -> String {
 }
 
 fn changes(explained: &Explanation) -> Vec<Line> {
-    let text = |change: &Change| match change {
+    let list = explained
+        .changes
+        .iter()
+        .map(|change| Line::new(format!("  - {}", change_text(change)), Style::Plain));
+    let list: Vec<Line> = list.collect();
+    if list.is_empty() {
+        return list;
+    }
+    let title = Line::new("  It would fit with any one of these changes:", Style::Bold);
+    [Line::default(), title].into_iter().chain(list).collect()
+}
+
+fn change_text(change: &Change) -> String {
+    match change {
         Change::Request { container, resource, amount } => {
             // Rounded down, which fits as well.
             let whole = if resource == "memory" { amount >> 20 << 20 } else { *amount };
@@ -259,15 +274,7 @@ fn changes(explained: &Explanation) -> Vec<Line> {
         Change::HugePages { zone, resource, bytes } => {
             format!("node-{zone} has {} more of {resource}", in_binary_units(*bytes))
         }
-    };
-    let list =
-        explained.changes.iter().map(|change| Line::new(format!("  - {}", text(change)), Style::Plain));
-    let list: Vec<Line> = list.collect();
-    if list.is_empty() {
-        return list;
     }
-    let title = Line::new("  It would fit with any one of these changes:", Style::Bold);
-    [Line::default(), title].into_iter().chain(list).collect()
 }
 
 const fn policy_name(policy: TopologyPolicy) -> &'static str {
@@ -276,6 +283,40 @@ const fn policy_name(policy: TopologyPolicy) -> &'static str {
         TopologyPolicy::BestEffort => "best-effort",
         TopologyPolicy::Restricted => "restricted",
         TopologyPolicy::SingleNumaNode => "single-numa-node",
+    }
+}
+
+impl Explanation {
+    /// Returns it for `-o json`: `needs` by zone with the pods that hold the rest, `changes` as sentences, and `room` as
+    /// sets of pods.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let name = |at: &usize| pod_name(&self.view.pods[*at]);
+        let zone = |(zone, has): (&u16, &ZoneNeed)| {
+            let holders = has.holders.iter().map(|(at, amount)| json!({"pod": name(at), "amount": amount}));
+            let holders: Vec<Value> = holders.collect();
+            let zone = format!("node-{zone}");
+            json!({"zone": zone, "allocatable": has.allocatable, "free": has.free, "holders": holders})
+        };
+        let need = |need: &Need| {
+            let zones: Vec<Value> = need.zones.iter().map(zone).collect();
+            json!({"resource": need.resource, "requested": need.requested, "blocks": need.blocks, "zones": zones})
+        };
+        let room = match &self.room {
+            None => Value::Null,
+            Some(Room::Never) => json!({"sets": []}),
+            Some(Room::MoreThan(count)) => json!({"moreThan": count}),
+            Some(Room::Sets(sets)) => {
+                let set = |set: &Vec<usize>| {
+                    let pods: Vec<String> = set.iter().map(name).collect();
+                    json!({"pods": pods, "violatedBudgets": self.view.violated_budgets(set)})
+                };
+                json!({"sets": sets.iter().map(set).collect::<Vec<Value>>()})
+            }
+        };
+        let needs: Vec<Value> = self.needs.iter().map(need).collect();
+        let changes: Vec<String> = self.changes.iter().map(change_text).collect();
+        json!({"needs": needs, "changes": changes, "room": room})
     }
 }
 
