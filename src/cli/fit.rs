@@ -230,20 +230,26 @@ impl Options {
 async fn in_cluster(options: &Options, workloads: &[Workload]) -> anyhow::Result<ExitCode> {
     let cluster = options.cluster.cluster().await?;
     let fleet = options.fleet(&cluster).await?;
-    let answers: Vec<Vec<Answer>> = workloads.iter().map(|workload| fit::answers(&fleet, workload)).collect();
+    let mut answers: Vec<Vec<Answer>> =
+        workloads.iter().map(|workload| fit::answers(&fleet, workload)).collect();
+    let explain = |(workload, answers): (&Workload, &Vec<Answer>)| {
+        let [answer] = answers.as_slice() else { return None };
+        let view = fleet.nodes[0].view_with_pods(&fleet.budgets).filter(|_| !answer.fits())?;
+        Some(Explanation::new(view, workload, options.make_room))
+    };
+    let explained: Vec<Option<Explanation>> = workloads.iter().zip(&answers).map(explain).collect();
     if options.output == Output::Json {
+        add_explanations(&mut answers, &explained);
         return print_json(workloads, &answers);
     }
     let terminal = Terminal::now();
     let mut lines = Vec::new();
-    for (workload, answers) in workloads.iter().zip(&answers) {
+    for ((workload, answers), explained) in workloads.iter().zip(&answers).zip(&explained) {
         if !lines.is_empty() {
             lines.push(Line::default());
         }
         match answers.as_slice() {
             [answer] => {
-                let view = fleet.nodes[0].view_with_pods(&fleet.budgets).filter(|_| !answer.fits());
-                let explained = view.map(|view| Explanation::new(view, workload, options.make_room));
                 lines.extend(fit::explanation(workload, answer, explained.as_ref(), terminal.width()));
             }
             several => {
@@ -275,6 +281,12 @@ fn exit(answers: &[Vec<Answer>]) -> ExitCode {
     match answers.iter().all(|answers| answers.iter().any(Answer::fits)) {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
+    }
+}
+
+fn add_explanations(answers: &mut [Vec<Answer>], explained: &[Option<Explanation>]) {
+    for (answer, explained) in answers.iter_mut().flatten().zip(explained) {
+        answer.explanation = explained.as_ref().map(Explanation::to_json);
     }
 }
 
@@ -320,18 +332,23 @@ async fn pending(options: &Options) -> anyhow::Result<ExitCode> {
 async fn local(options: &Options, workloads: &[Workload]) -> anyhow::Result<ExitCode> {
     let local = read_local(options).await?;
     local.warnings.iter().for_each(super::print_error);
-    let answers: Vec<Vec<Answer>> = workloads.iter().map(|workload| vec![local.answer(workload)]).collect();
+    let mut answers: Vec<Vec<Answer>> =
+        workloads.iter().map(|workload| vec![local.answer(workload)]).collect();
+    let explain = |(workload, answers): (&Workload, &Vec<Answer>)| {
+        let fits = answers.iter().all(Answer::fits);
+        (!fits).then(|| Explanation::new(local.view.clone(), workload, options.make_room))
+    };
+    let explained: Vec<Option<Explanation>> = workloads.iter().zip(&answers).map(explain).collect();
     if options.output == Output::Json {
+        add_explanations(&mut answers, &explained);
         return print_json(workloads, &answers);
     }
     let terminal = Terminal::now();
     let mut lines = Vec::new();
-    for (workload, answer) in workloads.iter().zip(answers.iter().flatten()) {
+    for ((workload, answer), explained) in workloads.iter().zip(answers.iter().flatten()).zip(&explained) {
         if !lines.is_empty() {
             lines.push(Line::default());
         }
-        let explained =
-            (!answer.fits()).then(|| Explanation::new(local.view.clone(), workload, options.make_room));
         lines.extend(fit::explanation(workload, answer, explained.as_ref(), terminal.width()));
     }
     super::print(&page(&lines, terminal.width(), terminal.colour))?;
