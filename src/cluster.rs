@@ -14,6 +14,7 @@ mod metadata;
 mod nodes;
 mod nrt_meta;
 mod nrt_summary;
+mod object_names;
 mod object_watch;
 mod pages;
 mod pods;
@@ -81,6 +82,12 @@ pub struct Cluster {
     config: Option<Arc<kube::Config>>,
     /// The API version and form of the objects.
     form: Form,
+}
+
+/// Returns the names of a kubeconfig's contexts; none if it cannot be read.
+pub fn contexts(kubeconfig: Option<&Path>) -> Vec<String> {
+    let file = kubeconfig.map_or_else(Kubeconfig::read, Kubeconfig::read_from);
+    file.map(|file| file.contexts.into_iter().map(|context| context.name).collect()).unwrap_or_default()
 }
 
 impl fmt::Debug for Cluster {

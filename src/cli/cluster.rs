@@ -1,8 +1,10 @@
 //! How the commands for people reach the API server.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
-use crate::cluster::{Cluster, ClusterError};
+use super::completion::context_completer;
+use crate::cluster::{Cluster, ClusterError, contexts};
 use crate::config::Period;
 
 /// The flags that kubectl has too.
@@ -13,7 +15,7 @@ pub(super) struct ClusterArgs {
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// The context of the kubeconfig to use, instead of its current one
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = context_completer())]
     context: Option<String>,
     /// How long a request may take
     #[arg(long, value_name = "DURATION", default_value = "30s")]
@@ -23,7 +25,17 @@ pub(super) struct ClusterArgs {
 impl ClusterArgs {
     /// Returns a client. Does not connect yet.
     pub(super) async fn cluster(&self) -> Result<Cluster, ClusterError> {
-        let kubeconfig = self.kubeconfig.as_deref();
-        Cluster::in_context(kubeconfig, self.context.as_deref(), self.request_timeout.get()).await
+        self.cluster_within(self.request_timeout.get()).await
     }
+
+    /// As [`ClusterArgs::cluster`], with this limit for a request.
+    pub(super) async fn cluster_within(&self, limit: Duration) -> Result<Cluster, ClusterError> {
+        Cluster::in_context(self.kubeconfig.as_deref(), self.context.as_deref(), limit).await
+    }
+
+    /// Returns the names of the kubeconfig's contexts; none if it cannot be read.
+    pub(super) fn contexts(&self) -> Vec<String> {
+        contexts(self.kubeconfig.as_deref())
+    }
+
 }

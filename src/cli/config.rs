@@ -5,10 +5,12 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use anyhow::Context;
 use clap::Subcommand;
 use serde_json::Value;
 
-use super::flags::{AgentFlags, ConfigArgs, LINES, finish};
+use super::exit::Exit;
+use super::flags::{AgentFlags, ConfigArgs, finish, lines};
 use crate::config::{self, Config, EVERY_NODE, Effective, Key, Layers, Origin, SCHEMA, Shown, explain};
 use crate::topology::NodeExclusions;
 
@@ -28,7 +30,7 @@ enum Verb {
     Defaults,
     /// Print the JSON Schema of a configuration file, for editors.
     Schema,
-    /// Check a configuration file; exit 0 if it is valid, 1 with a sentence per error if not.
+    /// Check a configuration file; exit 0 if it is valid, 1 with a sentence per error if not, 2 if it cannot be read.
     Check {
         /// The file to check.
         file: PathBuf,
@@ -44,15 +46,34 @@ enum Verb {
     Scheduler(Box<scheduler::Args>),
 }
 
+impl Args {
+    /// Returns the exit code of an error: a check that could not be done is no answer.
+    pub(super) const fn exit_of_error(&self) -> Exit {
+        match &self.verb {
+            Verb::Check { .. } => Exit::Unknown,
+            Verb::Scheduler(args) => args.exit_of_error(),
+            _ => Exit::Failure,
+        }
+    }
+}
+
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Args { verb } = args;
     match verb {
-        Verb::Defaults => super::print(&defaults(&finish(Layers::default(), LINES)?))?,
+        Verb::Defaults => super::print(&defaults(&finish(Layers::default(), &lines())?))?,
         Verb::Schema => super::print(SCHEMA)?,
         Verb::Check { file } => {
-            let effective = finish(Layers::default().file(&file), LINES)?;
-            super::print(&format!("{} is valid\n", file.display()))?;
-            warn(&all_warnings(&effective.config));
+            std::fs::File::open(&file).with_context(|| format!("cannot read {}", file.display()))?;
+            match finish(Layers::default().file(&file), &lines()) {
+                Ok(effective) => {
+                    super::print(&format!("{} is valid\n", file.display()))?;
+                    warn(&all_warnings(&effective.config));
+                }
+                Err(errors) => {
+                    super::print_error(errors);
+                    return Ok(Exit::Failure.into());
+                }
+            }
         }
         Verb::Show(args) => {
             let effective = args.given.effective()?;
@@ -148,7 +169,7 @@ fn all_warnings(config: &Config) -> Vec<String> {
 fn warn(warnings: &[String]) {
     for warning in warnings {
         // A closed standard error is ignored.
-        let _ = writeln!(std::io::stderr(), "numacast: warning: {warning}");
+        let _ = writeln!(std::io::stderr(), "{}: warning: {warning}", super::program::name());
     }
 }
 

@@ -5,22 +5,14 @@ use tracing::info;
 use super::flags::{ConfigArgs, Flag, Flags, KUBECONFIG, NAMESPACE, TELEMETRY, variable};
 use super::reload::Reload;
 use super::serve::{serve, shutdown_signal};
-use crate::config::Period;
 use crate::controller::{self, Controller};
 use crate::telemetry::registry::Registry;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Check all Nodes and objects once, print one line per problem, and exit with 1 if there is any
-    #[arg(long, conflicts_with_all = ["purge", "dry_run"])]
+    #[arg(long, conflicts_with = "dry_run")]
     check: bool,
-    /// Delete the agents' DaemonSets, wait until their pods are gone, delete every object that numacast wrote, and exit
-    #[arg(long)]
-    purge: bool,
-    /// Wait until every Ready Node that the DaemonSet covers has an object, at most for this long, such as 2m; print the
-    /// Nodes that have none, and exit 0. For an init container of a scheduler that ignores objects created later
-    #[arg(long, value_name = "DURATION", conflicts_with_all = ["check", "purge", "dry_run"])]
-    wait_for_objects: Option<Period>,
     /// Delete and nudge nothing, and say what would be deleted
     #[arg(long)]
     dry_run: bool,
@@ -36,11 +28,11 @@ impl Flags for ControllerFlags {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let Args { check, purge, wait_for_objects, dry_run, config: ConfigArgs { given, .. } } = args;
+    let Args { check, dry_run, config: ConfigArgs { given, .. } } = args;
     let (mut config, reload) = Reload::new(given)?;
     config.controller.dry_run = dry_run;
-    if check || purge || wait_for_objects.is_some() {
-        // One-off commands do not take part in leader election.
+    if check {
+        // A check does not take part in leader election.
         config.controller.lease.clear();
     }
     let settings = config.controller_settings(variable("POD_NAME").as_deref())?;
@@ -50,16 +42,6 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
             let report = controller::check(&settings, &cluster).await?;
             super::print(&report.to_string())?;
             return Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
-        }
-        if let Some(limit) = wait_for_objects {
-            let state = controller::wait_for_objects(&settings, &cluster, limit.get()).await;
-            super::print(&format!("{state}\n"))?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        if purge {
-            let purged = controller::purge(&settings, &cluster).await?;
-            super::print(&format!("{purged}\n"))?;
-            return Ok(ExitCode::SUCCESS);
         }
         info!("numacast {} controller {}", env!("CARGO_PKG_VERSION"), settings.identity);
         let shutdown = shutdown_signal()?;

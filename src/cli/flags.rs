@@ -14,6 +14,7 @@ use crate::config::{Config, Effective, Layers, Origin, summary};
 pub(super) struct Flag {
     /// Its name, without dashes.
     name: &'static str,
+    short: Option<char>,
     /// The placeholder of its value.
     value: &'static str,
     sets: Sets,
@@ -29,6 +30,7 @@ enum Sets {
 
 pub(super) const NODE_NAME: Flag = Flag {
     name: "node-name",
+    short: None,
     value: "NAME",
     sets: Sets::Field("The node's name in the cluster [environment: NODE_NAME]", |config, name| {
         config.node_name = name;
@@ -36,6 +38,7 @@ pub(super) const NODE_NAME: Flag = Flag {
 };
 pub(super) const NAMESPACE: Flag = Flag {
     name: "namespace",
+    short: Some('n'),
     value: "NAMESPACE",
     sets: Sets::Field(
         "The namespace of the DaemonSets and the Lease [environment: POD_NAMESPACE]",
@@ -44,6 +47,7 @@ pub(super) const NAMESPACE: Flag = Flag {
 };
 pub(super) const KUBECONFIG: Flag = Flag {
     name: "kubeconfig",
+    short: None,
     value: "FILE",
     sets: Sets::Field(
         "A kubeconfig file. Default: $KUBECONFIG, ~/.kube/config or the pod's service account",
@@ -56,20 +60,25 @@ pub(super) const PROC_DIR: Flag = Flag::key("proc-dir", "DIR", "host.proc");
 pub(super) const KUBELET_DIR: Flag = Flag::key("kubelet-dir", "DIR", "kubelet.dir");
 pub(super) const KUBELET_SOCKET: Flag = Flag::key("kubelet-socket", "SOCKET", "kubelet.socket");
 
-/// Separates errors that a command prints: each has its own line.
-pub(super) const LINES: &str = "\nnumacast: ";
+/// Returns what separates errors that a command prints: each has its own line.
+pub(super) fn lines() -> String {
+    format!("\n{}: ", super::program::name())
+}
+
+const LOG_LEVEL: Flag = Flag::key("log-level", "LEVEL", "log.level");
+const LOG_FORMAT: Flag = Flag::key("log-format", "FORMAT", "log.format");
 
 /// The flags of every command that keeps running.
 pub(super) const TELEMETRY: &[Flag] = &[
-    Flag::key("log-level", "LEVEL", "log.level"),
-    Flag::key("log-format", "FORMAT", "log.format"),
+    LOG_LEVEL,
+    LOG_FORMAT,
     Flag::key("metrics-address", "ADDRESS:PORT", "metrics.address"),
     Flag::key("health-address", "ADDRESS:PORT", "health.address"),
 ];
 
 impl Flag {
     pub(super) const fn key(name: &'static str, value: &'static str, key: &'static str) -> Self {
-        Self { name, value, sets: Sets::Key(key) }
+        Self { name, short: None, value, sets: Sets::Key(key) }
     }
 
     fn help(&self) -> String {
@@ -83,7 +92,7 @@ impl Flag {
     }
 
     fn arg(&self) -> Arg {
-        Arg::new(self.name).long(self.name).value_name(self.value).help(self.help())
+        Arg::new(self.name).long(self.name).short(self.short).value_name(self.value).help(self.help())
     }
 }
 
@@ -115,6 +124,14 @@ impl Flags for AgentFlags {
         ],
         TELEMETRY,
     ];
+}
+
+/// The flags of `purge` and `wait`.
+#[derive(Clone, Debug)]
+pub(super) struct OneOffFlags;
+
+impl Flags for OneOffFlags {
+    const FLAGS: &'static [&'static [Flag]] = &[&[NAMESPACE, LOG_LEVEL, LOG_FORMAT]];
 }
 
 /// The part of the command line that sets the configuration.
@@ -173,7 +190,7 @@ impl<F: Flags> clap::Args for ConfigArgs<F> {
 impl Given {
     /// Merges defaults, file, environment and flags.
     pub(super) fn effective(&self) -> anyhow::Result<Effective> {
-        let mut effective = finish(self.layers(None)?, LINES)?;
+        let mut effective = finish(self.layers(None)?, &lines())?;
         self.set_fields(&mut effective.config);
         Ok(effective)
     }

@@ -227,7 +227,7 @@ fn daemon_sets(namespace: &str) -> Request {
     Request::new(DaemonSet::url_path(&(), Some(namespace)))
 }
 
-fn pods_path(namespace: &str) -> String {
+pub(super) fn pods_path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/pods")
 }
 

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 
+use super::super::exit::Exit;
 use super::super::flags::{ConfigArgs, Flag, Flags};
 use crate::names::is_dns_name;
 use crate::scheduler_config::{self, MAX_BYTES};
@@ -15,7 +16,7 @@ use crate::scheduler_config::{self, MAX_BYTES};
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Compare this KubeSchedulerConfiguration (- for standard input): prints what disagrees and what it leads to; exit 0 if
-    /// nothing does, 1 if something does
+    /// nothing does, 1 if something does, 2 if it cannot be compared
     #[arg(long, value_name = "FILE", conflicts_with = "name")]
     check: Option<PathBuf>,
     /// The scheduler's name, which pods have as schedulerName
@@ -30,6 +31,12 @@ struct NoFlags;
 
 impl Flags for NoFlags {
     const FLAGS: &'static [&'static [Flag]] = &[];
+}
+
+impl Args {
+    pub(super) const fn exit_of_error(&self) -> Exit {
+        if self.check.is_some() { Exit::Unknown } else { Exit::Failure }
+    }
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -50,7 +57,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     super::super::print(&found.iter().map(|sentence| format!("{sentence}\n")).collect::<String>())?;
-    Ok(ExitCode::FAILURE)
+    Ok(Exit::Failure.into())
 }
 
 fn read(file: &Path) -> anyhow::Result<String> {
