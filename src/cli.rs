@@ -67,6 +67,9 @@ enum Command {
     #[cfg(feature = "demo")]
     Demo(numacast_sim::demo::Args),
     /// Print a script that completes commands, nodes and pods in a shell.
+    ///
+    /// For Bash: `source <(numacast completion bash)`. Names come from the cluster, within two seconds, with the kubeconfig
+    /// and the context of the command line. kubectl's own completion needs `kubectl` in place of a shell.
     Completion(completion::Args),
     /// Publish this node's zones and keep them up to date.
     ///
@@ -87,8 +90,16 @@ enum Command {
     /// watch of pods.
     PodsApi(pods_api::Args),
     /// Delete the agents and all objects that they wrote.
+    ///
+    /// Deletes the agents' DaemonSets, waits until their pods are gone, and deletes every object that numacast wrote. The
+    /// chart runs it before an uninstall. It asks nothing. It ends within four minutes: exit 0 if nothing is left, 1 with the
+    /// reason if something is, and then it can be run again.
     Purge(purge::Args),
     /// Wait until every Node that should have an object has one.
+    ///
+    /// These are the Ready Nodes that the agents' DaemonSets cover. Prints the Nodes that have none. The chart runs it before a
+    /// scheduler that ignores objects created later. Exit 0 if all have one, 1 if some have none at the end, 2 if it is not
+    /// known which should have one.
     Wait(wait::Args),
     #[command(name = completion::COMPLETE, hide = true)]
     Complete(completion::CompleteArgs),

@@ -15,7 +15,9 @@ use clap_complete::CompletionCandidate;
 use clap_complete::engine;
 
 use super::exit::Exit;
-pub(super) use names::{context_completer, node_name_completer, pod_name_completer};
+pub(super) use names::{context_completer, namespace_completer};
+#[allow(unused_imports, reason = "for `show` and `fit`")]
+pub(super) use names::{node_name_completer, pod_name_completer};
 
 /// The hidden command, named as in programs that use Cobra.
 pub(super) const COMPLETE: &str = "__complete";
@@ -23,9 +25,6 @@ pub(super) const COMPLETE: &str = "__complete";
 const NO_FILES: u8 = 4;
 const NO_SPACE: u8 = 2;
 
-/// Prints a script that completes commands, flags and the names of nodes and pods: `source <(numacast completion bash)`.
-///
-/// Names come from the cluster, with the kubeconfig and the context of the command line.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The shell

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 
 use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches, value_parser};
+use clap_complete::engine::ArgValueCompleter;
 
+use super::completion::namespace_completer;
 use crate::config::{Config, Effective, Layers, Origin, summary};
 
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +17,7 @@ pub(super) struct Flag {
     /// Its name, without dashes.
     name: &'static str,
     short: Option<char>,
+    completer: Option<fn() -> ArgValueCompleter>,
     /// The placeholder of its value.
     value: &'static str,
     sets: Sets,
@@ -31,6 +34,7 @@ enum Sets {
 pub(super) const NODE_NAME: Flag = Flag {
     name: "node-name",
     short: None,
+    completer: None,
     value: "NAME",
     sets: Sets::Field("The node's name in the cluster [environment: NODE_NAME]", |config, name| {
         config.node_name = name;
@@ -39,6 +43,7 @@ pub(super) const NODE_NAME: Flag = Flag {
 pub(super) const NAMESPACE: Flag = Flag {
     name: "namespace",
     short: Some('n'),
+    completer: Some(namespace_completer),
     value: "NAMESPACE",
     sets: Sets::Field(
         "The namespace of the DaemonSets and the Lease [environment: POD_NAMESPACE]",
@@ -48,6 +53,7 @@ pub(super) const NAMESPACE: Flag = Flag {
 pub(super) const KUBECONFIG: Flag = Flag {
     name: "kubeconfig",
     short: None,
+    completer: None,
     value: "FILE",
     sets: Sets::Field(
         "A kubeconfig file. Default: $KUBECONFIG, ~/.kube/config or the pod's service account",
@@ -78,7 +84,7 @@ pub(super) const TELEMETRY: &[Flag] = &[
 
 impl Flag {
     pub(super) const fn key(name: &'static str, value: &'static str, key: &'static str) -> Self {
-        Self { name, short: None, value, sets: Sets::Key(key) }
+        Self { name, short: None, completer: None, value, sets: Sets::Key(key) }
     }
 
     fn help(&self) -> String {
@@ -92,7 +98,12 @@ impl Flag {
     }
 
     fn arg(&self) -> Arg {
-        Arg::new(self.name).long(self.name).short(self.short).value_name(self.value).help(self.help())
+        let arg = Arg::new(self.name).long(self.name).short(self.short);
+        let arg = arg.value_name(self.value).help(self.help());
+        match self.completer {
+            Some(completer) => arg.add(completer()),
+            None => arg,
+        }
     }
 }
 

@@ -6,10 +6,6 @@ use super::flags::{ConfigArgs, OneOffFlags};
 use crate::controller;
 use crate::telemetry::start_logs;
 
-/// Deletes the agents' DaemonSets, waits until their pods are gone, and deletes every object that numacast wrote.
-///
-/// The chart runs it before an uninstall. It asks nothing; --dry-run prints what it would delete. It ends within four
-/// minutes: exit 0 if nothing is left, 1 with the reason if something is. It can be run again.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Delete nothing, and print what would be deleted

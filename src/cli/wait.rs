@@ -7,10 +7,6 @@ use crate::config::Period;
 use crate::controller::{self, ObjectWait};
 use crate::telemetry::start_logs;
 
-/// Waits until every Ready Node that the agents' DaemonSets cover has an object, and prints the Nodes that have none.
-///
-/// The chart runs it before a scheduler that ignores objects created later. Exit 0 if all have one, 1 if some have none at
-/// the end, 2 if it is not known which should have one.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// How long to wait at most

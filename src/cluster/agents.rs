@@ -75,6 +75,11 @@ struct SlimContainer {
 }
 
 impl SlimDaemonSet {
+    /// Returns its name.
+    pub fn name(&self) -> &str {
+        self.metadata.name.as_deref().unwrap_or_default()
+    }
+
     /// Returns true if it is being deleted.
     pub const fn is_deleted(&self) -> bool {
         self.metadata.deletion_timestamp.is_some()
@@ -155,7 +160,7 @@ impl Cluster {
     /// Deletes exactly this DaemonSet, and leaves its pods to Kubernetes' garbage collector; returns false if
     /// it is gone.
     pub async fn delete_daemon_set(&self, namespace: &str, of: &SlimDaemonSet) -> Result<bool, ClusterError> {
-        let name = of.metadata.name.as_deref().unwrap_or_default();
+        let name = of.name();
         let what = format!("delete daemonset {namespace}/{name}");
         let preconditions = Preconditions { uid: of.metadata.uid.clone(), resource_version: None };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };

@@ -63,27 +63,35 @@ fn reason(Remaining { finalizing, error, .. }: &Remaining) -> String {
 #[derive(Debug, Default)]
 pub struct Remaining {
     found: bool,
-    /// Objects that would be removed without `--dry-run`.
-    would_remove: Vec<String>,
     /// Objects that were deleted but have finalizers.
     finalizing: BTreeSet<String>,
     error: Option<ClusterError>,
 }
 
-/// What was removed.
+/// What was removed, or would be in a dry run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Purged {
-    daemon_sets: usize,
-    objects: usize,
+    /// Of the form `NAMESPACE/NAME`.
+    daemon_sets: Vec<String>,
+    objects: Vec<String>,
     no_crd: bool,
     is_dry_run: bool,
 }
 
 impl fmt::Display for Purged {
+    /// A summary; in a dry run after a line for each object.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { daemon_sets, objects, no_crd, is_dry_run } = self;
+        if *is_dry_run {
+            for daemon_set in daemon_sets {
+                writeln!(f, "DaemonSet {daemon_set}")?;
+            }
+            for object in objects {
+                writeln!(f, "NodeResourceTopology {object}")?;
+            }
+        }
         let done = if *is_dry_run { "would be removed" } else { "removed" };
-        let agents = match daemon_sets {
+        let agents = match daemon_sets.len() {
             0 => "",
             1 => "the agents' DaemonSet and ",
             _ => "the agents' DaemonSets and ",
@@ -92,7 +100,7 @@ impl fmt::Display for Purged {
             true => {
                 write!(f, "{agents}no object {done}: the CRD of NodeResourceTopology is not installed")
             }
-            false => write!(f, "{agents}{objects} objects {done}"),
+            false => write!(f, "{agents}{} objects {done}", objects.len()),
         }
     }
 }
@@ -106,7 +114,7 @@ pub async fn purge(settings: &Settings, cluster: &Cluster) -> Result<Purged, Pur
     let cluster = &cluster.clone().in_form(settings.form);
     let end = Instant::now() + TIMEOUT;
     let (daemon_sets, left) = match settings.daemon_sets.is_empty() {
-        true => (0, BTreeSet::new()),
+        true => (Vec::new(), BTreeSet::new()),
         false => delete_agents(settings, cluster).await?,
     };
     let mut purged = Purged { daemon_sets, is_dry_run: settings.dry_run, ..Purged::default() };
@@ -127,31 +135,34 @@ pub async fn purge(settings: &Settings, cluster: &Cluster) -> Result<Purged, Pur
     }
     match left.is_empty() {
         true => Ok(purged),
-        false => Err(PurgeError::Agents { removed: purged.objects, nodes: first_names(&left) }),
+        false => Err(PurgeError::Agents { removed: purged.objects.len(), nodes: first_names(&left) }),
     }
 }
 
-/// Deletes the DaemonSets and waits for their pods. Returns how many there were, and the Nodes where agents
+/// Deletes the DaemonSets and waits for their pods. Returns their names, and the Nodes where agents
 /// are still running.
 async fn delete_agents(
     settings: &Settings,
     cluster: &Cluster,
-) -> Result<(usize, BTreeSet<String>), PurgeError> {
+) -> Result<(Vec<String>, BTreeSet<String>), PurgeError> {
     let (namespace, names) = (&settings.namespace, &settings.daemon_sets);
     let found: Vec<SlimDaemonSet> = agents(settings, cluster).await?;
     // Without a DaemonSet, or with selectors that cannot be sent as a query, pods are found by their owner
     // references.
     let all = found.len() == names.len();
     let labels = all.then(|| pod_labels(&found)).flatten().unwrap_or_default();
+    let full_name = |daemon_set: &SlimDaemonSet| format!("{namespace}/{}", daemon_set.name());
     if settings.dry_run {
-        return Ok((found.len(), BTreeSet::new()));
+        return Ok((found.iter().map(full_name).collect(), BTreeSet::new()));
     }
-    let mut deleted = 0;
+    let mut deleted = Vec::new();
     for daemon_set in &found {
-        deleted += usize::from(cluster.delete_daemon_set(namespace, daemon_set).await?);
+        if cluster.delete_daemon_set(namespace, daemon_set).await? {
+            deleted.push(full_name(daemon_set));
+        }
     }
-    if deleted > 0 {
-        info!("deleted the DaemonSets {} in {namespace}; waiting for their pods to end", names.join(", "));
+    if !deleted.is_empty() {
+        info!("deleted the DaemonSets {}; waiting for their pods to end", deleted.join(", "));
     }
     let owned = |pod: &SlimPod| pod.daemon_set.as_ref().is_some_and(|owner| names.contains(owner));
     let is_ours = |pod: &SlimPod| !labels.is_empty() || owned(pod);
@@ -211,30 +222,31 @@ async fn nodes_of_pods(
     Ok(nodes)
 }
 
-/// Repeats until a pass finds no object of ours.
-async fn remove_objects(settings: &Settings, cluster: &Cluster, end: Instant) -> Result<usize, PurgeError> {
-    let mut removed = 0;
+/// Repeats until a pass finds no object of ours. Returns the removed objects, in a dry run those that would be.
+async fn remove_objects(
+    settings: &Settings,
+    cluster: &Cluster,
+    end: Instant,
+) -> Result<Vec<String>, PurgeError> {
+    let mut removed = Vec::new();
     loop {
-        let before = removed;
+        if settings.dry_run {
+            removed.clear();
+        }
+        let before = removed.len();
         let left = remove_once(settings, cluster, end, &mut removed).await;
         // A list expires if it takes too long to read.
         let is_expired = |error: &ClusterError| matches!(error, ClusterError::Rejected { code: 410, .. });
         let is_permanent = |error: &ClusterError| error.is_permanent() && !is_expired(error);
         match &left.error {
             // Single objects may be rejected for their own reasons; if all are, a retry is pointless.
-            Some(error) if removed == before && is_permanent(error) => return Err(error.clone().into()),
-            None if settings.dry_run => {
-                for name in &left.would_remove {
-                    info!("dry run: the object {name} would be removed");
-                }
-                return Ok(left.would_remove.len());
-            }
-            None if !left.found => return Ok(removed),
+            Some(error) if removed.len() == before && is_permanent(error) => return Err(error.clone().into()),
+            None if settings.dry_run || !left.found => return Ok(removed),
             _ => {}
         }
         if Instant::now() >= end {
             let done = if settings.dry_run { "would be" } else { "were" };
-            return Err(PurgeError::Time { removed: removed + left.would_remove.len(), done, left });
+            return Err(PurgeError::Time { removed: removed.len(), done, left });
         }
         let retry_after = left.error.as_ref().and_then(ClusterError::retry_after);
         left.error.iter().for_each(|error| debug!("{error}; retrying"));
@@ -243,7 +255,12 @@ async fn remove_objects(settings: &Settings, cluster: &Cluster, end: Instant) ->
     }
 }
 
-async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, removed: &mut usize) -> Remaining {
+async fn remove_once(
+    settings: &Settings,
+    cluster: &Cluster,
+    end: Instant,
+    removed: &mut Vec<String>,
+) -> Remaining {
     let mut left = Remaining::default();
     let mut pages = cluster.topology_metas();
     loop {
@@ -258,7 +275,7 @@ async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, remov
         for meta in metas.into_iter().filter(|meta| meta.writers.ours) {
             left.found = true;
             if settings.dry_run {
-                left.would_remove.push(meta.name);
+                removed.push(meta.name);
                 continue;
             }
             if meta.is_deleted {
@@ -269,7 +286,8 @@ async fn remove_once(settings: &Settings, cluster: &Cluster, end: Instant, remov
                 return left;
             }
             match cluster.delete_topology_by_uid(&meta).await {
-                Ok(deleted) => *removed += usize::from(deleted),
+                Ok(true) => removed.push(meta.name),
+                Ok(false) => {}
                 // Another object has this name now; the next pass checks whose it is.
                 Err(error) if error.is_other_object_or_version() => {}
                 Err(error) => {
@@ -324,7 +342,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_dry_run_that_is_repeated_counts_each_object_once() {
-        assert_eq!(dry_run(2).await, "3 objects would be removed");
+        let objects = ["a", "b", "c"].map(|name| format!("NodeResourceTopology {name}\n")).concat();
+        assert_eq!(dry_run(2).await, objects + "3 objects would be removed");
         let error = dry_run(usize::MAX).await;
         assert!(
             error.starts_with("2 objects would be removed in 240s, and some are left: the API"),
@@ -334,14 +353,20 @@ mod tests {
 
     #[test]
     fn the_result_says_what_was_removed() {
-        let text = |daemon_sets, no_crd, is_dry_run| {
-            Purged { daemon_sets, objects: 3, no_crd, is_dry_run }.to_string()
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let text = |daemon_sets: &[&str], no_crd, is_dry_run| {
+            let (daemon_sets, objects) = (names(daemon_sets), names(&["w-1", "w-2"]));
+            Purged { daemon_sets, objects, no_crd, is_dry_run }.to_string()
         };
-        assert_eq!(text(1, false, false), "the agents' DaemonSet and 3 objects removed");
-        assert_eq!(text(2, false, false), "the agents' DaemonSets and 3 objects removed");
-        assert_eq!(text(0, false, true), "3 objects would be removed");
+        assert_eq!(text(&["n/a"], false, false), "the agents' DaemonSet and 2 objects removed");
+        assert_eq!(text(&["n/a", "n/b"], false, false), "the agents' DaemonSets and 2 objects removed");
         assert_eq!(
-            text(0, true, false),
+            text(&["n/a"], false, true),
+            "DaemonSet n/a\nNodeResourceTopology w-1\nNodeResourceTopology w-2\n\
+             the agents' DaemonSet and 2 objects would be removed"
+        );
+        assert_eq!(
+            text(&[], true, false),
             "no object removed: the CRD of NodeResourceTopology is not installed"
         );
     }

@@ -73,8 +73,9 @@ fn the_configuration_of_the_scheduler_fits_that_of_the_agents() -> Result<()> {
         let deployment = objects.one("Deployment", "numacast-scheduler")?;
         let init = &deployment["spec"]["template"]["spec"]["initContainers"][0]["args"];
         let waits = json!([
-            "controller",
-            "--wait-for-objects=2m",
+            "wait",
+            "--timeout=2m",
+            "--exit-zero",
             "--namespace=numa",
             "--set=controller.daemonSets=[\"numacast-agent\"]",
         ]);
@@ -443,7 +444,7 @@ fn the_hook_uninstalls_independently_of_the_controllers_configuration() -> Resul
     let pod = &objects.one("Job", "numacast-purge")?["spec"]["template"]["spec"];
     let arguments: Vec<&str> = crate::helm::words(&pod["containers"][0]["args"]).collect();
     let right = ["/etc/numacast/config.yaml", "--set=controller.daemonSets=[\"numacast-agent\"]"];
-    ensure!(arguments.ends_with(&right), "{arguments:?}");
+    ensure!(arguments[0] == "purge" && arguments.ends_with(&right), "{arguments:?}");
     // It has to start even if the Secret is already deleted.
     ensure!(crate::helm::items(&pod["volumes"]).count() == 2, "{}", pod["volumes"]);
     Ok(())

@@ -11,7 +11,7 @@ use crate::{file, part, repository, text_of};
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The files of a release, as docs/release.md names them.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "SHA256SUMS",
     "image.txt",
     "numacast-VERSION-docs.tar.gz",
@@ -22,6 +22,7 @@ const FILES: [&str; 10] = [
     "numacast-VERSION-linux-ARCHITECTURE.txt",
     "numacast-VERSION-linux.cdx.json",
     "numacast-VERSION.tgz",
+    "numacast.yaml",
 ];
 
 fn name_of(file: &str) -> String {
@@ -218,7 +219,7 @@ fn a_missing_part_or_architecture_is_reported() {
 type Fault = (&'static str, &'static str, &'static str, &'static str);
 
 /// Before the build, in the binaries and in the image.
-const FAULTS_OF_THE_BUILD: [Fault; 7] = [
+const FAULTS_OF_THE_BUILD: [Fault; 9] = [
     ("binary", VERSION, "0.0.9", "-image-ARCHITECTURE.txt says 'numacast 0.0.9' and not 'numacast VERSION'"),
     (
         "binary-demo",
@@ -226,6 +227,13 @@ const FAULTS_OF_THE_BUILD: [Fault; 7] = [
         "0.0.9",
         "-linux-ARCHITECTURE.txt says 'numacast 0.0.9' and not 'numacast VERSION'",
     ),
+    (
+        "man/numacast.1",
+        "numacast 0",
+        "numacast 1",
+        "-linux-ARCHITECTURE.tar.gz has no man page of numacast VERSION",
+    ),
+    ("man/numacast.1", r"\-pods", r"\-pods\-list", "-linux-ARCHITECTURE.tar.gz has no man page numacast-pods-list"),
     ("binary", "exit 2", "exit 0", "-image-ARCHITECTURE.tar has the demo"),
     ("binary-demo", "exit 0", "exit 2", "-linux-ARCHITECTURE.tar.gz has no demo"),
     (
@@ -320,7 +328,62 @@ fn an_archive_without_the_licence_is_reported() {
         assert!(done.unwrap().success());
     }
     let error = parts.error(&[]);
-    assert!(error.ends_with(".tar.gz has not exactly the binary and the licence\n"), "{error}");
+    let expected =
+        ".tar.gz has not exactly the binary, the licence, the man pages and what completes the plugin\n";
+    assert!(error.ends_with(expected), "{error}");
+}
+
+/// What krew reads: the form is that of its own v1alpha2 types.
+#[test]
+fn the_manifest_of_the_plugin_fits_the_archives() {
+    let Some(parts) = Parts::build() else { return };
+    let parts = parts.released();
+    let text = fs::read_to_string(parts.directory().join("numacast.yaml")).unwrap();
+    let manifest: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+    assert_eq!(manifest["metadata"]["name"], "numacast", "krew requires the name of the file");
+    assert_eq!(manifest["spec"]["version"], format!("v{VERSION}"));
+    let [platform] = manifest["spec"]["platforms"].as_array().unwrap().as_slice() else {
+        panic!("not one platform: {text}")
+    };
+    let labels = serde_json::json!({"os": "linux", "arch": ARCHITECTURE});
+    assert_eq!(platform["selector"]["matchLabels"], labels);
+    let archive = name_of("numacast-VERSION-linux-ARCHITECTURE.tar.gz");
+    assert!(platform["uri"].as_str().unwrap().ends_with(&format!("/v{VERSION}/{archive}")), "{text}");
+    let sums = fs::read_to_string(parts.directory().join("SHA256SUMS")).unwrap();
+    let line = format!("{}  {archive}", platform["sha256"].as_str().unwrap());
+    assert!(sums.lines().any(|sum| sum == line), "{line} is not in\n{sums}");
+    let binary = platform["bin"].as_str().unwrap();
+    let listed =
+        Command::new("tar").arg("-tzf").arg(parts.directory().join(archive)).output().unwrap().stdout;
+    assert!(String::from_utf8(listed).unwrap().lines().any(|file| file == binary), "{binary}");
+}
+
+/// krew itself installs the archive, and the link that it makes is what kubectl runs as its plugin.
+#[test]
+fn krew_installs_the_plugin() {
+    let (Some(parts), Some(mut krew)) = (Parts::build(), part("krew")) else { return };
+    let parts = parts.released();
+    let root = tempfile::tempdir().unwrap();
+    // Without it krew wants an index.
+    fs::create_dir_all(root.path().join("index/default/.git")).unwrap();
+    krew.env("KREW_ROOT", root.path()).env("KREW_NO_UPGRADE_CHECK", "1").arg("install");
+    krew.arg("--manifest").arg(parts.directory().join("numacast.yaml"));
+    krew.arg("--archive").arg(parts.directory().join(name_of("numacast-VERSION-linux-ARCHITECTURE.tar.gz")));
+    let output = krew.output().unwrap();
+    assert!(output.status.success(), "{}", text_of(&output));
+    let said = Command::new(root.path().join("bin/kubectl-numacast")).arg("--version").output().unwrap();
+    assert_eq!(text_of(&said), format!("numacast {VERSION}\n"));
+}
+
+#[test]
+fn a_manifest_of_other_archives_is_reported() {
+    let Some(parts) = Parts::build() else { return };
+    let parts = parts.released();
+    replace(&parts.directory().join("numacast.yaml"), "sha256: ", "sha256: 0");
+    let sums = "sha256sum -- $(ls | grep -v SHA256SUMS) >SHA256SUMS";
+    assert!(Command::new("sh").args(["-c", sums]).current_dir(parts.directory()).status().unwrap().success());
+    let expected = "image/release: numacast.yaml is not the manifest of these archives\n";
+    assert_eq!(parts.error(&["--check"]), expected);
 }
 
 #[test]

@@ -8,8 +8,14 @@ use tempfile::TempDir;
 
 use crate::{file, repository, text_of};
 
-/// Copies a file as the binary, another one with the feature `demo`, and records its arguments.
+/// Copies a file as the binary, another one with the feature `demo`, and records its arguments. Run, it copies man
+/// pages.
 const CARGO: &str = r#"#!/bin/sh
+if [ "$1" = run ]; then
+    for last; do :; done
+    cp "$RECORDS"/man/* "$last"
+    exit
+fi
 printf '%s\n' "$@" >"$RECORDS/cargo"
 printf '%s' "$CARGO_ENCODED_RUSTFLAGS" >"$RECORDS/flags"
 case " $* " in *' --features demo '*) BINARY=$BINARY-demo ;; esac
@@ -74,6 +80,10 @@ impl BuildDir {
         }
         std::fs::write(dir.path("binary"), binary).unwrap();
         std::fs::write(dir.path("binary-demo"), [binary, b" with demo"].concat()).unwrap();
+        std::fs::create_dir(dir.path("man")).unwrap();
+        let page = concat!(".TH numacast 1  \"numacast ", env!("CARGO_PKG_VERSION"), "\" \n.TP\nnumacast\\-pods(1)\n");
+        std::fs::write(dir.path("man/numacast.1"), page).unwrap();
+        std::fs::write(dir.path("man/numacast-pods.1"), ".TH numacast-pods 1\n").unwrap();
         std::fs::write(dir.path("elf"), "  LOAD  0x000000\n").unwrap();
         dir
     }

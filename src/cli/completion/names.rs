@@ -39,6 +39,13 @@ pub(in super::super) fn pod_name_completer() -> ArgValueCompleter {
     })
 }
 
+/// Completes a namespace.
+pub(in super::super) fn namespace_completer() -> ArgValueCompleter {
+    completer(|current| {
+        starting_with(current, given().read(|cluster| async move { cluster.namespace_names().await }))
+    })
+}
+
 /// Completes a context of the kubeconfig.
 pub(in super::super) fn context_completer() -> ArgValueCompleter {
     completer(|current| starting_with(current, given().contexts()))
