@@ -84,7 +84,7 @@ pub struct Cluster {
     form: Form,
 }
 
-/// Returns the names of a kubeconfig's contexts; none if it cannot be read.
+/// Returns the names of the contexts in a kubeconfig, by default in the user's; none if it cannot be read.
 pub fn contexts(kubeconfig: Option<&Path>) -> Vec<String> {
     let file = kubeconfig.map_or_else(Kubeconfig::read, Kubeconfig::read_from);
     file.map(|file| file.contexts.into_iter().map(|context| context.name).collect()).unwrap_or_default()

@@ -1,10 +1,9 @@
 //! How the commands for people reach the API server.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use super::completion::context_completer;
-use crate::cluster::{Cluster, ClusterError, contexts};
+use crate::cluster::{Cluster, ClusterError};
 use crate::config::Period;
 
 /// The flags that kubectl has too.
@@ -25,17 +24,7 @@ pub(super) struct ClusterArgs {
 impl ClusterArgs {
     /// Returns a client. Does not connect yet.
     pub(super) async fn cluster(&self) -> Result<Cluster, ClusterError> {
-        self.cluster_within(self.request_timeout.get()).await
+        let kubeconfig = self.kubeconfig.as_deref();
+        Cluster::in_context(kubeconfig, self.context.as_deref(), self.request_timeout.get()).await
     }
-
-    /// As [`ClusterArgs::cluster`], with this limit for a request.
-    pub(super) async fn cluster_within(&self, limit: Duration) -> Result<Cluster, ClusterError> {
-        Cluster::in_context(self.kubeconfig.as_deref(), self.context.as_deref(), limit).await
-    }
-
-    /// Returns the names of the kubeconfig's contexts; none if it cannot be read.
-    pub(super) fn contexts(&self) -> Vec<String> {
-        contexts(self.kubeconfig.as_deref())
-    }
-
 }

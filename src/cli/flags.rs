@@ -9,7 +9,7 @@ use anyhow::anyhow;
 use clap::{Arg, ArgAction, ArgMatches, Command, FromArgMatches, value_parser};
 use clap_complete::engine::ArgValueCompleter;
 
-use super::completion::namespace_completer;
+use super::completion::{namespace_completer, node_name_completer};
 use crate::config::{Config, Effective, Layers, Origin, summary};
 
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ enum Sets {
 pub(super) const NODE_NAME: Flag = Flag {
     name: "node-name",
     short: None,
-    completer: None,
+    completer: Some(node_name_completer),
     value: "NAME",
     sets: Sets::Field("The node's name in the cluster [environment: NODE_NAME]", |config, name| {
         config.node_name = name;

@@ -164,7 +164,10 @@ async fn find(client: &mut PodsClient, what: &str, output: &OutputArgs) -> anyho
     let mut found = client.list(&wanted()).await?;
     found.retain(|pod| is_it(pod) && output.is_wanted(pod));
     match found.len() {
-        0 => Err(anyhow!("this node has no pod {what}; `{} pods list` prints those that it has", super::program::name())),
+        0 => Err(anyhow!(
+            "this node has no pod {what}; `{} pods list` prints those that it has",
+            super::program::name()
+        )),
         1 => Ok(found.swap_remove(0)),
         _ => {
             let all: Vec<String> =

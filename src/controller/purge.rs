@@ -240,7 +240,9 @@ async fn remove_objects(
         let is_permanent = |error: &ClusterError| error.is_permanent() && !is_expired(error);
         match &left.error {
             // Single objects may be rejected for their own reasons; if all are, a retry is pointless.
-            Some(error) if removed.len() == before && is_permanent(error) => return Err(error.clone().into()),
+            Some(error) if removed.len() == before && is_permanent(error) => {
+                return Err(error.clone().into());
+            }
             None if settings.dry_run || !left.found => return Ok(removed),
             _ => {}
         }

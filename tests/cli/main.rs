@@ -4,6 +4,9 @@
 
 mod bad_input;
 mod commands;
+mod completion;
 mod documents;
+mod exit_codes;
+mod plugin;
 mod replays;
 mod support;

@@ -44,8 +44,12 @@ fn program() -> String {
 }
 
 fn command(kubeconfig: &Path, more: &[&str]) -> Command {
+    verb("controller", kubeconfig, more)
+}
+
+fn verb(verb: &str, kubeconfig: &Path, more: &[&str]) -> Command {
     let mut command = tethered(program());
-    command.args(["controller", "--namespace", NAMESPACE, "--kubeconfig"]).arg(kubeconfig).args(more);
+    command.args([verb, "--namespace", NAMESPACE, "--kubeconfig"]).arg(kubeconfig).args(more);
     command
 }
 
@@ -485,7 +489,15 @@ async fn a_leader_that_was_frozen_loses_the_lead() -> Result<()> {
 
 /// Runs the controller to its end on another thread; returns exit code, stdout and stderr.
 async fn run(kubeconfig: &Path, more: &[&str]) -> Result<(Option<i32>, String, String)> {
-    let mut command = command(kubeconfig, more);
+    outcome(command(kubeconfig, more)).await
+}
+
+async fn purge(kubeconfig: &Path, more: &[&str]) -> Result<(Option<i32>, String, String)> {
+    outcome(verb("purge", kubeconfig, more)).await
+}
+
+/// Returns exit code, standard output and standard error.
+async fn outcome(mut command: Command) -> Result<(Option<i32>, String, String)> {
     let output = tokio::task::spawn_blocking(move || command.output()).await??;
     Ok((output.status.code(), String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?))
 }
@@ -570,6 +582,42 @@ async fn objects_that_are_newer_than_the_scheduler_are_reported() -> Result<()> 
     Ok(())
 }
 
+#[tokio::test]
+async fn a_wait_ends_once_every_node_has_its_object() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let fleet = Fleet::new(&cluster).await?;
+    let kubeconfig = fleet.kubeconfig()?;
+    let wait = |more: &[&str]| outcome(verb("wait", &kubeconfig, more));
+    let (code, stdout, stderr) = wait(&["--timeout", "1ms"]).await?;
+    let unknown =
+        "it is not known which Nodes should have an object: there is no DaemonSet numacast/numacast-agent\n";
+    ensure!((code, stdout.as_str()) == (Some(2), unknown), "{stdout}{stderr}");
+
+    let all = names("worker", 2);
+    fleet.add_nodes(&all).await?;
+    fleet.add_daemon_set(json!({})).await?;
+    fleet.add_objects(&all[..1], "numacast").await?;
+    for (more, expected) in [(&["--timeout", "1ms"] as &[&str], 1), (&["--timeout", "1ms", "--exit-zero"], 0)]
+    {
+        let (code, stdout, stderr) = wait(more).await?;
+        let missing = format!("Nodes without an object: {}\n", all[1]);
+        ensure!((code, stdout) == (Some(expected), missing), "{stderr}");
+    }
+    let mut waiting = Process::start("wait", cluster.dir(), verb("wait", &kubeconfig, &["--timeout", "5m"]))?;
+    until("it says what is missing", async || {
+        ensure!(waiting.log_tail().contains("Nodes without an object"), "{}", waiting.log_tail());
+        Ok(())
+    })
+    .await?;
+    waiting.still_runs()?;
+    fleet.add_objects(&all[1..], "numacast").await?;
+    let status = tokio::task::spawn_blocking(move || (waiting.wait(), waiting.log_tail())).await?;
+    ensure!(status.0?.success(), "{}", status.1);
+    ensure!(status.1.contains("all Nodes that should have an object have one: 2"), "{}", status.1);
+    Ok(())
+}
+
 async fn delete_crd(cluster: &Cluster) -> Result<()> {
     let crds: Api<CustomResourceDefinition> = Api::all(cluster.client());
     crds.delete(CRD, &DeleteParams::default()).await?;
@@ -593,42 +641,45 @@ async fn a_purge_removes_our_objects_once_the_agents_are_gone() -> Result<()> {
     fleet.add_daemon_set(json!({})).await?;
     fleet.add_agent(&all[0], true).await?;
 
-    let (code, stdout, stderr) = run(&kubeconfig, &["--purge", "--dry-run"]).await?;
-    let would = "the agents' DaemonSet and 620 objects would be removed\n";
-    ensure!((code, stdout.as_str()) == (Some(0), would), "{stdout}{stderr}");
+    let (code, stdout, stderr) = purge(&kubeconfig, &["--dry-run"]).await?;
+    let objects: String = all.iter().map(|name| format!("NodeResourceTopology {name}\n")).collect();
+    let would = format!(
+        "DaemonSet numacast/{DAEMON_SET}\n{objects}the agents' DaemonSet and 620 objects would be removed\n"
+    );
+    ensure!((code, stdout) == (Some(0), would), "{stderr}");
 
     // While an agent runs, its object would be recreated: nothing is removed before it is gone.
-    let mut purge = Process::start("purge", cluster.dir(), command(&kubeconfig, &["--purge"]))?;
+    let mut process = Process::start("purge", cluster.dir(), verb("purge", &kubeconfig, &[]))?;
     until("the DaemonSet is gone", async || {
         ensure!(fleet.namespaced::<DaemonSet>().get_opt(DAEMON_SET).await?.is_none());
         Ok(())
     })
     .await
-    .with_context(|| purge.log_tail())?;
+    .with_context(|| process.log_tail())?;
     ensure!(fleet.namespaced::<Pod>().get_opt("agent-worker-00000").await?.is_some());
     ensure!(fleet.object_names().await?.len() == 621);
-    purge.still_runs()?;
+    process.still_runs()?;
     // As garbage collection and the kubelet would.
     fleet.delete_agent(&all[0]).await?;
-    let status = tokio::task::spawn_blocking(move || (purge.wait(), purge.log_tail())).await?;
+    let status = tokio::task::spawn_blocking(move || (process.wait(), process.log_tail())).await?;
     ensure!(status.0?.success(), "{}", status.1);
     ensure!(status.1.contains("the agents' DaemonSet and 620 objects removed"), "{}", status.1);
     same(&fleet.object_names().await?, &set(&["theirs".to_owned()]))?;
 
-    let (code, stdout, stderr) = run(&kubeconfig, &["--purge"]).await?;
+    let (code, stdout, stderr) = purge(&kubeconfig, &[]).await?;
     ensure!((code, stdout.as_str()) == (Some(0), "0 objects removed\n"), "{stdout}{stderr}");
     fleet.delete_object("theirs").await?;
-    let (code, stdout, stderr) = run(&kubeconfig, &["--purge"]).await?;
+    let (code, stdout, stderr) = purge(&kubeconfig, &[]).await?;
     ensure!(
         (code, stdout.as_str()) == (Some(0), "0 objects removed\n"),
         "there is none at all: {stdout}{stderr}"
     );
     delete_crd(&cluster).await?;
-    let (code, stdout, stderr) = run(&kubeconfig, &["--purge"]).await?;
+    let (code, stdout, stderr) = purge(&kubeconfig, &[]).await?;
     let nothing = "no object removed: the CRD of NodeResourceTopology is not installed\n";
     ensure!((code, stdout.as_str()) == (Some(0), nothing), "{stdout}{stderr}");
     let without_rights = cluster.kubeconfig_as("system:serviceaccount:numacast:nobody", &[])?;
-    let (code, _, stderr) = run(&without_rights, &["--purge"]).await?;
+    let (code, _, stderr) = purge(&without_rights, &[]).await?;
     ensure!(
         code == Some(1) && stderr.starts_with("numacast: RBAC denied the request: daemonsets.apps"),
         "{stderr}"
@@ -682,8 +733,7 @@ async fn a_purge_skips_what_cannot_be_deleted_and_other_daemon_sets() -> Result<
     sets.create(&PostParams::default(), &theirs).await?;
     let all = names("worker", 12);
     fleet.add_objects(&all, "numacast").await?;
-    let (code, _, stderr) =
-        run(&kubeconfig, &["--purge", "--set", "controller.daemonSets=[kube-proxy]"]).await?;
+    let (code, _, stderr) = purge(&kubeconfig, &["--set", "controller.daemonSets=[kube-proxy]"]).await?;
     let not_ours = "numacast: the DaemonSet numacast/kube-proxy runs no agents of numacast, so nothing was deleted: name \
                     those of the agents in --set controller.daemonSets=[NAME], or use [] if there are none\n";
     ensure!((code, stderr.as_str()) == (Some(1), not_ours), "{stderr}");
@@ -694,7 +744,7 @@ async fn a_purge_skips_what_cannot_be_deleted_and_other_daemon_sets() -> Result<
     let objects = fleet::objects(&cluster.client());
     objects.patch(&all[0], &PatchParams::default(), &Patch::Merge(&kept)).await?;
     deny_deletion(&cluster, &all[1]).await?;
-    let (code, _, stderr) = run(&kubeconfig, &["--purge"]).await?;
+    let (code, _, stderr) = purge(&kubeconfig, &[]).await?;
     ensure!(code == Some(1) && stderr.contains("it stays"), "{stderr}");
     same(&fleet.object_names().await?, &set(&all[..2]))?;
     // Once finalizer and policy are removed, the objects are deleted.
@@ -711,10 +761,10 @@ async fn a_purge_skips_what_cannot_be_deleted_and_other_daemon_sets() -> Result<
 
 /// Repeats the purge: a removed policy stays in force for a moment.
 async fn until_purged(kubeconfig: &Path) -> Result<(Option<i32>, String, String)> {
-    let mut outcome = run(kubeconfig, &["--purge"]).await?;
+    let mut outcome = purge(kubeconfig, &[]).await?;
     until("the purge ends well", async || {
         if outcome.0 != Some(0) {
-            outcome = run(kubeconfig, &["--purge"]).await?;
+            outcome = purge(kubeconfig, &[]).await?;
         }
         ensure!(outcome.0 == Some(0), "{}", outcome.2);
         Ok(())

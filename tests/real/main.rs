@@ -14,6 +14,7 @@
 
 mod admitted;
 mod chart;
+mod completion;
 mod configuration;
 mod controller;
 mod docs;

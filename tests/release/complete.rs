@@ -233,7 +233,12 @@ const FAULTS_OF_THE_BUILD: [Fault; 9] = [
         "numacast 1",
         "-linux-ARCHITECTURE.tar.gz has no man page of numacast VERSION",
     ),
-    ("man/numacast.1", r"\-pods", r"\-pods\-list", "-linux-ARCHITECTURE.tar.gz has no man page numacast-pods-list"),
+    (
+        "man/numacast.1",
+        r"\-pods",
+        r"\-pods\-list",
+        "-linux-ARCHITECTURE.tar.gz has no man page numacast-pods-list",
+    ),
     ("binary", "exit 2", "exit 0", "-image-ARCHITECTURE.tar has the demo"),
     ("binary-demo", "exit 0", "exit 2", "-linux-ARCHITECTURE.tar.gz has no demo"),
     (

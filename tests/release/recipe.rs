@@ -81,7 +81,11 @@ impl BuildDir {
         std::fs::write(dir.path("binary"), binary).unwrap();
         std::fs::write(dir.path("binary-demo"), [binary, b" with demo"].concat()).unwrap();
         std::fs::create_dir(dir.path("man")).unwrap();
-        let page = concat!(".TH numacast 1  \"numacast ", env!("CARGO_PKG_VERSION"), "\" \n.TP\nnumacast\\-pods(1)\n");
+        let page = concat!(
+            ".TH numacast 1  \"numacast ",
+            env!("CARGO_PKG_VERSION"),
+            "\" \n.TP\nnumacast\\-pods(1)\n"
+        );
         std::fs::write(dir.path("man/numacast.1"), page).unwrap();
         std::fs::write(dir.path("man/numacast-pods.1"), ".TH numacast-pods 1\n").unwrap();
         std::fs::write(dir.path("elf"), "  LOAD  0x000000\n").unwrap();

@@ -1,16 +1,16 @@
 //! Completers of arguments that are names in a cluster. After any error there are no candidates.
 
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use clap::{ArgMatches, FromArgMatches};
+use clap::ArgMatches;
 use clap_complete::CompletionCandidate;
 use clap_complete::engine::ArgValueCompleter;
 
-use super::super::cluster::ClusterArgs;
 use super::COMPLETE;
-use crate::cluster::{Cluster, ClusterError};
+use crate::cluster::{Cluster, ClusterError, contexts};
 use crate::names::is_dns_name;
 
 /// How long a user waits for names.
@@ -23,6 +23,7 @@ pub(in super::super) fn node_name_completer() -> ArgValueCompleter {
     })
 }
 
+#[allow(dead_code, reason = "for `fit pod`")]
 /// Completes a pod as `NAMESPACE/NAME`, or its name if the command line has a namespace.
 pub(in super::super) fn pod_name_completer() -> ArgValueCompleter {
     completer(|current| {
@@ -48,7 +49,7 @@ pub(in super::super) fn namespace_completer() -> ArgValueCompleter {
 
 /// Completes a context of the kubeconfig.
 pub(in super::super) fn context_completer() -> ArgValueCompleter {
-    completer(|current| starting_with(current, given().contexts()))
+    completer(|current| starting_with(current, contexts(given().kubeconfig.as_deref())))
 }
 
 fn completer(
@@ -64,10 +65,10 @@ fn starting_with(start: &str, mut names: Vec<String>) -> Vec<CompletionCandidate
 }
 
 /// What the command line that is completed says about the cluster.
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Given {
-    /// `None` for commands without these flags.
-    cluster: Option<ClusterArgs>,
+    kubeconfig: Option<PathBuf>,
+    context: Option<String>,
     namespace: Option<String>,
 }
 
@@ -83,14 +84,15 @@ impl Given {
         let Ok(matches) = super::super::command().ignore_errors(true).try_get_matches_from(words) else {
             return Self::default();
         };
-        let innermost = innermost(&matches);
-        let namespace = innermost.try_get_one::<String>("namespace").ok().flatten().cloned();
-        let cluster = ClusterArgs::from_arg_matches(innermost).ok();
-        Self { cluster, namespace }
-    }
-
-    fn contexts(&self) -> Vec<String> {
-        self.cluster.as_ref().map(ClusterArgs::contexts).unwrap_or_default()
+        let of_verb = innermost(&matches);
+        // Not every command has these flags, and their types differ.
+        let text = |flag: &str| of_verb.try_get_one::<String>(flag).ok().flatten().cloned();
+        let path = of_verb.try_get_one::<PathBuf>("kubeconfig").ok().flatten().cloned();
+        Self {
+            kubeconfig: path.or_else(|| text("kubeconfig").map(PathBuf::from)),
+            context: text("context"),
+            namespace: text("namespace"),
+        }
     }
 
     fn pods(&self, namespace: &str) -> Vec<String> {
@@ -106,11 +108,11 @@ impl Given {
     where
         F: Future<Output = Result<Vec<String>, ClusterError>>,
     {
-        let Some(args) = self.cluster.clone() else { return Vec::new() };
+        let (kubeconfig, context) = (self.kubeconfig.clone(), self.context.clone());
         let (sender, names) = mpsc::channel();
         let ask = move || {
             let answer = super::super::block_on(async {
-                let cluster = args.cluster_within(LIMIT).await?;
+                let cluster = Cluster::in_context(kubeconfig.as_deref(), context.as_deref(), LIMIT).await?;
                 Ok(read(cluster).await?)
             });
             let names = answer.unwrap_or_default();
