@@ -273,9 +273,9 @@ fn the_configuration_of_a_scheduler_is_printed_and_compared() {
 
     std::fs::write(file.path(), "kind: Pod\n").unwrap();
     let expected = format!("numacast: {path}: its kind is \"Pod\", not KubeSchedulerConfiguration");
-    assert_eq!(numacast(&check).error(), expected);
+    assert_eq!(numacast(&check).error_with(2), expected);
     let error = numacast(&["config", "scheduler", "--check", "/nonexistent"]);
-    assert!(error.error().starts_with("numacast: cannot read /nonexistent: "), "{error:?}");
+    assert!(error.error_with(2).starts_with("numacast: cannot read /nonexistent: "), "{error:?}");
     let error = numacast(&["config", "scheduler", "--set", "consumer=kai"]);
     assert!(error.error().contains("set it to schedulerPlugins"), "{error:?}");
     assert!(numacast(&["config", "scheduler", "--name", "a b"]).error().contains("--name a b"));

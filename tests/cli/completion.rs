@@ -33,8 +33,7 @@ fn commands_values_and_files_are_completed() {
     fs::create_dir(dir.path().join("inner")).unwrap();
     let start = format!("{}/", dir.path().display());
     expect(&["config", "check", &start], &[&format!("{start}inner/")], ":6");
-    // A line that cannot be completed.
-    expect(&["nonsense", "--what", ""], &[], ":4");
+    expect(&["crd", "nonsense", ""], &[], ":4");
 }
 
 trait MapOwned {
@@ -102,31 +101,25 @@ fn an_api_server_that_fails_has_no_names() {
     }
 }
 
-/// A credential plugin that never ends is not waited for.
+/// A credential plugin that hangs, perhaps for a login in a browser, is not waited for.
 #[test]
 fn a_credential_plugin_that_hangs_has_no_names() {
     let dir = tempfile::tempdir().unwrap();
     let file = kubeconfig(dir.path(), "127.0.0.1:1");
-    let fifo = dir.path().join("never");
-    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-    // Opening a FIFO for reading waits for a writer.
+    let pid = dir.path().join("pid");
     let exec = serde_json::json!({
-        "apiVersion": "client.authentication.k8s.io/v1", "command": "cat", "args": [fifo], "interactiveMode": "Never",
+        "apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "interactiveMode": "Never",
+        "args": ["-c", format!("echo $$ >{}; exec sleep 60", pid.display())],
     });
     let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     config["users"][0]["user"] = serde_json::json!({ "exec": exec });
     fs::write(&file, config.to_string()).unwrap();
-    // The plugin inherits standard error, and outlives numacast: nobody may wait for its end.
-    let output = Command::new(env!("CARGO_BIN_EXE_numacast"))
-        .args(["__complete", "wait", "--namespace", "", "--kubeconfig"])
-        .arg(&file)
-        .args(["--namespace", ""])
-        .stderr(Stdio::null())
-        .output()
-        .unwrap();
-    assert_eq!(String::from_utf8(output.stdout).unwrap(), ":4\n");
-    // Ends the plugin.
-    drop(fs::OpenOptions::new().write(true).open(&fifo).unwrap());
+    assert_eq!(
+        candidates(&["wait", "--kubeconfig", file.to_str().unwrap(), "--namespace", ""]),
+        (Vec::new(), ":4".to_owned())
+    );
+    let kill = Command::new("kill").arg(fs::read_to_string(pid).unwrap().trim()).status();
+    assert!(kill.unwrap().success(), "the plugin has ended: numacast has waited for it");
 }
 
 struct Shell {

@@ -68,7 +68,13 @@ impl Outcome {
     /// Returns the single error of a failed run.
     #[track_caller]
     pub(crate) fn error(&self) -> &str {
-        assert_eq!(self.code, Some(1), "{self:?}");
+        self.error_with(1)
+    }
+
+    /// Returns the single error of a run that failed with this exit code.
+    #[track_caller]
+    pub(crate) fn error_with(&self, code: i32) -> &str {
+        assert_eq!(self.code, Some(code), "{self:?}");
         let mut lines = self.stderr.lines().filter(|line| line.starts_with("numacast: "));
         let sentence = lines.next().unwrap_or_else(|| panic!("no sentence in {self:?}"));
         assert_eq!(lines.next(), None, "one sentence only: {self:?}");
