@@ -11,13 +11,13 @@ use crate::config::Period;
 #[command(next_help_heading = "Cluster")]
 pub(super) struct ClusterArgs {
     /// A kubeconfig file. Default: $KUBECONFIG, ~/.kube/config or the pod's service account
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     kubeconfig: Option<PathBuf>,
     /// The context of the kubeconfig to use, instead of its current one
-    #[arg(long, value_name = "NAME", add = context_completer())]
+    #[arg(long, value_name = "NAME", global = true, add = context_completer())]
     context: Option<String>,
     /// How long a request may take
-    #[arg(long, value_name = "DURATION", default_value = "30s")]
+    #[arg(long, value_name = "DURATION", default_value = "30s", global = true)]
     request_timeout: Period,
 }
 

@@ -15,9 +15,7 @@ use clap_complete::CompletionCandidate;
 use clap_complete::engine;
 
 use super::exit::Exit;
-#[allow(unused_imports, reason = "for `fit pod`")]
-pub(super) use names::pod_name_completer;
-pub(super) use names::{context_completer, namespace_completer, node_name_completer};
+pub(super) use names::{context_completer, namespace_completer, node_name_completer, pod_name_completer};
 
 /// The hidden command, named as in programs that use Cobra.
 pub(super) const COMPLETE: &str = "__complete";

@@ -8,6 +8,7 @@ use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
 
 use super::cluster::ClusterArgs;
+use super::completion::{namespace_completer, node_name_completer, pod_name_completer};
 use super::flags::{ConfigArgs, Flag, Flags, HOST_ROOT, KUBELET_DIR, KUBELET_SOCKET, NODE_NAME};
 use super::terminal::Terminal;
 use crate::agent::Recording;
@@ -37,6 +38,7 @@ enum Verb {
     /// Where a pod of the cluster would fit, also if it is Pending.
     Pod {
         /// NAMESPACE/NAME, or a name in the namespace of -n
+        #[arg(add = pod_name_completer())]
         pod: String,
     },
 }
@@ -64,7 +66,7 @@ struct WhatArgs {
 #[derive(Debug, clap::Args)]
 struct Options {
     /// Only these nodes; one of them is explained in full
-    #[arg(long, value_name = "NODE", global = true)]
+    #[arg(long, value_name = "NODE", global = true, add = node_name_completer())]
     node: Vec<String>,
     /// Only nodes with these labels, as in `kubectl get nodes -l`
     #[arg(short = 'l', long, value_name = "SELECTOR", global = true, conflicts_with = "node")]
@@ -73,7 +75,7 @@ struct Options {
     #[arg(long, global = true)]
     make_room: bool,
     /// The namespace of the pod, or of the pending pods
-    #[arg(short, long, value_name = "NAMESPACE", global = true)]
+    #[arg(short, long, value_name = "NAMESPACE", global = true, add = namespace_completer())]
     namespace: Option<String>,
     /// How the answer is printed
     #[arg(short, long, value_enum, default_value_t, global = true)]

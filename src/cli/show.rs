@@ -7,6 +7,7 @@ use anyhow::{Context, bail};
 use clap::ValueEnum;
 
 use super::cluster::ClusterArgs;
+use super::completion::node_name_completer;
 use super::terminal::{Terminal, now};
 use crate::cluster::{Cluster, PublishedObject};
 use crate::core_v1::PlacedPod;
@@ -19,7 +20,7 @@ use crate::render::page;
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Nodes to show as pictures. Default: a table of all that have objects
-    #[arg(value_name = "NODE")]
+    #[arg(value_name = "NODE", add = node_name_completer())]
     nodes: Vec<String>,
     /// Only nodes with these labels, as in `kubectl get nodes -l`
     #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "nodes")]

@@ -63,6 +63,12 @@ async fn names_in_the_cluster_are_completed() -> Result<()> {
         (vec!["wait", "--kubeconfig", file, "-n", "team"], "team-a\nteam-b\n:4\n"),
         (vec!["config", "show", "--kubeconfig", file, "--node-name", "w"], "worker-1\nworker-2\n:4\n"),
         (vec!["config", "show", "--node-name", "w"], ":4\n"),
+        (vec!["show", "--kubeconfig", file, ""], "edge-1\nworker-1\nworker-2\n:4\n"),
+        (vec!["show", "--kubeconfig", file, "edge-1", "w"], "worker-1\nworker-2\n:4\n"),
+        (vec!["fit", "--kubeconfig", file, "--node", "e"], "edge-1\n:4\n"),
+        (vec!["fit", "--kubeconfig", file, "pod", "team-"], "team-a/\nteam-b/\n:6\n"),
+        (vec!["fit", "--kubeconfig", file, "pod", "team-a/w"], "team-a/web-0\nteam-a/web-1\n:4\n"),
+        (vec!["fit", "pod", "--kubeconfig", file, "-n", "team-a", "web"], "web-0\nweb-1\n:4\n"),
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_numacast"));
         command.env("KUBECONFIG", "/nonexistent").arg("__complete").args(&words);

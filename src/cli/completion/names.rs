@@ -23,7 +23,6 @@ pub(in super::super) fn node_name_completer() -> ArgValueCompleter {
     })
 }
 
-#[allow(dead_code, reason = "for `fit pod`")]
 /// Completes a pod as `NAMESPACE/NAME`, or its name if the command line has a namespace.
 pub(in super::super) fn pod_name_completer() -> ArgValueCompleter {
     completer(|current| {
@@ -84,14 +83,12 @@ impl Given {
         let Ok(matches) = super::super::command().ignore_errors(true).try_get_matches_from(words) else {
             return Self::default();
         };
-        let of_verb = innermost(&matches);
-        // Not every command has these flags, and their types differ.
-        let text = |flag: &str| of_verb.try_get_one::<String>(flag).ok().flatten().cloned();
-        let path = of_verb.try_get_one::<PathBuf>("kubeconfig").ok().flatten().cloned();
+        // One command's flag is a path, the other's is a text.
+        let path = value_of::<PathBuf>(&matches, "kubeconfig");
         Self {
-            kubeconfig: path.or_else(|| text("kubeconfig").map(PathBuf::from)),
-            context: text("context"),
-            namespace: text("namespace"),
+            kubeconfig: path.or_else(|| value_of::<String>(&matches, "kubeconfig").map(PathBuf::from)),
+            context: value_of(&matches, "context"),
+            namespace: value_of(&matches, "namespace"),
         }
     }
 
@@ -125,6 +122,8 @@ impl Given {
     }
 }
 
-fn innermost(matches: &ArgMatches) -> &ArgMatches {
-    matches.subcommand().map_or(matches, |(_, matches)| innermost(matches))
+/// Returns the value of a flag of the command or, if it has none, of the one that it belongs to.
+fn value_of<T: Clone + Send + Sync + 'static>(matches: &ArgMatches, flag: &str) -> Option<T> {
+    let inner = matches.subcommand().and_then(|(_, matches)| value_of(matches, flag));
+    inner.or_else(|| matches.try_get_one::<T>(flag).ok().flatten().cloned())
 }
