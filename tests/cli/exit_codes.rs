@@ -20,8 +20,6 @@ const CASES: &[(&str, &str, i32)] = &[
     ("config scheduler --check", "config scheduler --check $/fits.yaml", 0),
     ("config scheduler --check", "config scheduler --check $/differs.yaml", 1),
     ("config scheduler --check", "config scheduler --check $/nothing", 2),
-    ("fit", "fit --cpu 1 --memory 1Gi --replay tests/replays/machine-two-by-eight.json", 0),
-    ("fit", "fit --cpu 1000 --memory 1Gi --replay tests/replays/machine-two-by-eight.json", 1),
     ("fit", "fit --cpu 1 --memory 1Gi --kubeconfig $/kubeconfig", 2),
     ("all others", "show --kubeconfig $/kubeconfig", 1),
     ("wait", "wait -n numacast --kubeconfig $/kubeconfig --timeout 1ms", 2),
@@ -29,8 +27,8 @@ const CASES: &[(&str, &str, i32)] = &[
     ("wait", "wait -n numacast --kubeconfig $/nothing --exit-zero", 2),
 ];
 
-/// Codes that need a cluster, with the test that has them.
-const ELSEWHERE: &[(&str, i32)] = &[("wait", 1)];
+/// Codes that need a cluster: in `tests/real/fit.rs` and `tests/real/controller.rs`.
+const ELSEWHERE: &[(&str, i32)] = &[("fit", 0), ("fit", 1), ("wait", 1)];
 
 const KUBECONFIG: &str = r#"{"apiVersion": "v1", "kind": "Config", "current-context": "a",
 "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}], "users": [{"name": "a", "user": {}}],
