@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
-use clap::{Subcommand, ValueEnum};
+use clap::ValueEnum;
 use serde::Serialize;
 
 use super::cluster::ClusterArgs;
@@ -23,29 +23,24 @@ use crate::render::{Line, Style, page};
 const MAX_BYTES: u64 = 4 << 20;
 
 #[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = false, subcommand_negates_reqs = true)]
 pub(super) struct Args {
-    #[command(subcommand)]
-    verb: Option<Verb>,
     #[command(flatten)]
     what: WhatArgs,
     #[command(flatten)]
     options: Options,
 }
 
-#[derive(Debug, Subcommand)]
-enum Verb {
-    /// Where a pod of the cluster would fit, also if it is Pending.
-    Pod {
-        /// NAMESPACE/NAME, or a name in the namespace of -n
-        #[arg(add = pod_name_completer())]
-        pod: String,
-    },
-}
-
 /// The pod that is asked about.
 #[derive(Debug, clap::Args)]
 struct WhatArgs {
+    /// A pod of the cluster, also if it is Pending; without a namespace in that of -n
+    #[arg(
+        value_name = "pod NAMESPACE/NAME",
+        num_args = 1..=2,
+        conflicts_with_all = ["filename", "cpu", "pending"],
+        add = pod_name_completer()
+    )]
+    pod: Vec<String>,
     /// A manifest with a Pod, Deployment, StatefulSet, Job or List; - for standard input
     #[arg(short = 'f', long, value_name = "FILE", conflicts_with_all = ["cpu", "memory", "device", "pending"])]
     filename: Option<PathBuf>,
@@ -66,29 +61,29 @@ struct WhatArgs {
 #[derive(Debug, clap::Args)]
 struct Options {
     /// Only these nodes; one of them is explained in full
-    #[arg(long, value_name = "NODE", global = true, add = node_name_completer())]
+    #[arg(long, value_name = "NODE", add = node_name_completer())]
     node: Vec<String>,
     /// Only nodes with these labels, as in `kubectl get nodes -l`
-    #[arg(short = 'l', long, value_name = "SELECTOR", global = true, conflicts_with = "node")]
+    #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "node")]
     selector: Option<String>,
     /// Also find the smallest sets of pods whose end would make room; ends nothing
-    #[arg(long, global = true)]
+    #[arg(long)]
     make_room: bool,
     /// The namespace of the pod, or of the pending pods
-    #[arg(short, long, value_name = "NAMESPACE", global = true, add = namespace_completer())]
+    #[arg(short, long, value_name = "NAMESPACE", add = namespace_completer())]
     namespace: Option<String>,
     /// How the answer is printed
-    #[arg(short, long, value_enum, default_value_t, global = true)]
+    #[arg(short, long, value_enum, default_value_t)]
     output: Output,
     /// Ask this node's own kubelet: which CPUs and devices, not only how many
-    #[arg(long, global = true, conflicts_with_all = ["node", "selector"])]
+    #[arg(long, conflicts_with_all = ["node", "selector"])]
     local: bool,
     /// Ask a recording of a node, made by `numacast snapshot --record`
-    #[arg(long, value_name = "FILE", global = true, conflicts_with_all = ["node", "selector", "local"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["node", "selector", "local"])]
     replay: Option<PathBuf>,
     /// The Kubernetes version of the kubelet of --local or --replay, such as 1.36. Default: that of the Node if the API
     /// server can be asked, else the newest that is known
-    #[arg(long, value_name = "VERSION", global = true, value_parser = minor_version)]
+    #[arg(long, value_name = "VERSION", value_parser = minor_version)]
     kubelet_version: Option<u32>,
     #[command(flatten)]
     cluster: ClusterArgs,
@@ -131,23 +126,16 @@ struct JsonAnswer<'a> {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let Args { verb, what, options } = args;
+    let Args { what, options } = args;
     if let Some(name) = options.node.iter().find(|name| !is_dns_name(name)) {
         bail!("{name:?} cannot be the name of a node");
     }
     super::block_on(async {
         if what.pending {
-            ensure!(verb.is_none(), "--pending is about all pending pods: leave out `pod`");
             return pending(&options).await;
         }
-        let workloads = match verb {
-            Some(Verb::Pod { pod }) => {
-                ensure!(
-                    what.is_empty(),
-                    "`fit pod` asks about a pod of the cluster: leave out -f, --cpu and --memory"
-                );
-                vec![pod_of_cluster(&options, &pod).await?]
-            }
+        let workloads = match what.pod()? {
+            Some(pod) => vec![pod_of_cluster(&options, pod).await?],
             None => what.workloads(options.namespace.as_deref())?,
         };
         match options.local || options.replay.is_some() {
@@ -158,8 +146,14 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 impl WhatArgs {
-    fn is_empty(&self) -> bool {
-        self.filename.is_none() && self.cpu.is_none()
+    /// Returns the name of the pod of the cluster: `pod NAME` and `pod/NAME` are as in kubectl.
+    fn pod(&self) -> anyhow::Result<Option<&str>> {
+        match self.pod.as_slice() {
+            [] => Ok(None),
+            [kind, name] if matches!(kind.as_str(), "pod" | "pods" | "po") => Ok(Some(name)),
+            [name] if name.starts_with("pod/") => Ok(name.strip_prefix("pod/")),
+            other => bail!("{}: write pod NAMESPACE/NAME", other.join(" ")),
+        }
     }
 
     fn workloads(&self, namespace: Option<&str>) -> anyhow::Result<Vec<Workload>> {

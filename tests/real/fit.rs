@@ -6,9 +6,9 @@ use std::process::{Command, Output};
 
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
-use kube::api::PostParams;
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::support::agent::Agent;
@@ -153,6 +153,14 @@ async fn people_are_told_why() -> Result<()> {
         Ok((String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?, output.status.code()))
     };
     let shape = ["--cpu", "5", "--memory", "1Gi"];
+    // The API server adds a taint until a controller removes it, which does not run here.
+    let (out, _, code) = text(&shape)?;
+    ensure!(
+        code == Some(1) && out.contains("The scheduler excludes it: node(s) had untolerated taint(s)"),
+        "{out}"
+    );
+    let untainted = Patch::Merge(json!({"spec": {"taints": null}}));
+    Api::<Node>::all(node.client()).patch(node.name(), &PatchParams::default(), &untainted).await?;
     let (out, _, code) = text(&shape)?;
     ensure!(code == Some(1), "{out}");
     for expected in [
