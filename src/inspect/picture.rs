@@ -215,15 +215,15 @@ w  policy unknown, 2 zones
 node-0   wide
   CPUs 0-7, socket 0, distances 10 21
   L3 caches of CPUs 0-3 and 4-7
-  cpu    ████████████████████░░░░░░░░░░░░░░░░░░░░ 4 used 4 free
-  memory ██████████████████████████████░░░░░░░░░░ 6 used 2 free GiB
-  nic    ████████████████████████████████████████ 2 used 0 free
+  cpu    ████████████████████░░░░░░░░░░░░░░░░░░░░   4 used   4 free
+  memory ██████████████████████████████░░░░░░░░░░   6 used   2 free GiB
+  nic    ████████████████████████████████████████   2 used   0 free
 
 node-2   wide narrow
   CPUs 8-11, socket 1, distances 10 21
-  cpu    ████████████████████░░░░░░░░░░░░░░░░░░░░ 2 used 2 free
-  memory ██████████████████████████████░░░░░░░░░░ 3 used 1 free GiB
-  nic    ████████████████████████████████████████ 1 used 0 free
+  cpu    ████████████████████░░░░░░░░░░░░░░░░░░░░   2 used   2 free
+  memory ██████████████████████████████░░░░░░░░░░   3 used   1 free GiB
+  nic    ████████████████████████████████████████   1 used   0 free
 
 ZONES   POD         CONTAINER   CPUS    MEMORY                       DEVICES
 0,2     ns/wide     c           2-3,8   2 GiB, 64 MiB of 2Mi pages   nic eth0
