@@ -190,15 +190,16 @@ fn read(file: &Path) -> anyhow::Result<String> {
 }
 
 async fn pod_of_cluster(options: &Options, pod: &str) -> anyhow::Result<Workload> {
+    let cluster = options.cluster.cluster().await?;
+    let of_context = cluster.config().map_or("default", |config| &config.default_namespace);
     let (namespace, name) = match pod.split_once('/') {
         Some((namespace, name)) => (namespace, name),
-        None => (options.namespace.as_deref().unwrap_or("default"), pod),
+        None => (options.namespace.as_deref().unwrap_or(of_context), pod),
     };
     ensure!(
         is_dns_name(namespace) && is_dns_name(name),
         "{pod:?} cannot be the name of a pod: write NAMESPACE/NAME"
     );
-    let cluster = options.cluster.cluster().await?;
     let found = cluster.whole_pod(namespace, name).await?;
     let found = found.with_context(|| format!("there is no pod {namespace}/{name}"))?;
     Workload::of_pod(found, &format!("Pod {namespace}/{name}")).map_err(anyhow::Error::msg)
@@ -263,7 +264,7 @@ async fn in_cluster(options: &Options, workloads: &[Workload]) -> anyhow::Result
         lines.extend(not_considered(workload));
     }
     super::print(&page(&lines, terminal.width(), terminal.colour))?;
-    Ok(exit(&answers))
+    Ok(exit(workloads, &answers))
 }
 
 fn not_considered(workload: &Workload) -> Option<Line> {
@@ -272,9 +273,13 @@ fn not_considered(workload: &Workload) -> Option<Line> {
     (!names.is_empty()).then(|| Line::new(text, Style::Warning))
 }
 
-/// 0 if every pod fits somewhere.
-fn exit(answers: &[Vec<Answer>]) -> ExitCode {
-    match answers.iter().all(|answers| answers.iter().any(Answer::fits)) {
+/// 0 if there is room for every pod.
+fn exit(workloads: &[Workload], answers: &[Vec<Answer>]) -> ExitCode {
+    let fits = |(workload, answers): (&Workload, &Vec<Answer>)| {
+        let copies = answers.iter().map(|answer| answer.copies).fold(0, u64::saturating_add);
+        copies >= workload.replicas
+    };
+    match workloads.iter().zip(answers).all(fits) {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     }
@@ -295,7 +300,7 @@ fn print_json(workloads: &[Workload], answers: &[Vec<Answer>]) -> anyhow::Result
     });
     let all: Vec<JsonAnswer<'_>> = all.collect();
     super::print(&(serde_json::to_string_pretty(&all)? + "\n"))?;
-    Ok(exit(answers))
+    Ok(exit(workloads, answers))
 }
 
 async fn pending(options: &Options) -> anyhow::Result<ExitCode> {
@@ -306,23 +311,15 @@ async fn pending(options: &Options) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let fleet = options.fleet(&cluster).await?;
-    let answered = pods.into_iter().map(|(workload, message)| {
-        let answers = fit::answers(&fleet, &workload);
-        (workload, message, answers)
-    });
-    let (workloads, answers): (Vec<_>, Vec<_>) =
-        answered.map(|(workload, message, answers)| ((workload, message), answers)).unzip();
+    let (workloads, messages): (Vec<Workload>, Vec<String>) = pods.into_iter().unzip();
+    let answers: Vec<Vec<Answer>> = workloads.iter().map(|workload| fit::answers(&fleet, workload)).collect();
     if options.output == Output::Json {
-        let workloads: Vec<Workload> = workloads.into_iter().map(|(workload, _)| workload).collect();
         return print_json(&workloads, &answers);
     }
     let terminal = Terminal::now();
-    let code = exit(&answers);
-    let rows =
-        workloads.into_iter().zip(answers).map(|((workload, message), answers)| (workload, message, answers));
-    let rows: Vec<_> = rows.collect();
-    super::print(&page(&fit::pending(&rows, terminal.width()), terminal.width(), terminal.colour))?;
-    Ok(code)
+    let lines = fit::pending(&workloads, &messages, &answers, terminal.width());
+    super::print(&page(&lines, terminal.width(), terminal.colour))?;
+    Ok(exit(&workloads, &answers))
 }
 
 async fn local(options: &Options, workloads: &[Workload]) -> anyhow::Result<ExitCode> {
@@ -348,7 +345,7 @@ async fn local(options: &Options, workloads: &[Workload]) -> anyhow::Result<Exit
         lines.extend(fit::explanation(workload, answer, explained.as_ref(), terminal.width()));
     }
     super::print(&page(&lines, terminal.width(), terminal.colour))?;
-    Ok(exit(&answers))
+    Ok(exit(workloads, &answers))
 }
 
 async fn read_local(options: &Options) -> anyhow::Result<Local> {

@@ -375,7 +375,12 @@ fn pod_and_rank(pod: &PodOnNode) -> String {
 
 /// Returns one table of pending pods: each with its answers, and what the scheduler says.
 #[must_use]
-pub fn pending(pods: &[(Workload, String, Vec<Answer>)], width: usize) -> Vec<Line> {
+pub fn pending(
+    workloads: &[Workload],
+    messages: &[String],
+    answers: &[Vec<Answer>],
+    width: usize,
+) -> Vec<Line> {
     let columns = [
         Column::text("POD"),
         Column::text("FITS ON"),
@@ -383,16 +388,12 @@ pub fn pending(pods: &[(Workload, String, Vec<Answer>)], width: usize) -> Vec<Li
         Column::text("THE SCHEDULER SAYS").flexible(),
     ];
     let mut table = Table::new(columns);
-    for (workload, message, answers) in pods {
+    for ((workload, message), answers) in workloads.iter().zip(messages).zip(answers) {
         let fitting = answers.iter().filter(|answer| answer.fits()).count();
         let style = if fitting > 0 { Style::Good } else { Style::Bad };
         let fits = Line::new(format!("{fitting} of {}", answers.len()), style);
-        let groups = reasons(answers);
-        let why = groups
-            .iter()
-            .map(|(reason, nodes)| format!("{} {reason}", nodes.len()))
-            .collect::<Vec<_>>()
-            .join("; ");
+        let why = reasons(answers).into_iter().map(|(reason, nodes)| format!("{} {reason}", nodes.len()));
+        let why = why.collect::<Vec<_>>().join("; ");
         table.push([workload.name.as_str().into(), fits, Line::from(why), Line::from(message.as_str())]);
     }
     table.lines(width)
