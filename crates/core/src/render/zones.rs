@@ -130,9 +130,10 @@ pub fn panels(zones: &[Zone], width: usize) -> Vec<Line> {
     let resources = || zones.iter().flat_map(|zone| &zone.resources);
     let widest = |of: &dyn Fn(&Resource) -> usize| resources().map(of).max().unwrap_or(0);
     let labels = widest(&|resource| resource.label.chars().count());
+    // With room for the decimal of a part, so that nothing moves when that changes.
     let digits = widest(&|resource| {
-        let amounts = [resource.allocatable, resource.used(), resource.available];
-        amounts.map(|amount| resource.number(amount).len()).into_iter().max().unwrap_or(0)
+        let all = resource.number(resource.allocatable);
+        all.len() + if resource.bytes && !all.contains('.') { 2 } else { 0 }
     });
     let panels: Vec<Vec<Line>> =
         zones.iter().map(|zone| panel(zone, Widths { labels, digits, all: width })).collect();
@@ -284,8 +285,8 @@ mod tests {
         let lines: Vec<String> = zone_table(&zones, 40).iter().map(Line::text).collect();
         let lines: Vec<Vec<&str>> = lines.iter().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["free", "cpu", "memory", "GiB", "nic"]);
-        assert_eq!(lines[1], ["node-0", "░░░░░", "1/1", "██░░░", "1/2"]);
-        assert_eq!(lines[2], ["node-1", "█░░░░", "7/8", "█████", "0/2"]);
+        assert_eq!(lines[1], ["node-0", "░░░░░░", "1/1", "███░░░", "1/2"]);
+        assert_eq!(lines[2], ["node-1", "█░░░░░", "7/8", "██████", "0/2"]);
     }
 
     #[test]
