@@ -21,8 +21,7 @@ use super::pages::{Listing, Pages};
 use super::slim_pod::RawStatus;
 use super::timed_backoff::TimedBackoff;
 use super::{Built, Cluster, ClusterError, Failure, chain};
-use crate::admission::NodeAmounts;
-use crate::quantity::Quantity;
+use crate::quantity::{NodeAmounts, Quantity};
 use crate::watch_event::WatchEvent;
 
 /// Page size. A Node has some 15 KiB, mostly names of images, and a page is briefly held as text.

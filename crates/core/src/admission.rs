@@ -27,6 +27,7 @@ use self::hints::{Hint, Merger, ResourceHints};
 use crate::machine::IdSet;
 use crate::pod::ContainerKind;
 
+pub use crate::quantity::NodeAmounts;
 pub use cpus::{CpuOptions, CpuTopology, Cpus};
 pub use devices::{Device, DeviceChoice, DeviceCounts, Devices, Resource};
 pub use from_kubelet::KubeletState;
@@ -34,7 +35,7 @@ pub use from_zones::{Guess, ZoneReader, guesses};
 pub use hints::Distances;
 pub use memory::{Bytes, Memory, MemoryBlocks, MemoryKind, MemoryNode};
 pub use node_set::NodeSet;
-pub use ordinary::{NodeAmounts, insufficient};
+pub use ordinary::insufficient;
 pub use pod::{ContainerRequest, PodLevelRequest, PodRequest};
 pub use refusal::{Reason, Refusal};
 

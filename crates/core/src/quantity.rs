@@ -5,6 +5,7 @@
 
 mod parsed;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::iter::Sum;
 use std::str::FromStr;
@@ -12,6 +13,9 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use parsed::Parsed;
+
+/// Amounts of a node as a whole, by resource: `cpu` in millicores, memory and huge pages in bytes, others as counts.
+pub type NodeAmounts = BTreeMap<String, u64>;
 
 /// Billionths in one.
 const NANO: i128 = 1_000_000_000;

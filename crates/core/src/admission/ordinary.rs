@@ -1,11 +1,6 @@
 //! The resources that every kubelet and scheduler counts per node (upstream: `noderesources.Fits`).
 
-use std::collections::BTreeMap;
-
-use super::{Bytes, ContainerRequest, PodRequest};
-
-/// Amounts by resource: `cpu` in millicores, memory and huge pages in bytes, extended resources as counts.
-pub type NodeAmounts = BTreeMap<String, u64>;
+use super::{Bytes, ContainerRequest, NodeAmounts, PodRequest};
 
 impl PodRequest {
     /// Returns what the pod requests of its node.

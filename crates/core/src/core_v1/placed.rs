@@ -7,9 +7,8 @@ use prost::Message;
 use prost::bytes::Bytes;
 
 use super::{read_pod, text};
-use crate::admission::NodeAmounts;
 use crate::pod::{Pod, Wanted};
-use crate::quantity::Quantity;
+use crate::quantity::{NodeAmounts, Quantity};
 
 #[allow(missing_docs, clippy::all, unreachable_pub)] // generated code
 mod proto {
