@@ -23,8 +23,9 @@ fn candidates(words: &[&str]) -> (Vec<String>, String) {
 #[test]
 fn commands_values_and_files_are_completed() {
     let expect = |words: &[&str], expected: &[&str], directive: &str| {
-        let found = candidates(words);
-        assert_eq!((found.0.as_slice(), &*found.1), (&*expected.map_owned(), directive), "{words:?}");
+        let (found, printed) = candidates(words);
+        assert_eq!(found, expected, "{words:?}");
+        assert_eq!(printed, directive, "{words:?}");
     };
     expect(&["con"], &["config", "controller"], ":4");
     expect(&["config", "sch"], &["schema", "scheduler"], ":4");
@@ -34,16 +35,6 @@ fn commands_values_and_files_are_completed() {
     let start = format!("{}/", dir.path().display());
     expect(&["config", "check", &start], &[&format!("{start}inner/")], ":6");
     expect(&["crd", "nonsense", ""], &[], ":4");
-}
-
-trait MapOwned {
-    fn map_owned(&self) -> Vec<String>;
-}
-
-impl MapOwned for [&str] {
-    fn map_owned(&self) -> Vec<String> {
-        self.iter().map(|&word| word.to_owned()).collect()
-    }
 }
 
 #[test]
