@@ -2,4 +2,4 @@
 
 mod finding;
 
-pub use finding::{Finding, Severity};
+pub use finding::{Check, Finding, Mend, Severity, printable, shell_word};
