@@ -7,6 +7,7 @@ mod controller;
 mod crd;
 #[cfg(feature = "demo")]
 mod demo;
+mod doctor;
 mod flags;
 mod pods;
 mod pods_api;
@@ -39,6 +40,7 @@ enum Command {
     Agent(agent::Args),
     /// Delete objects of deleted Nodes, report Nodes without a Ready agent, make the scheduler retry rejected pods (one or two per cluster).
     Controller(controller::Args),
+    Doctor(doctor::Args),
     /// Serve the kubelet's podresources API on another socket, with devices that are allocated by annotation.
     ///
     /// This is for nodes without an agent. With `proxy.enabled` the agent serves it, on its own connection to the kubelet.
@@ -70,6 +72,7 @@ pub fn main() -> ExitCode {
     let outcome = match command {
         Command::Agent(args) => agent::run(args),
         Command::Controller(args) => controller::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Proxy(args) => proxy::run(args),
         Command::PodsApi(args) => pods_api::run(args),
         Command::Snapshot(args) => snapshot::run(args),

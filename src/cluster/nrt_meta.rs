@@ -35,6 +35,12 @@ pub struct NrtMeta {
     pub created: Option<Timestamp>,
     /// The field managers of the zones.
     pub writers: Writers,
+    /// When the zones were last changed; `None` if no field manager has them.
+    pub written: Option<Timestamp>,
+    /// How often the content was changed, the creation included.
+    pub generation: u64,
+    /// The UID of the Node that owns it.
+    pub node_uid: Option<String>,
     /// Whether the object must be kept: it has the annotation [`KEEP`] or an owner. A Node does not count as
     /// owner, nor a Namespace, which NFD sets as owner.
     pub is_kept: bool,
@@ -54,21 +60,32 @@ pub(super) struct RawMetadata {
     uid: String,
     resource_version: String,
     creation_timestamp: Option<Timestamp>,
+    generation: Option<u64>,
     deletion_timestamp: Option<IgnoredAny>,
     annotations: Option<BTreeMap<String, String>>,
     owner_references: Option<Vec<RawOwner>>,
     managed_fields: Option<Vec<RawManaged>>,
 }
 
+impl RawMetadata {
+    pub(super) fn annotation(&self, key: &str) -> Option<String> {
+        self.annotations.as_ref()?.get(key).cloned()
+    }
+}
+
 #[derive(Deserialize)]
 struct RawOwner {
     kind: String,
+    #[serde(default)]
+    uid: String,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct RawManaged {
     manager: String,
+    /// Text, since Go accepts times that jiff does not.
+    time: Option<String>,
     /// Only the names at the root: lists are owned as a whole.
     #[serde(rename = "fieldsV1")]
     fields: Option<BTreeMap<String, IgnoredAny>>,
@@ -79,8 +96,13 @@ impl From<RawObject> for NrtMeta {
         let keep = raw.annotations.iter().flatten().any(|(key, value)| key == KEEP && value == "true");
         let mut owners = raw.owner_references.iter().flatten();
         let owned = owners.any(|owner| !matches!(owner.kind.as_str(), "Node" | "Namespace"));
+        let node = raw.owner_references.iter().flatten().find(|owner| owner.kind == "Node");
+        let managed = raw.managed_fields.unwrap_or_default();
         Self {
-            writers: writers(raw.managed_fields.unwrap_or_default()),
+            written: managed.iter().filter(|entry| entry.has_zones()).filter_map(RawManaged::time).max(),
+            generation: raw.generation.unwrap_or_default(),
+            node_uid: node.map(|owner| owner.uid.clone()),
+            writers: writers(managed),
             name: raw.name,
             uid: raw.uid,
             version: raw.resource_version,
@@ -91,11 +113,20 @@ impl From<RawObject> for NrtMeta {
     }
 }
 
+impl RawManaged {
+    fn has_zones(&self) -> bool {
+        self.fields.as_ref().is_some_and(|fields| fields.contains_key("f:zones"))
+    }
+
+    fn time(&self) -> Option<Timestamp> {
+        self.time.as_deref()?.parse().ok()
+    }
+}
+
 fn writers(managed: Vec<RawManaged>) -> Writers {
     let mut writers = Writers::default();
     for entry in managed {
-        let has_zones = entry.fields.is_some_and(|fields| fields.contains_key("f:zones"));
-        match has_zones {
+        match entry.has_zones() {
             true if entry.manager == FIELD_MANAGER => writers.ours = true,
             true => writers.other = Some(entry.manager.chars().take(MAX_MANAGER).collect()),
             false => {}
@@ -119,6 +150,9 @@ mod tests {
                 version: "1".to_owned(),
                 created: None,
                 writers: Writers { ours: true, other: None },
+                written: None,
+                generation: 1,
+                node_uid: None,
                 is_kept: false,
                 is_deleted: false,
             }
@@ -149,6 +183,26 @@ mod tests {
         let only_labels = of(vec![managed("kubectl", "f:other"), managed("nfd", "f:zones")]);
         assert_eq!(only_labels, Writers { ours: false, other: other("nfd") });
         assert_eq!(of(vec![managed(&"x".repeat(999), "f:zones")]).other.unwrap().len(), MAX_MANAGER);
+    }
+
+    #[test]
+    fn the_last_write_of_the_zones_is_known() {
+        let at = |mut entry: Value, time: &str| {
+            entry["time"] = time.into();
+            entry
+        };
+        let entries = [
+            at(managed("numacast", "f:zones"), "2026-11-23T07:00:00Z"),
+            at(managed("nfd", "f:zones"), "2026-11-23T08:00:00Z"),
+            at(managed("kubectl", "f:attributes"), "2026-11-23T09:00:00Z"),
+            at(managed("odd", "f:zones"), "9999-12-31T23:59:59Z"),
+        ];
+        let owners = json!([{"kind": "Namespace", "uid": "n"}, {"kind": "Node", "uid": "u"}]);
+        let read =
+            meta(json!({"name": "a", "generation": 7, "managedFields": entries, "ownerReferences": owners}));
+        assert_eq!(read.written.unwrap().to_string(), "2026-11-23T08:00:00Z");
+        assert_eq!((read.generation, read.node_uid.as_deref()), (7, Some("u")));
+        assert_eq!(meta(json!({"name": "a"})).written, None);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::pod::{Pod, PodName, Wanted};
 pub use frame::PodFrame;
 pub use list_decoder::PodListDecoder;
 
-use list_reader::{ListItem, ListReader};
+pub(super) use list_reader::{ListItem, ListReader};
 
 impl Cluster {
     /// Returns the pod of this name on `node`, as it is now, with what is `wanted` of it; `None` if there is

@@ -1,0 +1,69 @@
+use std::process::ExitCode;
+
+use anyhow::bail;
+use clap::ValueEnum;
+
+use super::cluster::ClusterArgs;
+use crate::inspect::doctor::{self, Outcome, Report};
+
+/// Exit status if something essential could not be checked.
+const INCOMPLETE: u8 = 2;
+
+/// Checks how numacast is set up in a cluster: what is wrong, what it leads to, and the command that mends it.
+///
+/// Nothing is changed. Exit 0 if nothing is wrong, 1 if there are findings, 2 if Nodes, objects, pods or DaemonSets could
+/// not be read. docs/doctor.md lists the checks and the permissions.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// How the report is printed
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+    /// Leave out the findings of this check, such as SchedulerMissing; may be given several times
+    #[arg(long, value_name = "CHECK")]
+    ignore: Vec<String>,
+    /// Also read the configuration of this many kubelets through the API server, which needs `get` of nodes/proxy
+    #[arg(long, value_name = "COUNT", default_value_t = 0)]
+    kubelets: usize,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum Output {
+    #[default]
+    Text,
+    Json,
+}
+
+pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let Args { output, ignore, kubelets, cluster } = args;
+    if let Some(name) = ignore.iter().find(|name| doctor::cluster_checks().all(|check| check.name != **name))
+    {
+        bail!("--ignore {name}: there is no such check; docs/doctor.md lists them");
+    }
+    let report = super::block_on(async move {
+        let cluster = cluster.cluster().await?;
+        Ok(doctor::check_cluster(&cluster, kubelets).await)
+    });
+    let mut report = match report {
+        Ok(report) => report,
+        Err(error) => {
+            super::print_error(format!("{error:#}"));
+            return Ok(ExitCode::from(INCOMPLETE));
+        }
+    };
+    report.ignore(&ignore);
+    print(&report, output)?;
+    Ok(match report.outcome() {
+        Outcome::Well => ExitCode::SUCCESS,
+        Outcome::Findings => ExitCode::FAILURE,
+        Outcome::Incomplete => ExitCode::from(INCOMPLETE),
+    })
+}
+
+fn print(report: &Report, output: Output) -> anyhow::Result<()> {
+    match output {
+        Output::Text => super::print(&report.to_string()),
+        Output::Json => super::print(&(serde_json::to_string_pretty(report)? + "\n")),
+    }
+}
