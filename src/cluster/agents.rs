@@ -12,6 +12,7 @@ use kube::Resource;
 use kube::api::{DeleteParams, EvictParams, GetParams, ListParams, Preconditions, WatchParams};
 use kube::core::{Request, Selector};
 use serde::Deserialize;
+use serde_json::Value;
 use tokio::time::Instant;
 
 use super::list_watch::{ListWatchEvent, ListWatchParams};
@@ -19,6 +20,7 @@ use super::metadata::metadata;
 use super::pages::{Listing, Pages};
 use super::slim_pod::SlimPod;
 use super::{Cluster, ClusterError, Failure};
+use crate::quantity::Quantity;
 use crate::watch_event::WatchEvent;
 
 /// Page size. A pod has some 10 KiB.
@@ -91,9 +93,22 @@ pub struct SlimContainer {
     pub image: Option<String>,
     command: Option<Vec<String>>,
     args: Option<Vec<String>>,
+    resources: SlimResources,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct SlimResources {
+    limits: Option<BTreeMap<String, Value>>,
 }
 
 impl SlimContainer {
+    /// Returns its memory limit, in bytes.
+    pub fn memory_limit(&self) -> Option<u64> {
+        let limit = self.resources.limits.as_ref()?.get("memory")?;
+        Quantity::deserialize(limit).ok().map(Quantity::ceil)
+    }
+
     /// Returns command and arguments.
     pub fn arguments(&self) -> impl Iterator<Item = &str> {
         self.command.iter().chain(&self.args).flatten().map(String::as_str)

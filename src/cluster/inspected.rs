@@ -98,8 +98,26 @@ pub struct PolicyDetails {
 pub struct PolicySpec {
     /// `Fail` (also if it is not set) or `Ignore`.
     pub failure_policy: Option<String>,
+    /// What it is about.
+    pub match_constraints: MatchConstraints,
     /// Conditions that a request has to meet.
     pub match_conditions: Vec<MatchCondition>,
+}
+
+/// What a policy is about.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MatchConstraints {
+    /// One of them has to match.
+    pub resource_rules: Vec<ResourceRule>,
+}
+
+/// Requests that a policy is about.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ResourceRule {
+    /// The API groups.
+    pub api_groups: Vec<String>,
 }
 
 /// A condition of a request.

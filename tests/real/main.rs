@@ -8,7 +8,7 @@
 //! - the kubelet: `configuration`, `order`
 //! - the object: `publisher`, `refusals`, `admitted`, `kubectl`
 //! - the proxy and the Pods API: `proxy`, `pods_served`, `hostile`
-//! - the controller: `controller`
+//! - the controller: `controller`; the cluster's checks: `doctor`
 //! - the chart: `chart`, `rendered`, `security`, `migration`, `docs`
 
 mod admitted;
@@ -16,6 +16,7 @@ mod chart;
 mod configuration;
 mod controller;
 mod docs;
+mod doctor;
 mod faults;
 mod fingerprint;
 mod harness;

@@ -69,7 +69,9 @@ pub(super) const CHECKS: &[&Check] = &[
 
 /// From how many restarts on they are reported.
 const MANY_RESTARTS: u32 = 3;
-/// For how many seconds the last restart is.
+/// The memory limit, in bytes, if the DaemonSet has none.
+const DEFAULT_LIMIT: u64 = 64 << 20;
+/// For how many seconds the last restart is recent.
 const LATELY: i64 = 3600;
 
 /// An agent's pod on a Node.
@@ -170,11 +172,13 @@ fn of_container(
     let place = format!("Pod {namespace}/{name}");
     let (times, node) = (container.restarts, &pod.placed.node);
     if reason == "OOMKilled" {
+        let limit = set.memory_limits.get(&container.name).copied().unwrap_or(DEFAULT_LIMIT);
         let command = format!(
-            "kubectl set resources daemonset {} --namespace {} --containers {} --limits memory=256Mi",
+            "kubectl set resources daemonset {} --namespace {} --containers {} --limits memory={}Mi",
             shell_word(&set.name.1),
             shell_word(namespace),
             shell_word(&container.name),
+            (limit.saturating_mul(2) >> 20).max(1),
         );
         let what = format!("the container {} was killed on {node}: out of memory", container.name);
         return Some(AGENT_OUT_OF_MEMORY.finding(place, what, Mend::Run(command)));

@@ -48,6 +48,8 @@ pub(super) struct AgentSet {
     pub(super) user: String,
     /// Images by the container's name.
     pub(super) images: BTreeMap<String, String>,
+    /// Memory limits in bytes by the container's name.
+    pub(super) memory_limits: BTreeMap<String, u64>,
     pub(super) config_maps: Vec<ObjectName>,
     arguments: Vec<String>,
     /// Its pods, as indexes into the facts' pods.
@@ -82,7 +84,9 @@ impl AgentSet {
             pod.service_account_name.as_deref().filter(|name| !name.is_empty()).unwrap_or("default");
         let image =
             |container: &SlimContainer| (container.name.clone(), container.image.clone().unwrap_or_default());
+        let limit = |container: &SlimContainer| Some((container.name.clone(), container.memory_limit()?));
         Self {
+            memory_limits: pod.containers().filter_map(limit).collect(),
             is_deleted: of.is_deleted(),
             coverage: Coverage::of(of),
             user: format!("system:serviceaccount:{namespace}:{account}"),

@@ -38,6 +38,8 @@ pub(super) static POLICY_TYPE_WARNING: Check = Check {
 pub(super) const CHECKS: &[&Check] =
     &[&POLICY_MISSING, &POLICY_NOT_BOUND, &POLICY_NOT_DENIED, &POLICY_FAILURE_IGNORED, &POLICY_TYPE_WARNING];
 
+/// The API group of the objects.
+const GROUP: &str = "topology.node.k8s.io";
 /// The match conditions of the chart's policies.
 const CONDITIONS: [&str; 2] = ["by-an-agent", "by-the-controller"];
 
@@ -47,7 +49,9 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
     for set in facts.agents.iter().filter(|set| !set.is_deleted) {
         let user = format!("'{}'", set.user);
         let restricts = |policy: &PolicyDetails| {
-            policy.spec.match_conditions.iter().any(|condition| condition.expression.contains(&user))
+            let rules = &policy.spec.match_constraints.resource_rules;
+            rules.iter().any(|rule| rule.api_groups.iter().any(|group| group == GROUP))
+                && policy.spec.match_conditions.iter().any(|condition| condition.expression.contains(&user))
         };
         if !admission.policies.iter().any(restricts) {
             let mend = "Upgrade the release with admissionPolicy.enabled: true.".to_owned();
