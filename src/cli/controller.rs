@@ -11,15 +11,12 @@ use crate::telemetry::registry::Registry;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Check all Nodes and objects once, print one line per problem, and exit with 1 if there is any
-    #[arg(long, conflicts_with_all = ["purge", "dry_run"])]
-    check: bool,
     /// Delete the agents' DaemonSets, wait until their pods are gone, delete every object that numacast wrote, and exit
     #[arg(long)]
     purge: bool,
     /// Wait until every Ready Node that the DaemonSet covers has an object, at most for this long, such as 2m; print the
     /// Nodes that have none, and exit 0. For an init container of a scheduler that ignores objects created later
-    #[arg(long, value_name = "DURATION", conflicts_with_all = ["check", "purge", "dry_run"])]
+    #[arg(long, value_name = "DURATION", conflicts_with_all = ["purge", "dry_run"])]
     wait_for_objects: Option<Period>,
     /// Delete and nudge nothing, and say what would be deleted
     #[arg(long)]
@@ -36,21 +33,16 @@ impl Flags for ControllerFlags {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let Args { check, purge, wait_for_objects, dry_run, config: ConfigArgs { given, .. } } = args;
+    let Args { purge, wait_for_objects, dry_run, config: ConfigArgs { given, .. } } = args;
     let (mut config, reload) = Reload::new(given)?;
     config.controller.dry_run = dry_run;
-    if check || purge || wait_for_objects.is_some() {
+    if purge || wait_for_objects.is_some() {
         // One-off commands do not take part in leader election.
         config.controller.lease.clear();
     }
     let settings = config.controller_settings(variable("POD_NAME").as_deref())?;
     super::block_on(async move {
         let cluster = config.cluster().await?;
-        if check {
-            let report = controller::check(&settings, &cluster).await?;
-            super::print(&report.to_string())?;
-            return Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
-        }
         if let Some(limit) = wait_for_objects {
             let state = controller::wait_for_objects(&settings, &cluster, limit.get()).await;
             super::print(&format!("{state}\n"))?;

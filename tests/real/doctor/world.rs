@@ -97,7 +97,7 @@ impl World {
         for name in NODES {
             let amounts = |cpus: &str| json!({"cpu": cpus, "memory": "32Gi", "hugepages-2Mi": "1Gi", "example.com/nic": "2"});
             let node: Node = serde_json::from_value(json!({
-                "metadata": {"name": name, "labels": {"karpenter.sh/nodepool": "numa"}},
+                "metadata": {"name": name, "labels": {"karpenter.sh/nodepool": "numa", "kubernetes.io/os": "linux"}},
                 "status": {
                     "capacity": amounts("16"), "allocatable": amounts("14"),
                     "conditions": [{"type": "Ready", "status": "True"}],
