@@ -5,12 +5,14 @@ mod plants;
 mod world;
 
 use std::collections::BTreeSet;
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
 
 use crate::support::wait::until;
-use crate::support::{Needs, Parts};
+use crate::support::{Cluster, Needs, Parts, RealNode, nrt};
 use plants::{Plant, plants};
 use world::{World, checks_of};
 
@@ -93,7 +95,7 @@ async fn what_cannot_be_read_is_said_with_the_permission_it_needs() -> Result<()
         objects,
     ];
     ensure!(needs(&report) == expected.map(str::to_owned).into(), "{report:#}");
-    ensure!(report["findings"] == serde_json::json!([]), "{report:#}");
+    ensure!(report["findings"] == json!([]), "{report:#}");
 
     // With the essential permissions, the rest changes no exit status.
     let rule = "kubectl create clusterrole objects --verb list --resource noderesourcetopologies.topology.node.k8s.io";
@@ -109,5 +111,49 @@ async fn what_cannot_be_read_is_said_with_the_permission_it_needs() -> Result<()
     let nobody = world.dir().join("nobody.kubeconfig");
     let (code, _) = world.doctor_as(&nobody, &[]).await.unwrap_or((None, Value::Null));
     ensure!(code == Some(2), "without a kubeconfig: {code:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_kubelets_run_with_is_compared_with_their_objects() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    // The API server has no certificate for kubelets here.
+    let node = RealNode::on("two-by-eight")?
+        .kubelet("authentication", json!({"anonymous": {"enabled": true}, "webhook": {"enabled": false}}))
+        .kubelet("authorization", json!({"mode": "AlwaysAllow"}))
+        .kubelet("memoryManagerPolicy", json!("None"))
+        .kubelet("reservedMemory", json!([{"numaNode": 0, "limits": {"memory": "3Gi"}}]))
+        .start(&cluster)
+        .await?;
+    let name = node.name();
+    let published = async |memory_policy: &str| {
+        let attribute = json!({"name": "memoryManagerPolicy", "value": memory_policy});
+        let object = json!({"apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
+                            "metadata": {"name": name}, "attributes": [attribute], "zones": []});
+        let params = PatchParams::apply("numacast").force();
+        nrt::api(&cluster.client()).patch(name, &params, &Patch::Apply(&object)).await?;
+        let mut command = Command::new(env!("CARGO_BIN_EXE_numacast"));
+        command
+            .args(["doctor", "--output", "json", "--kubelets", "1", "--kubeconfig"])
+            .arg(cluster.admin_kubeconfig());
+        let output = tokio::task::spawn_blocking(move || command.output()).await??;
+        Ok::<Value, anyhow::Error>(serde_json::from_slice(&output.stdout)?)
+    };
+    let found = |report: &Value, check: &str, place: &str| {
+        let mut findings = report["findings"].as_array().into_iter().flatten();
+        findings.any(|finding| finding["check"] == check && finding["place"] == place)
+    };
+    let (object, node) = (format!("NodeResourceTopology {name}"), format!("Node {name}"));
+    let report = published("Static").await?;
+    ensure!(
+        found(&report, "PoliciesStale", &object) && found(&report, "ReservedMemory", &node),
+        "{report:#}"
+    );
+    let report = published("None").await?;
+    ensure!(
+        !found(&report, "PoliciesStale", &object) && found(&report, "ReservedMemory", &node),
+        "{report:#}"
+    );
     Ok(())
 }
