@@ -192,6 +192,11 @@ fn of_container(
     Some(AGENT_RESTARTS.finding(place, what, Mend::Do(mend)))
 }
 
+/// Returns an image's name without registry and path, which admission webhooks may rewrite.
+fn last_part(image: &str) -> &str {
+    image.rsplit('/').next().unwrap_or_default()
+}
+
 /// Returns agents with another image than the DaemonSet's, or than most others.
 fn of_images(facts: &Facts, set: &AgentSet) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -204,7 +209,7 @@ fn of_images(facts: &Facts, set: &AgentSet) -> Vec<Finding> {
     for (pod, details) in set.pods(facts) {
         for container in &details.containers {
             match set.images.get(&container.name) {
-                Some(image) if *image != container.image => {
+                Some(image) if last_part(image) != last_part(&container.image) => {
                     let what = format!("it runs {}, but {} has {image}", container.image, set.place());
                     let place = format!("Pod {}/{}", pod.placed.pod.namespace, pod.placed.pod.name);
                     found.push(AGENT_IMAGES_DIFFER.finding(place, what, restart(pod)));

@@ -35,7 +35,7 @@ pub(super) static OBJECT_WITHOUT_POLICIES: Check = Check {
 pub(super) static OBJECT_OF_EARLIER_NODE: Check = Check {
     name: "ObjectOfEarlierNode",
     severity: Severity::Error,
-    looks_for: "an object is owned by an earlier Node of the same name, or was last written before the Node was created",
+    looks_for: "an object is owned by an earlier Node of the same name",
     why: "The zones are those of another machine, until Kubernetes' garbage collector deletes the object.",
 };
 pub(super) static ZONE_IDS: Check = Check {
@@ -163,12 +163,8 @@ fn of_node(object: &PublishedObject, node: &NodeDetails) -> Vec<Finding> {
     let place = place(object);
     let meta = &object.meta;
     let is_other = meta.node_uid.as_ref().is_some_and(|uid| *uid != node.slim.uid);
-    let is_older = meta.written.zip(node.created).is_some_and(|(written, created)| written < created);
-    if is_other || is_older {
-        let what = match (is_other, node.created) {
-            (false, Some(created)) => format!("it was not written since its Node was created at {created}"),
-            _ => "its owner is another Node with the same name".to_owned(),
-        };
+    if is_other {
+        let what = "its owner is another Node with the same name";
         found.push(OBJECT_OF_EARLIER_NODE.finding(&place, what, delete(object)));
     }
     let restart = || {

@@ -59,7 +59,8 @@ pub(super) struct SchedulerPod {
     name: ObjectName,
     started: Option<Timestamp>,
     pub(super) config_maps: Vec<ObjectName>,
-    has_host_path: bool,
+    /// Whether its configuration may be a file of the node.
+    has_own_file: bool,
     /// The configurations that name the plugin, and the ConfigMap of each.
     configs: Vec<(ObjectName, String)>,
 }
@@ -78,7 +79,12 @@ impl SchedulerPod {
                     .iter()
                     .map(|name| (namespace.clone(), name.clone()))
                     .collect(),
-                has_host_path: details.has_host_path,
+                has_own_file: details.has_host_path
+                    && details
+                        .containers
+                        .iter()
+                        .flat_map(|one| &one.arguments)
+                        .any(|one| one.starts_with("--config")),
                 configs: Vec::new(),
             })
         };
@@ -110,7 +116,7 @@ pub(super) fn hidden(facts: &Facts) -> Vec<String> {
     if facts.schedulers.iter().any(SchedulerPod::has_plugin) {
         return Vec::new();
     }
-    let hidden = facts.schedulers.iter().filter(|pod| pod.has_host_path && pod.configs.is_empty());
+    let hidden = facts.schedulers.iter().filter(|pod| pod.has_own_file && pod.configs.is_empty());
     hidden.map(SchedulerPod::place).collect()
 }
 

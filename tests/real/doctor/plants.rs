@@ -141,7 +141,7 @@ fn agents() -> Vec<Plant> {
         plant(
             "AgentsMissing",
             "the cluster",
-            "quietly kubectl delete daemonset numacast-agent --namespace numacast --cascade orphan",
+            "quietly kubectl delete daemonset numacast-agent --namespace numacast --cascade=orphan",
             helm,
         ),
         plant(
@@ -229,7 +229,7 @@ END"#;
             &node(r#"{"allocatable": {"cpu": "17"}}"#),
             &node(r#"{"allocatable": {"cpu": "14"}}"#),
         ),
-        plant("FingerprintWithheld", object, &withheld, "republish worker-1").with(&["ObjectOfEarlierNode"]),
+        plant("FingerprintWithheld", object, &withheld, "republish worker-1"),
         mended("FingerprintDiffers", object, &fingerprint("pfp0v0010000000000000001"))
             .then("start agent-worker-1; republish worker-1"),
         mended("ForeignWriter", object, "publish worker-1 nfd-topology-updater").then(publish),
