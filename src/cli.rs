@@ -8,13 +8,16 @@ mod crd;
 #[cfg(feature = "demo")]
 mod demo;
 mod doctor;
+mod fit;
 mod flags;
 mod pods;
 mod pods_api;
 mod proxy;
 mod reload;
 mod serve;
+mod show;
 mod snapshot;
+mod terminal;
 #[cfg(test)]
 mod tests;
 
@@ -49,6 +52,13 @@ enum Command {
     ///
     /// This is for nodes without an agent. With `podsApi.enabled` the agent serves it, from its own watch of pods.
     PodsApi(pods_api::Args),
+    /// Show the cluster's nodes in a table, or nodes as pictures of their zones.
+    Show(show::Args),
+    /// Tell on which nodes a pod fits, in which zones, and why it does not fit elsewhere.
+    ///
+    /// The answer is that of the kubelet's own rules of admission, from the objects in the cluster, or with --local from this
+    /// node's sockets and files. Exit code 0 if every pod fits on some node, 1 if not.
+    Fit(Box<fit::Args>),
     /// Print this node's zones once; needs no API server.
     Snapshot(snapshot::Args),
     /// List, get or watch the pods of this node; needs no API server.
@@ -75,6 +85,8 @@ pub fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(args),
         Command::Proxy(args) => proxy::run(args),
         Command::PodsApi(args) => pods_api::run(args),
+        Command::Show(args) => show::run(args),
+        Command::Fit(args) => fit::run(*args),
         Command::Snapshot(args) => snapshot::run(args),
         Command::Pods(args) => pods::run(args),
         Command::Crd(args) => crd::run(args),

@@ -22,6 +22,7 @@ mod protobuf;
 mod published;
 mod raw_request;
 mod slim_pod;
+mod stored;
 mod timed_backoff;
 mod topologies;
 mod unscheduled;
@@ -61,6 +62,7 @@ pub use pods::{PodFrame, PodListDecoder};
 pub use protobuf::{DecodeError, decode_status};
 pub use published::PublishedObject;
 pub use slim_pod::SlimPod;
+pub use stored::{OfNode, StoredObject};
 pub use unscheduled::NUDGE;
 
 use error::Failure;

@@ -29,4 +29,6 @@ pub mod telemetry;
 pub mod util;
 
 pub(crate) use numacast_core::names;
-pub use numacast_core::{admission, core_v1, machine, nrt, pod, quantity, scheduler, topology, watch_event};
+pub use numacast_core::{
+    admission, core_v1, fit, holders, machine, nrt, pod, quantity, render, scheduler, topology, watch_event,
+};

@@ -1,5 +1,6 @@
 //! Helpers that know nothing of Kubernetes.
 
+pub(crate) mod age;
 pub(crate) mod backoff;
 pub(crate) mod error_chain;
 pub mod log_throttle;

@@ -138,7 +138,7 @@ fn print_pods(pods: &[Pod], output: &OutputArgs) -> anyhow::Result<ExitCode> {
     let code = if rows.len() == pods.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     if !rows.is_empty() {
         let rows = rows.iter().map(|row| (None, row));
-        super::print(&Table::new(output, &[]).print(rows, print::now()))?;
+        super::print(&Table::new(output, &[]).print(rows, super::terminal::now()))?;
     }
     Ok(code)
 }

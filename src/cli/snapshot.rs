@@ -8,15 +8,20 @@ use serde::Serialize;
 use tracing::{info, warn};
 
 use super::flags::{AgentFlags, ConfigArgs};
+use super::terminal::Terminal;
 use crate::agent::{self, Account, Recording};
 use crate::config::Config;
+use crate::inspect::{NodeState, Picture};
+use crate::machine::read_cpus;
 use crate::nrt::Version;
-use crate::scheduler::Reservation;
+use crate::render::page;
+use crate::scheduler::{Publishable, Reservation};
 use crate::telemetry;
+use crate::topology::active_pods;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// How the object is printed
+    /// How the node is printed
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
     /// Also store all inputs in one file, for a bug report or a replay. It names the node's pods and devices;
@@ -30,11 +35,15 @@ pub(super) struct Args {
     config: ConfigArgs<AgentFlags>,
 }
 
-#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum Output {
+    /// Its object
     #[default]
     Yaml,
+    /// Its object
     Json,
+    /// Each zone with bars, and who has which CPUs, memory and devices in it
+    Picture,
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
@@ -65,11 +74,34 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         warn!("{warning}");
     }
     let state = account.with_reservations(&reservations);
+    if output == Output::Picture {
+        return picture(&recording, &account, &state);
+    }
+    let is_json = output == Output::Json;
     let (object, form) = (agent::object(&recording.node, None, &state), config.form());
     super::print(&match form.version {
-        Version::V1alpha1 => render(&form.json(&object).context("cannot write JSON")?, output)?,
-        Version::V1alpha2 => render(&form.of(object), output)?,
+        Version::V1alpha1 => render(&form.json(&object).context("cannot write JSON")?, is_json)?,
+        Version::V1alpha2 => render(&form.of(object), is_json)?,
     })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn picture(recording: &Recording, account: &Account, state: &Publishable) -> anyhow::Result<ExitCode> {
+    let scan = &account.scan;
+    let machine = &scan.inventory.machine;
+    // Recordings of earlier versions lack these files: then the picture has no sockets and caches.
+    let (cpus, _) = read_cpus(&recording.files, machine);
+    let picture = Picture::of_node(&NodeState {
+        name: &recording.node,
+        zones: &state.zones,
+        attributes: &state.attributes,
+        machine,
+        cpus: &cpus,
+        pods: active_pods(&scan.usage, &scan.terminated).collect(),
+    });
+    let terminal = Terminal::now();
+    let lines = picture.lines(terminal.width());
+    super::print(&(page(&lines, usize::MAX, terminal.colour) + "\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -103,14 +135,14 @@ async fn reservations(config: &Config, account: &Account) -> Vec<Reservation> {
 }
 
 /// Returns the host name, the kubelet's default for the node's name.
-fn host_name(config: &Config) -> String {
+pub(super) fn host_name(config: &Config) -> String {
     let file = config.paths().proc.join("sys/kernel/hostname");
     std::fs::read_to_string(file).map_or_else(|_| "localhost".to_owned(), |name| name.trim().to_lowercase())
 }
 
-fn render(object: &impl Serialize, output: Output) -> anyhow::Result<String> {
-    Ok(match output {
-        Output::Yaml => serde_saphyr::to_string(object).context("cannot write YAML")?,
-        Output::Json => serde_json::to_string_pretty(object).context("cannot write JSON")? + "\n",
+fn render(object: &impl Serialize, is_json: bool) -> anyhow::Result<String> {
+    Ok(match is_json {
+        true => serde_json::to_string_pretty(object).context("cannot write JSON")? + "\n",
+        false => serde_saphyr::to_string(object).context("cannot write YAML")?,
     })
 }

@@ -35,8 +35,6 @@ pub struct NrtMeta {
     pub created: Option<Timestamp>,
     /// The field managers of the zones.
     pub writers: Writers,
-    /// When the zones were last changed; `None` if no field manager has them.
-    pub written: Option<Timestamp>,
     /// How often the content was changed, the creation included.
     pub generation: u64,
     /// The UID of the Node that owns it.
@@ -84,11 +82,25 @@ struct RawOwner {
 #[serde(rename_all = "camelCase", default)]
 struct RawManaged {
     manager: String,
-    /// Text, since Go accepts times that jiff does not.
+    /// Anything that Go accepts as a time, also the last day of the year 9999.
     time: Option<String>,
     /// Only the names at the root: lists are owned as a whole.
     #[serde(rename = "fieldsV1")]
     fields: Option<BTreeMap<String, IgnoredAny>>,
+}
+
+impl RawMetadata {
+    /// Returns when a manager last changed the zones.
+    pub(super) fn zones_changed(&self) -> Option<Timestamp> {
+        let managed = self.managed_fields.iter().flatten();
+        managed.filter(|entry| entry.has_zones()).filter_map(|entry| entry.time.as_ref()?.parse().ok()).max()
+    }
+}
+
+impl RawManaged {
+    fn has_zones(&self) -> bool {
+        self.fields.as_ref().is_some_and(|fields| fields.contains_key("f:zones"))
+    }
 }
 
 impl From<RawObject> for NrtMeta {
@@ -99,7 +111,6 @@ impl From<RawObject> for NrtMeta {
         let node = raw.owner_references.iter().flatten().find(|owner| owner.kind == "Node");
         let managed = raw.managed_fields.unwrap_or_default();
         Self {
-            written: managed.iter().filter(|entry| entry.has_zones()).filter_map(RawManaged::time).max(),
             generation: raw.generation.unwrap_or_default(),
             node_uid: node.map(|owner| owner.uid.clone()),
             writers: writers(managed),
@@ -110,16 +121,6 @@ impl From<RawObject> for NrtMeta {
             is_kept: keep || owned,
             is_deleted: raw.deletion_timestamp.is_some(),
         }
-    }
-}
-
-impl RawManaged {
-    fn has_zones(&self) -> bool {
-        self.fields.as_ref().is_some_and(|fields| fields.contains_key("f:zones"))
-    }
-
-    fn time(&self) -> Option<Timestamp> {
-        self.time.as_deref()?.parse().ok()
     }
 }
 
@@ -150,7 +151,6 @@ mod tests {
                 version: "1".to_owned(),
                 created: None,
                 writers: Writers { ours: true, other: None },
-                written: None,
                 generation: 1,
                 node_uid: None,
                 is_kept: false,
@@ -186,23 +186,11 @@ mod tests {
     }
 
     #[test]
-    fn the_last_write_of_the_zones_is_known() {
-        let at = |mut entry: Value, time: &str| {
-            entry["time"] = time.into();
-            entry
-        };
-        let entries = [
-            at(managed("numacast", "f:zones"), "2026-11-23T07:00:00Z"),
-            at(managed("nfd", "f:zones"), "2026-11-23T08:00:00Z"),
-            at(managed("kubectl", "f:attributes"), "2026-11-23T09:00:00Z"),
-            at(managed("odd", "f:zones"), "9999-12-31T23:59:59Z"),
-        ];
+    fn the_owning_node_is_known() {
         let owners = json!([{"kind": "Namespace", "uid": "n"}, {"kind": "Node", "uid": "u"}]);
-        let read =
-            meta(json!({"name": "a", "generation": 7, "managedFields": entries, "ownerReferences": owners}));
-        assert_eq!(read.written.unwrap().to_string(), "2026-11-23T08:00:00Z");
+        let read = meta(json!({"name": "a", "generation": 7, "ownerReferences": owners}));
         assert_eq!((read.generation, read.node_uid.as_deref()), (7, Some("u")));
-        assert_eq!(meta(json!({"name": "a"})).written, None);
+        assert_eq!(meta(json!({"name": "a"})).node_uid, None);
     }
 
     #[test]

@@ -26,6 +26,7 @@ pub(super) struct Listing {
     pub(super) what: String,
     pub(super) path: String,
     pub(super) labels: Option<String>,
+    pub(super) fields: Option<String>,
     pub(super) page: u32,
     /// Request only the metadata of each object.
     pub(super) metadata: bool,
@@ -73,9 +74,10 @@ impl Cluster {
         listing: &Listing,
         next: &str,
     ) -> Result<Page<T>, ClusterError> {
-        let Listing { what, path, labels, page, metadata } = listing;
+        let Listing { what, path, labels, fields, page, metadata } = listing;
         let mut params = ListParams::default().limit(*page);
         params.label_selector.clone_from(labels);
+        params.field_selector.clone_from(fields);
         params.continue_token = Some(next.to_owned()).filter(|next| !next.is_empty());
         let request = Request::new(path.clone());
         let request = if *metadata { request.list_metadata(&params) } else { request.list(&params) };

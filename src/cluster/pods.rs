@@ -15,6 +15,11 @@ mod list_decoder;
 mod list_reader;
 mod watcher;
 
+use kube::api::GetParams;
+use kube::core::Request;
+use serde_json::Value;
+
+use super::pages::{Listing, Pages};
 use super::{Cluster, ClusterError};
 use crate::core_v1::{PlacedPod, read_placed_pod};
 use crate::names::is_dns_name;
@@ -24,6 +29,9 @@ pub use frame::PodFrame;
 pub use list_decoder::PodListDecoder;
 
 pub(super) use list_reader::{ListItem, ListReader};
+
+/// Page size of lists for people.
+const PAGE_OF_PEOPLE: u32 = 500;
 
 impl Cluster {
     /// Returns the pod of this name on `node`, as it is now, with what is `wanted` of it; `None` if there is
@@ -56,6 +64,44 @@ impl Cluster {
             found = Some(pod.map_err(|reason| self.not_understood(what, reason))?);
         }
         Ok(found)
+    }
+
+    /// Lists the Pending pods that are not bound to a node, of one namespace or of all, as the API server has them.
+    pub fn unbound_pods(&self, namespace: Option<&str>) -> Pages<Value> {
+        let of = namespace.map(|namespace| format!("namespaces/{namespace}/")).unwrap_or_default();
+        let listing = Listing {
+            what: "list pending pods".to_owned(),
+            path: format!("/api/v1/{of}pods"),
+            fields: Some("status.phase=Pending,spec.nodeName=".to_owned()),
+            page: PAGE_OF_PEOPLE,
+            ..Listing::default()
+        };
+        Pages::new(self.clone(), listing)
+    }
+
+    /// Returns a pod as the API server has it; `None` if there is none.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn whole_pod(&self, namespace: &str, name: &str) -> Result<Option<Value>, ClusterError> {
+        let request = Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
+        self.read_opt(&format!("get pod {namespace}/{name}"), request.get(name, &GetParams::default())).await
+    }
+
+    /// Returns all PodDisruptionBudgets as the API server has them.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn disruption_budgets(&self) -> Result<Vec<Value>, ClusterError> {
+        let listing = Listing {
+            what: "list poddisruptionbudgets".to_owned(),
+            path: "/apis/policy/v1/poddisruptionbudgets".to_owned(),
+            page: PAGE_OF_PEOPLE,
+            ..Listing::default()
+        };
+        let mut budgets = Vec::new();
+        Pages::new(self.clone(), listing).for_each(|budget| budgets.push(budget)).await?;
+        Ok(budgets)
     }
 
     /// Returns all pods of the cluster or of one node, terminated ones included, as the API server's cache has

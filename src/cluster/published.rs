@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::nrt_meta::{self, NrtMeta, RawMetadata};
@@ -20,6 +21,8 @@ use crate::topology::Zone;
 pub struct PublishedObject {
     /// The metadata.
     pub meta: NrtMeta,
+    /// When a field manager last changed the zones.
+    pub changed: Option<Timestamp>,
     /// The zones that are NUMA nodes, ascending by id.
     pub zones: Vec<Zone>,
     /// The attributes, with policy and scope also where they are in the deprecated list of policies, and the
@@ -56,6 +59,7 @@ impl From<RawObject> for PublishedObject {
         let annotation = raw.metadata.annotation(FINGERPRINT_ANNOTATION);
         let mut object = Self {
             describes_node: describes_node(types),
+            changed: raw.metadata.zones_changed(),
             meta: nrt_meta::RawObject { metadata: raw.metadata }.into(),
             zones: Vec::new(),
             attributes: by_name(attributes),
@@ -117,7 +121,7 @@ fn zone_id(name: &str) -> Option<Id> {
 impl Cluster {
     /// Lists all objects with their zones.
     pub fn published_objects(&self) -> Pages<PublishedObject> {
-        Pages::new(self.clone(), self.topology_listing(super::topologies::OBJECT_PAGE_OF_PEOPLE, false))
+        self.objects()
     }
 
     /// Returns the object of a node with its zones; `None` if it does not exist.
@@ -125,8 +129,7 @@ impl Cluster {
     /// # Errors
     /// See [`ClusterError`].
     pub async fn published_object(&self, name: &str) -> Result<Option<PublishedObject>, ClusterError> {
-        let request = self.topologies().get(name, &kube::api::GetParams::default());
-        self.call_for_topology("get", name, self.read(request)).await
+        self.object(name).await
     }
 }
 

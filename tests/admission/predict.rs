@@ -144,7 +144,8 @@ impl Snapshot {
             rules: &rules,
         });
         let attributes: BTreeMap<String, String> = account.attributes.into_iter().collect();
-        let mut node = admission::node_of_zones(&account.zones, &attributes, &self.allocatable, self.minor);
+        let mut node =
+            admission::ZoneReader::default().node(&account.zones, &attributes, &self.allocatable, self.minor);
         let guesses = admission::guesses(&node, &account.zones, &attributes, pod);
         Ok((node.admit(pod).map(drop), guesses))
     }

@@ -288,3 +288,39 @@ fn the_configuration_of_a_scheduler_is_printed_and_compared() {
     assert!(error.error().contains("set it to schedulerPlugins"), "{error:?}");
     assert!(numacast(&["config", "scheduler", "--name", "a b"]).error().contains("--name a b"));
 }
+
+#[test]
+fn show_rejects_what_cannot_be_shown() {
+    for (args, expected) in [
+        (
+            &["--watch", "-o", "json"][..],
+            "numacast: --watch prints tables and pictures; `kubectl get node-res-topo --watch` prints the others",
+        ),
+        (&["--sort-by", "free-cpu", "-o", "yaml"], "numacast: --sort-by is only for tables and names"),
+        (&["--sort-by", "free-cpu", "worker"], "numacast: --sort-by is only for tables and names"),
+        (&["worker", "../pods"], "numacast: \"../pods\" cannot be the name of a node"),
+    ] {
+        assert_eq!(numacast(&[&["show"], args].concat()).error(), expected);
+    }
+    let both = numacast(&["show", "worker", "-l", "a=b"]);
+    assert_eq!(both.code, Some(2));
+    let expected = "'[NODE]...' cannot be used with '--selector <SELECTOR>'";
+    assert!(both.stderr.contains(expected), "{}", both.stderr);
+}
+
+#[test]
+fn show_needs_a_kubeconfig_that_exists() {
+    let outcome = numacast(&["show", "--kubeconfig", "/nonexistent"]);
+    let expected = "numacast: no way to reach the API server: /nonexistent: ";
+    assert!(outcome.error().starts_with(expected), "{}", outcome.error());
+}
+
+#[test]
+fn snapshot_draws_a_recording() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/replays/machine-two-by-eight.json");
+    let outcome = numacast(&["snapshot", "--replay", file, "-o", "picture"]);
+    let text = outcome.success();
+    assert!(text.starts_with("worker  best-effort, scope container, 2 zones\n\nnode-0   "), "{text}");
+    assert!(text.contains("\n  CPUs 0-7, distances 10 21\n  cpu       ███"), "{text}");
+    assert!(text.contains("\n0       default/"), "{text}");
+}

@@ -8,7 +8,8 @@
 //! - the kubelet: `configuration`, `order`
 //! - the object: `publisher`, `refusals`, `admitted`, `kubectl`
 //! - the proxy and the Pods API: `proxy`, `pods_served`, `hostile`
-//! - the controller: `controller`; the cluster's checks: `doctor`
+//! - the controller: `controller`
+//! - commands for people: `show`, `fit`, `doctor`
 //! - the chart: `chart`, `rendered`, `security`, `migration`, `docs`
 
 mod admitted;
@@ -19,6 +20,7 @@ mod docs;
 mod doctor;
 mod faults;
 mod fingerprint;
+mod fit;
 mod harness;
 mod hostile;
 mod init_containers;
@@ -37,6 +39,7 @@ mod refusals;
 mod rendered;
 mod restarts;
 mod security;
+mod show;
 #[path = "../sim/support.rs"]
 #[allow(dead_code, clippy::unwrap_used)] // the simulation tests use the rest
 mod sim_node;

@@ -30,11 +30,11 @@ use crate::pod::ContainerKind;
 pub use cpus::{CpuOptions, CpuTopology, Cpus};
 pub use devices::{Device, DeviceChoice, DeviceCounts, Devices, Resource};
 pub use from_kubelet::KubeletState;
-pub use from_zones::{Guess, guesses, node_of_zones};
+pub use from_zones::{Guess, ZoneReader, guesses};
 pub use hints::Distances;
 pub use memory::{Bytes, Memory, MemoryBlocks, MemoryKind, MemoryNode};
 pub use node_set::NodeSet;
-pub use ordinary::NodeAmounts;
+pub use ordinary::{NodeAmounts, insufficient};
 pub use pod::{ContainerRequest, PodLevelRequest, PodRequest};
 pub use refusal::{Reason, Refusal};
 
@@ -307,6 +307,27 @@ impl Node {
         Ok(())
     }
 
+    /// Returns what a container or, with an empty name, the whole pod requests exclusively: CPUs, bytes or devices.
+    #[must_use]
+    pub fn requests_of(&self, pod: &PodRequest, container: &str) -> Bytes {
+        let named = pod.containers.iter().find(|one| one.name == container).filter(|_| !container.is_empty());
+        let (cpus, mut requests, devices) = match named {
+            Some(one) => (self.cpus_of(pod, one), self.memory_of(pod, one), one.devices.clone()),
+            None if self.is_pod_level(pod) => {
+                let (cpus, memory) = self.pod_level_of(pod);
+                (cpus, memory, pod.devices_peak())
+            }
+            None => (
+                pod.peak(|one| self.cpus_of(pod, one)),
+                pod.memory_peak(|one| self.memory_of(pod, one)),
+                pod.devices_peak(),
+            ),
+        };
+        requests.extend((cpus > 0).then(|| ("cpu".to_owned(), cpus)));
+        requests.extend(devices.into_iter().filter(|(_, count)| *count > 0));
+        requests
+    }
+
     /// Returns the exclusive CPUs of a container.
     fn cpus_of(&self, pod: &PodRequest, container: &ContainerRequest) -> u64 {
         let whole = container.cpu_milli.is_multiple_of(1000);
@@ -450,4 +471,4 @@ impl Node {
 const NO_HINT: Hint = Hint { nodes: None, preferred: false };
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

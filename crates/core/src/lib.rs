@@ -8,6 +8,8 @@
 
 pub mod admission;
 pub mod core_v1;
+pub mod fit;
+pub mod holders;
 pub mod kubelet;
 pub mod machine;
 pub mod names;
@@ -16,6 +18,7 @@ pub mod pod;
 pub mod quantity;
 #[cfg(test)]
 mod randomised;
+pub mod render;
 pub mod scheduler;
 pub mod topology;
 pub mod util;

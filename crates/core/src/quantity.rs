@@ -123,6 +123,14 @@ impl<'de> Deserialize<'de> for Quantity {
     }
 }
 
+/// Returns bytes as a quantity with the largest binary unit that divides them: `16Gi`, `1028Mi`, `1000`.
+#[must_use]
+pub fn in_binary_units(bytes: u64) -> String {
+    let units = [(40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")];
+    let unit = units.into_iter().find(|(shift, _)| bytes > 0 && bytes.is_multiple_of(1 << shift));
+    unit.map_or_else(|| bytes.to_string(), |(shift, name)| format!("{}{name}", bytes >> shift))
+}
+
 /// Returns the resource name of huge pages of `bytes`: `hugepages-2Mi`, `hugepages-1Gi`, `hugepages-64Ki`.
 #[must_use]
 pub fn hugepages_name(bytes: u64) -> String {
@@ -229,6 +237,19 @@ mod tests {
             assert_eq!(read(json).unwrap(), text);
         }
         assert!(["[]", "true", "\"\"", "\"1 0\""].iter().all(|json| read(json).is_err()));
+    }
+
+    #[test]
+    fn bytes_have_the_largest_unit_that_divides_them() {
+        for (bytes, text) in [
+            (0, "0"),
+            (1000, "1000"),
+            (1 << 10, "1Ki"),
+            (16 << 30, "16Gi"),
+            ((1 << 30) + (4 << 20), "1028Mi"),
+        ] {
+            assert_eq!(in_binary_units(bytes), text);
+        }
     }
 
     #[test]

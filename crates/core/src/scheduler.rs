@@ -11,6 +11,7 @@
 //! Pure: no I/O and no clock. Times are durations since an arbitrary fixed instant, the same for all calls.
 
 mod exclusive;
+mod filter;
 mod fingerprint;
 mod gate;
 mod init_containers;
@@ -25,7 +26,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::topology::Zone;
 
-pub use exclusive::is_exclusive;
+pub use exclusive::{is_counted_container, is_exclusive};
+pub use filter::filter;
 pub use fingerprint::{Fingerprint, FingerprintMethod, PodFingerprint, pod_hash};
 pub use gate::{Decision, FingerprintGate, GateInput, GateSettings, Verdict, WithholdReason};
 pub use init_containers::NodeContext;

@@ -4,7 +4,6 @@
 
 mod latency;
 mod terminal;
-mod text;
 mod updates;
 mod view;
 
@@ -17,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{anyhow, bail};
 use futures::stream::BoxStream;
 use numacast_core::nrt::NodeResourceTopology;
+use numacast_core::render::Zone;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
@@ -24,7 +24,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use self::latency::Latencies;
 use self::terminal::{Input, Screen};
 use self::updates::Update;
-use self::view::{Event, MAX_EVENTS, View, Zone, render};
+use self::view::{Event, MAX_EVENTS, View, render};
 use super::kubelet::{Allocation, Options, PodSpec, Split};
 use super::node::{NodeError, SimNode};
 use super::scenario::{Scenario, Step, machine};

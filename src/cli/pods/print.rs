@@ -1,7 +1,8 @@
 use jiff::Timestamp;
 
-use super::row::{Row, age};
+use super::row::Row;
 use super::{Output, OutputArgs};
+use crate::util::age::age;
 
 const GAP: usize = 3;
 
@@ -88,9 +89,4 @@ impl Table {
 /// Replaces control characters: untrusted text must not control the terminal.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
-}
-
-#[allow(clippy::disallowed_methods, reason = "pods have their creation time by the wall clock")]
-pub(super) fn now() -> Timestamp {
-    Timestamp::now()
 }

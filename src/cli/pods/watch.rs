@@ -124,5 +124,5 @@ fn print_changes(table: &mut Table, output: &OutputArgs, changes: Vec<(&str, &Ke
         return changes.into_iter().map(line).collect();
     }
     let rows = changes.into_iter().filter_map(|(event, _, row)| Some((Some(event), row?)));
-    table.print(rows, print::now())
+    table.print(rows, super::super::terminal::now())
 }

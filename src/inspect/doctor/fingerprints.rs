@@ -41,7 +41,7 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
     for object in facts.objects.iter().flatten() {
         let Some(fingerprint) = object.attributes.get(FINGERPRINT) else { continue };
         if *fingerprint == withheld {
-            found.extend(object.meta.written.and_then(|since| {
+            found.extend(object.changed.and_then(|since| {
                 let seconds = facts.now.as_second().saturating_sub(since.as_second());
                 (seconds >= WITHHELD_FOR).then(|| {
                     let mend =

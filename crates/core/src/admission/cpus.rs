@@ -4,7 +4,10 @@ mod distribute;
 mod take;
 mod topology;
 
+use std::sync::Arc;
+
 use super::hints::{Hint, mark_preferred};
+use super::node_set::PerNode;
 use super::{NodeSet, Refusal};
 use crate::machine::IdSet;
 
@@ -33,7 +36,8 @@ pub struct CpuOptions {
 /// The static CPU Manager's state.
 #[derive(Clone, Debug, Default)]
 pub struct Cpus {
-    topology: CpuTopology,
+    /// Shared by the nodes of one kind of machine.
+    topology: Arc<CpuTopology>,
     options: CpuOptions,
     /// Never allocated.
     reserved: IdSet,
@@ -46,7 +50,8 @@ pub struct Cpus {
 impl Cpus {
     /// Creates the state of a kubelet that has allocated nothing.
     #[must_use]
-    pub fn new(topology: CpuTopology, reserved: IdSet, options: CpuOptions) -> Self {
+    pub fn new(topology: impl Into<Arc<CpuTopology>>, reserved: IdSet, options: CpuOptions) -> Self {
+        let topology = topology.into();
         let reserved_cores = topology.whole_cores(&reserved);
         let unallocated = topology.all().clone();
         Self { topology, options, reserved, reserved_cores, unallocated }
@@ -76,9 +81,21 @@ impl Cpus {
         self.unallocated.difference(&self.reserved)
     }
 
+    /// Returns the CPUs that can be allocated when nothing is.
+    #[must_use]
+    pub fn allocatable(&self) -> IdSet {
+        self.topology.all().difference(&self.reserved)
+    }
+
+    /// Returns the CPUs that containers have.
+    #[must_use]
+    pub fn allocated(&self) -> IdSet {
+        self.topology.all().difference(&self.unallocated)
+    }
+
     /// Returns the machine's CPUs.
     #[must_use]
-    pub const fn topology(&self) -> &CpuTopology {
+    pub fn topology(&self) -> &CpuTopology {
         &self.topology
     }
 
@@ -92,21 +109,18 @@ impl Cpus {
     /// must all be on the nodes of a hint. Hints of more than `most` nodes are left out.
     pub(super) fn hints(&self, count: u64, reusable: &IdSet, most: u32) -> Vec<Hint> {
         let nodes = self.topology.nodes();
-        let sum = |cpus: &IdSet| self.topology.count_by_node(cpus);
-        let (total, available) = (sum(self.topology.all()), sum(&self.available()));
-        let reused = sum(reusable);
+        let (total, available) =
+            (self.topology.count(self.topology.all()), self.topology.count(&self.available()));
+        let reused = self.topology.count_by_node(reusable);
         let reused_nodes: NodeSet = reused.keys().copied().collect();
-        let within = |counts: &std::collections::BTreeMap<_, u64>, set: NodeSet| -> u64 {
-            set.iter().filter_map(|node| counts.get(&node)).sum()
-        };
+        let reused: PerNode = reused.into_iter().collect();
         let mut smallest = nodes.len();
         let mut sets = Vec::new();
         for set in nodes.subsets(most) {
-            if within(&total, set) >= count {
+            if total.sum(set) >= count {
                 smallest = smallest.min(set.len());
             }
-            let matching = within(&available, set) + within(&reused, set);
-            if reused_nodes.is_subset(set) && matching >= count {
+            if reused_nodes.is_subset(set) && available.sum(set) + reused.sum(set) >= count {
                 sets.push(set);
             }
         }

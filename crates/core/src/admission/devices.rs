@@ -139,6 +139,22 @@ pub(super) struct Nodes {
     pub(super) with_devices_only: bool,
 }
 
+/// Numbers of devices by their nodes: a machine has many devices, but few different sets.
+struct ByNodes(BTreeMap<NodeSet, u64>);
+
+impl ByNodes {
+    fn of(devices: impl Iterator<Item = NodeSet>) -> Self {
+        let mut counts = BTreeMap::new();
+        devices.for_each(|nodes| *counts.entry(nodes).or_default() += 1);
+        Self(counts)
+    }
+
+    /// Returns the number of devices on any of these nodes.
+    fn on(&self, set: NodeSet) -> u64 {
+        self.0.iter().filter(|(nodes, _)| nodes.intersects(set)).map(|(_, count)| *count).sum()
+    }
+}
+
 impl Resource {
     fn has_topology(&self) -> bool {
         self.devices.values().any(|device| !device.nodes.is_empty())
@@ -158,21 +174,18 @@ impl Resource {
             return Some(Vec::new());
         }
         let nodes = self.nodes(machine);
-        let on = |set: NodeSet, devices: &[NodeSet]| {
-            devices.iter().filter(|nodes| nodes.intersects(set)).count() as u64
-        };
-        let all: Vec<NodeSet> = self.devices.values().map(|device| device.nodes).collect();
-        let available: Vec<NodeSet> = self.available().map(|(_, device)| device.nodes).collect();
+        let all = ByNodes::of(self.devices.values().map(|device| device.nodes));
+        let available = ByNodes::of(self.available().map(|(_, device)| device.nodes));
         let reused = reusable.iter().filter_map(|id| self.devices.get(id)).map(|device| device.nodes);
         let reused: Vec<NodeSet> = reused.filter(|nodes| !nodes.is_empty()).collect();
         let mut smallest = nodes.len();
         let mut sets = Vec::new();
         for set in nodes.subsets(most) {
-            if on(set, &all) >= count {
+            if all.on(set) >= count {
                 smallest = smallest.min(set.len());
             }
             let includes_reused = reused.iter().all(|nodes| nodes.intersects(set));
-            if includes_reused && on(set, &available) + reused.len() as u64 >= count {
+            if includes_reused && available.on(set) + reused.len() as u64 >= count {
                 sets.push(set);
             }
         }

@@ -192,14 +192,7 @@ fn charge_checkpoints(memory: &mut Memory, checkpoints: &Checkpoints, ended: &BT
         }
     }
     for uid in ended {
-        let of_pod = checkpoints.memory.of_pods.get(uid);
-        let containers = checkpoints.pods.get(uid).into_iter().flatten();
-        let taken_over = checkpoints.memory.taken_over.get(uid).into_iter().flatten();
-        let blocks: Vec<_> = match of_pod {
-            Some(blocks) => blocks.iter().collect(),
-            None => containers.flat_map(|container| &container.memory).chain(taken_over).collect(),
-        };
-        for block in blocks {
+        for block in checkpoints.blocks_of(uid) {
             memory.release(NodeSet::from(&block.nodes), &block.resource, block.bytes);
         }
     }

@@ -1,6 +1,7 @@
 //! The state of a kubelet's managers from a published object: amounts only.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::from_kubelet::resource;
 use super::{
@@ -37,38 +38,76 @@ const MOST_CPUS: u64 = 8192;
 /// The most devices of one resource in one zone that are considered.
 const MOST_DEVICES: u64 = 4096;
 
-/// Returns the state that an object describes. CPUs and devices get ids of their own: each zone has as many
-/// as the object counts. Devices that the Node has beyond those (`allocatable`) are in no zone, and taken for
-/// available.
-#[must_use]
-pub fn node_of_zones(
-    zones: &[Zone],
-    attributes: &BTreeMap<String, String>,
-    allocatable: &NodeAmounts,
-    minor: u32,
-) -> Node {
-    let attribute = |name: &str| attributes.get(name).map(String::as_str).unwrap_or_default();
-    let is_on = |name: &str| is_true(attribute(name));
-    let settings = Settings {
-        policy: TopologyPolicy::named(attribute(POLICY)).unwrap_or_default(),
-        scope: if attribute(SCOPE) == "pod" { Scope::Pod } else { Scope::Container },
-        prefer_closest: is_on("topologyManagerOptionPreferClosestNumaNodes"),
-        pod_level_managers: false,
-        device_hints_skip_other_nodes: minor >= 36,
-        allocates_zero_bytes: minor < 37,
-    };
-    // A filler zone has nothing.
-    let is_real = |zone: &&Zone| zone.resources.values().any(|amounts| amounts.capacity > 0);
-    let zones: Vec<&Zone> = zones.iter().filter(is_real).collect();
-    let distances: Distances =
-        zones.iter().flat_map(|zone| zone.costs.iter().map(|(to, cost)| ((zone.id, *to), *cost))).collect();
-    Node {
-        settings,
-        nodes: zones.iter().map(|zone| zone.id).collect(),
-        distances,
-        cpus: (attribute("cpuManagerPolicy") == "static").then(|| cpus(&zones, attributes, minor)),
-        memory: (attribute("memoryManagerPolicy") == "Static").then(|| memory(&zones)),
-        devices: devices(&zones, allocatable),
+/// Reads objects. Nodes of one kind of machine share its CPU topology.
+#[derive(Clone, Debug, Default)]
+pub struct ZoneReader {
+    /// By id and CPUs of each zone.
+    topologies: BTreeMap<Vec<(Id, Id)>, Arc<CpuTopology>>,
+}
+
+impl ZoneReader {
+    /// Returns the state that an object describes. CPUs and devices get ids of their own: each zone has as many
+    /// as the object counts. Devices that the Node has beyond those (`allocatable`) are in no zone, and taken for
+    /// available.
+    pub fn node(
+        &mut self,
+        zones: &[Zone],
+        attributes: &BTreeMap<String, String>,
+        allocatable: &NodeAmounts,
+        minor: u32,
+    ) -> Node {
+        let attribute = |name: &str| attributes.get(name).map(String::as_str).unwrap_or_default();
+        let is_on = |name: &str| is_true(attribute(name));
+        let settings = Settings {
+            policy: TopologyPolicy::named(attribute(POLICY)).unwrap_or_default(),
+            scope: if attribute(SCOPE) == "pod" { Scope::Pod } else { Scope::Container },
+            prefer_closest: is_on("topologyManagerOptionPreferClosestNumaNodes"),
+            pod_level_managers: false,
+            device_hints_skip_other_nodes: minor >= 36,
+            allocates_zero_bytes: minor < 37,
+        };
+        // A filler zone has nothing.
+        let is_real = |zone: &&Zone| zone.resources.values().any(|amounts| amounts.capacity > 0);
+        let zones: Vec<&Zone> = zones.iter().filter(is_real).collect();
+        let distances: Distances = zones
+            .iter()
+            .flat_map(|zone| zone.costs.iter().map(|(to, cost)| ((zone.id, *to), *cost)))
+            .collect();
+        Node {
+            settings,
+            nodes: zones.iter().map(|zone| zone.id).collect(),
+            distances,
+            cpus: (attribute("cpuManagerPolicy") == "static").then(|| self.cpus(&zones, attributes, minor)),
+            memory: (attribute("memoryManagerPolicy") == "Static").then(|| memory(&zones)),
+            devices: devices(&zones, allocatable),
+        }
+    }
+
+    fn cpus(&mut self, zones: &[&Zone], attributes: &BTreeMap<String, String>, minor: u32) -> Cpus {
+        let options: BTreeMap<String, String> =
+            ["full-pcpus-only", "align-by-socket", "distribute-cpus-across-numa"]
+                .into_iter()
+                .filter_map(|option| Some((option.to_owned(), attributes.get(&cpu_option(option))?.clone())))
+                .collect();
+        let mut next: Id = 0;
+        let (mut counts, mut reserved, mut taken) = (Vec::new(), IdSet::new(), IdSet::new());
+        for zone in zones {
+            let Some(amounts) = zone.resources.get("cpu") else { continue };
+            // Bounded by MOST_CPUS, which fits.
+            let id_after =
+                |count: u64| next + Id::try_from(count.min(MOST_CPUS - u64::from(next))).unwrap_or(0);
+            let end = id_after(amounts.capacity);
+            let reserved_from = id_after(amounts.allocatable).min(end);
+            let taken_from = id_after(amounts.available).min(reserved_from);
+            reserved.extend(reserved_from..end);
+            taken.extend(taken_from..reserved_from);
+            counts.push((zone.id, end - next));
+            next = end;
+        }
+        let topology = self.topologies.entry(counts).or_insert_with_key(|counts| Arc::new(topology(counts)));
+        let mut cpus = Cpus::new(Arc::clone(topology), reserved, CpuOptions::of(&options, minor));
+        cpus.allocate(&taken);
+        cpus
     }
 }
 
@@ -127,31 +166,11 @@ fn are_policies_known(node: &Node, zones: &[Zone], attributes: &BTreeMap<String,
         && (node.memory.is_none() || lists("memory"))
 }
 
-fn cpus(zones: &[&Zone], attributes: &BTreeMap<String, String>, minor: u32) -> Cpus {
-    let options: BTreeMap<String, String> =
-        ["full-pcpus-only", "align-by-socket", "distribute-cpus-across-numa"]
-            .into_iter()
-            .filter_map(|option| Some((option.to_owned(), attributes.get(&cpu_option(option))?.clone())))
-            .collect();
-    let mut next: Id = 0;
-    let (mut locations, mut reserved, mut taken) = (BTreeMap::new(), IdSet::new(), IdSet::new());
-    for zone in zones {
-        let Some(amounts) = zone.resources.get("cpu") else { continue };
-        for position in 0..amounts.capacity.min(MOST_CPUS.saturating_sub(u64::from(next))) {
-            let location = CpuLocation { node: zone.id, socket: zone.id, core: next, cache: zone.id };
-            locations.insert(next, location);
-            if position >= amounts.allocatable {
-                reserved.insert(next);
-            } else if position >= amounts.available {
-                taken.insert(next);
-            }
-            next += 1;
-        }
-    }
-    let topology: CpuTopology = locations.into_iter().collect();
-    let mut cpus = Cpus::new(topology, reserved, CpuOptions::of(&options, minor));
-    cpus.allocate(&taken);
-    cpus
+/// Returns the topology of a machine with this many CPUs in each zone, each of them a core.
+fn topology(counts: &[(Id, Id)]) -> CpuTopology {
+    let zones = counts.iter().flat_map(|(zone, count)| std::iter::repeat_n(*zone, usize::from(*count)));
+    let location = |(cpu, zone)| (cpu, CpuLocation { node: zone, socket: zone, core: cpu, cache: zone });
+    (0..).zip(zones).map(location).collect()
 }
 
 /// Returns the attribute that shows an option of the CPU Manager.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::hints::{Hint, ResourceHints, mark_preferred};
+use super::node_set::PerNode;
 use super::{NodeSet, Refusal};
 use crate::machine::Id;
 
@@ -96,14 +97,25 @@ impl Memory {
             return Vec::new();
         }
         let all: NodeSet = self.nodes.keys().copied().collect();
+        let of = |resource: &str, of: fn(&MemoryKind) -> u64| -> PerNode {
+            let kind = |(id, node): (&Id, &MemoryNode)| Some((*id, of(node.kinds.get(resource)?)));
+            self.nodes.iter().filter_map(kind).collect()
+        };
+        let amounts = request.iter().map(|(resource, bytes)| {
+            (resource, *bytes, of(resource, |kind| kind.allocatable), of(resource, MemoryKind::free))
+        });
+        let amounts: Vec<(&String, u64, PerNode, PerNode)> = amounts.collect();
         let mut smallest = all.len();
         let mut sets = Vec::new();
         for set in all.subsets(most) {
-            if !self.sum(set, request, |kind| kind.allocatable).iter().all(|(sum, bytes)| sum >= bytes) {
+            if amounts.iter().any(|(_, bytes, allocatable, _)| allocatable.sum(set) < *bytes) {
                 continue;
             }
             smallest = smallest.min(set.len());
-            if self.may_hold(set) && self.is_free(set, request, reusable) {
+            let is_free = |(resource, bytes, _, free): &(&String, u64, PerNode, PerNode)| {
+                free.sum(set).saturating_add(reused(reusable, set, resource)) >= *bytes
+            };
+            if self.may_hold(set) && amounts.iter().all(is_free) {
                 sets.push(set);
             }
         }
@@ -118,18 +130,10 @@ impl Memory {
         several.any(|set| self.is_free(set, request, &Reusable::new()))
     }
 
-    fn sum(&self, set: NodeSet, request: &Bytes, of: impl Fn(&MemoryKind) -> u64) -> Vec<(u64, u64)> {
-        let amount = |resource: &String| {
-            let kinds = set.iter().filter_map(|node| self.nodes.get(&node)?.kinds.get(resource));
-            kinds.map(&of).fold(0, u64::saturating_add)
-        };
-        request.iter().map(|(resource, bytes)| (amount(resource), *bytes)).collect()
-    }
-
     fn is_free(&self, set: NodeSet, request: &Bytes, reusable: &Reusable) -> bool {
         request.iter().all(|(resource, bytes)| {
-            let one = BTreeMap::from([(resource.clone(), *bytes)]);
-            let free: u64 = self.sum(set, &one, MemoryKind::free).iter().map(|(free, _)| *free).sum();
+            let kinds = set.iter().filter_map(|node| self.nodes.get(&node)?.kinds.get(resource));
+            let free = kinds.map(MemoryKind::free).fold(0, u64::saturating_add);
             free.saturating_add(reused(reusable, set, resource)) >= *bytes
         })
     }
@@ -233,6 +237,9 @@ impl Memory {
 }
 
 fn reused(reusable: &Reusable, nodes: NodeSet, resource: &str) -> u64 {
+    if reusable.is_empty() {
+        return 0;
+    }
     reusable.get(&(nodes, resource.to_owned())).copied().unwrap_or(0)
 }
 

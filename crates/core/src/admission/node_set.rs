@@ -64,7 +64,12 @@ impl NodeSet {
 
     /// Iterates over the ids in ascending order.
     pub fn iter(self) -> impl Iterator<Item = Id> {
-        (0..64).filter(move |id| self.contains(*id))
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let lowest = (left != 0).then(|| left.trailing_zeros())?;
+            left &= left - 1;
+            Id::try_from(lowest).ok()
+        })
     }
 
     /// The order in which the kubelet prefers sets: fewer nodes first, then lower ids.
@@ -103,6 +108,30 @@ pub(super) fn next_combination(at: &[usize], count: usize) -> Option<Vec<usize>>
         next[position] = next[position - 1] + 1;
     }
     Some(next)
+}
+
+/// An amount for each node.
+#[derive(Clone, Debug)]
+pub(super) struct PerNode([u64; 64]);
+
+impl PerNode {
+    /// Returns the sum over the nodes of a set, saturating.
+    pub(super) fn sum(&self, set: NodeSet) -> u64 {
+        set.iter().map(|id| self.0[usize::from(id)]).fold(0, u64::saturating_add)
+    }
+}
+
+/// Ids above 63 are left out.
+impl FromIterator<(Id, u64)> for PerNode {
+    fn from_iter<I: IntoIterator<Item = (Id, u64)>>(amounts: I) -> Self {
+        let mut all = [0; 64];
+        for (id, amount) in amounts {
+            if let Some(of_node) = all.get_mut(usize::from(id)) {
+                *of_node = amount;
+            }
+        }
+        Self(all)
+    }
 }
 
 impl From<&IdSet> for NodeSet {

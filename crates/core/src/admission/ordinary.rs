@@ -32,23 +32,29 @@ impl PodRequest {
         amounts
     }
 
-    /// Returns the resources of which the node has too little left, in the order in which the kubelet and the
-    /// scheduler name them. Extended resources that the node does not have are left out, as in the kubelet.
+    /// Returns the resources of which the node has too little left for this pod: [`insufficient`].
     #[must_use]
     pub fn insufficient(&self, allocatable: &NodeAmounts, used: &NodeAmounts) -> Vec<String> {
-        let requested = self.of_node();
-        let amount = |amounts: &NodeAmounts, name: &str| amounts.get(name).copied().unwrap_or(0);
-        let lacks = |name: &&String| {
-            let is_absent = name.contains('/') && !allocatable.contains_key(*name);
-            let free = amount(allocatable, name).saturating_sub(amount(used, name));
-            !is_absent && amount(&requested, name) > free
-        };
-        let mut names: Vec<String> = requested.keys().filter(lacks).cloned().collect();
-        names.sort_by_key(|name| match name.as_str() {
-            "cpu" => 0,
-            "memory" => 1,
-            _ => 2,
-        });
-        names
+        insufficient(&self.of_node(), allocatable, used)
     }
+}
+
+/// Returns the resources of which a node has too little left, in the order in which the kubelet and the scheduler name
+/// them. Extended resources that the node does not have are left out, as in the kubelet.
+#[must_use]
+pub fn insufficient(requested: &NodeAmounts, allocatable: &NodeAmounts, used: &NodeAmounts) -> Vec<String> {
+    let amount = |amounts: &NodeAmounts, name: &str| amounts.get(name).copied().unwrap_or(0);
+    let lacks = |name: &&String| {
+        let is_absent = name.contains('/') && !allocatable.contains_key(*name);
+        let free = amount(allocatable, name).saturating_sub(amount(used, name));
+        !is_absent && amount(requested, name) > free
+    };
+    let mut names: Vec<String> = requested.keys().filter(lacks).cloned().collect();
+    names.sort_by_key(|name| match name.as_str() {
+        "pods" => 0,
+        "cpu" => 1,
+        "memory" => 2,
+        _ => 3,
+    });
+    names
 }

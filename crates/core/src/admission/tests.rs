@@ -13,7 +13,7 @@ fn node(policy: TopologyPolicy, scope: Scope) -> Node {
     node_with(policy, scope, CpuOptions::default(), 2)
 }
 
-fn node_with(policy: TopologyPolicy, scope: Scope, options: CpuOptions, nodes: Id) -> Node {
+pub(crate) fn node_with(policy: TopologyPolicy, scope: Scope, options: CpuOptions, nodes: Id) -> Node {
     let location =
         |cpu: Id| CpuLocation { node: cpu / 8, socket: cpu / 8, core: cpu / 2 * 2, cache: cpu / 4 };
     let topology: CpuTopology = (0..nodes * 8).map(|cpu| (cpu, location(cpu))).collect();
@@ -37,7 +37,7 @@ fn node_with(policy: TopologyPolicy, scope: Scope, options: CpuOptions, nodes: I
     }
 }
 
-fn container(kind: ContainerKind, cpus: u64, gib: u64, nics: u64) -> ContainerRequest {
+pub(crate) fn container(kind: ContainerKind, cpus: u64, gib: u64, nics: u64) -> ContainerRequest {
     ContainerRequest {
         name: format!("{kind:?}-{cpus}").to_lowercase(),
         kind,
@@ -48,7 +48,7 @@ fn container(kind: ContainerKind, cpus: u64, gib: u64, nics: u64) -> ContainerRe
     }
 }
 
-fn pod(containers: &[ContainerRequest]) -> PodRequest {
+pub(crate) fn pod(containers: &[ContainerRequest]) -> PodRequest {
     PodRequest { guaranteed: true, pod_level: None, containers: containers.to_vec() }
 }
 

@@ -50,6 +50,18 @@ pub struct MemoryState {
     pub taken_over: BTreeMap<String, Vec<MemoryBlock>>,
 }
 
+impl Checkpoints {
+    /// Returns the memory that the Memory Manager counts for a pod.
+    pub fn blocks_of(&self, uid: &str) -> Vec<&MemoryBlock> {
+        let containers = self.pods.get(uid).into_iter().flatten();
+        let taken_over = self.memory.taken_over.get(uid).into_iter().flatten();
+        match self.memory.of_pods.get(uid) {
+            Some(blocks) => blocks.iter().collect(),
+            None => containers.flat_map(|container| &container.memory).chain(taken_over).collect(),
+        }
+    }
+}
+
 impl MemoryState {
     /// Returns the UIDs of the pods in it.
     pub fn uids(&self) -> impl Iterator<Item = &String> {

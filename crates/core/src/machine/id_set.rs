@@ -46,6 +46,13 @@ impl IdSet {
         }
     }
 
+    /// Adds every id of the range.
+    pub fn extend(&mut self, ids: std::ops::Range<Id>) {
+        if let Some(last) = ids.end.checked_sub(1).filter(|last| *last >= ids.start) {
+            self.insert_range(ids.start, last);
+        }
+    }
+
     /// Returns true if `id` is in the set.
     #[must_use]
     pub fn contains(&self, id: Id) -> bool {
@@ -79,6 +86,12 @@ impl IdSet {
     #[must_use]
     pub fn intersects(&self, other: &Self) -> bool {
         self.words.iter().zip(&other.words).any(|(a, b)| a & b != 0)
+    }
+
+    /// Returns the number of ids in both sets.
+    #[must_use]
+    pub fn common(&self, other: &Self) -> u64 {
+        self.words.iter().zip(&other.words).map(|(a, b)| u64::from((a & b).count_ones())).sum()
     }
 
     /// Returns the ids in both sets.

@@ -12,6 +12,12 @@ pub fn is_exclusive(pod: &Pod, listed: &dyn Fn(&str) -> bool, release: PluginRel
     pod.containers.iter().any(|container| is_exclusive_container(pod, container, listed, release, 0))
 }
 
+/// Returns true if the plugin counts this container, which is not a regular init container, as having exclusive
+/// resources, in the newest release.
+pub fn is_counted_container(pod: &Pod, container: &Container, listed: &dyn Fn(&str) -> bool) -> bool {
+    is_exclusive_container(pod, container, listed, PluginRelease::default(), 0)
+}
+
 /// Like [`is_exclusive`], for one container that requests at least `min_devices` of a device. The plugin also
 /// counts containers that request zero of one: 0 applies its rule, and 1 requires an allocation.
 pub(super) fn is_exclusive_container(

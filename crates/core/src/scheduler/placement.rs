@@ -73,6 +73,38 @@ impl Placement {
         })
     }
 
+    /// Returns the zone of each of these containers, given as (namespace, pod, container), if they are those that the
+    /// object with these attributes counts. `None` if it has no placement, or one of other containers.
+    #[must_use]
+    pub fn zones_of(
+        attributes: &BTreeMap<String, String>,
+        zone_attributes: &BTreeMap<Id, BTreeMap<String, String>>,
+        containers: &[(&str, &str, &str)],
+    ) -> Option<Vec<Id>> {
+        let field = |name: &str| {
+            attributes
+                .get(METADATA)?
+                .split("::")
+                .find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
+        };
+        if field("ve") != Some("leb89") || field("cc")?.parse() != Ok(containers.len()) {
+            return None;
+        }
+        let mut order: Vec<usize> = (0..containers.len()).collect();
+        let hash = |at: &usize| {
+            let (namespace, pod, container) = containers[*at];
+            hash(&Placed { namespace, pod, container, zone: 0 })
+        };
+        order.sort_by_cached_key(hash);
+        let mut zones = vec![field("bn")?.parse::<Id>().ok()?; containers.len()];
+        for (zone, attributes) in zone_attributes {
+            for index in leb89::decode(attributes.get(VECTOR).map_or("", String::as_str))? {
+                zones[*order.get(usize::try_from(index).ok()?)?] = *zone;
+            }
+        }
+        Some(zones)
+    }
+
     /// Returns true under the only policy for which the plugin reads a placement.
     pub(super) fn is_used_by_plugin(topology: &Topology) -> bool {
         let policy = topology.attributes.iter().find(|(name, _)| name == nrt::POLICY);
@@ -101,7 +133,6 @@ fn hash(container: &Placed<'_>) -> u64 {
 mod tests {
     use proptest::prelude::*;
 
-    use super::leb89::tests::decode;
     use super::*;
     use crate::kubelet::{DeviceGroup, MemoryBlock};
     use crate::machine::{IdSet, NumaNode};
@@ -140,6 +171,35 @@ mod tests {
         let even = &[containers[0], containers[1]];
         assert_eq!(of(2, even).0, "npv0v001::ve=leb89::cc=2::nn=2::bn=0", "the lowest of equally busy zones");
         assert_eq!(of(2, &even[1..]).0, "npv0v001::ve=leb89::cc=1::nn=2::bn=1");
+    }
+
+    #[test]
+    fn a_published_placement_is_read_again() {
+        let names = ["ns/pod-a/c1", "ns/pod-a/c2", "ns/pod-b/c1", "ns2/pod-c/main", "ns2/pod-d/main"];
+        let zones = [0, 1, 2, 1, 1];
+        let placement =
+            Placement::of(3, names.into_iter().zip(zones).map(|(names, zone)| placed(names, zone)));
+        let placement = placement.unwrap();
+        let own = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        let attributes: BTreeMap<String, String> = [own(placement.attribute())].into();
+        let of_zone = |zone| (zone, placement.zone_attribute(zone).map(own).into_iter().collect());
+        let zone_attributes: BTreeMap<Id, BTreeMap<String, String>> = (0..3).map(of_zone).collect();
+        let containers = names.map(|names| {
+            let Placed { namespace, pod, container, .. } = placed(names, 0);
+            (namespace, pod, container)
+        });
+        let read = |containers: &[_]| Placement::zones_of(&attributes, &zone_attributes, containers);
+        assert_eq!(read(&containers), Some(zones.to_vec()));
+        assert_eq!(read(&containers[1..]), None, "other containers");
+        assert_eq!(Placement::zones_of(&BTreeMap::new(), &zone_attributes, &containers), None);
+        let odd = |value: &str| [(METADATA.to_owned(), value.to_owned())].into();
+        for value in ["", "npv0v001::ve=x::cc=5::nn=3::bn=1", "npv0v001::ve=leb89::cc=5::nn=3::bn=-1"] {
+            assert_eq!(Placement::zones_of(&odd(value), &zone_attributes, &containers), None, "{value}");
+        }
+        let beyond = [(0, [(VECTOR.to_owned(), "&".to_owned())].into())].into();
+        assert_eq!(Placement::zones_of(&attributes, &beyond, &containers), None);
+        let beyond = [(0, [(VECTOR.to_owned(), "(".to_owned())].into())].into();
+        assert_eq!(Placement::zones_of(&attributes, &beyond, &containers), None, "there is no index 5");
     }
 
     #[test]
@@ -203,17 +263,12 @@ mod tests {
             let names: Vec<String> = (0..zones.len()).map(|at| format!("ns/pod-{at}/c")).collect();
             let containers = || names.iter().zip(&zones).map(|(names, zone)| placed(names, *zone));
             let placement = Placement::of(4, containers()).unwrap();
-            let mut hashes: Vec<u64> = containers().map(|container| hash(&container)).collect();
-            hashes.sort_unstable();
-            let busiest: Id = placement.metadata.rsplit('=').next().unwrap().parse().unwrap();
-            for container in containers() {
-                let index = hashes.binary_search(&hash(&container)).unwrap() as u64;
-                let mut lists = placement.vectors.iter().filter(|(_, text)| {
-                    let mut sum = 0;
-                    decode(text).iter().any(|step| { sum += step; sum == index })
-                });
-                prop_assert_eq!(lists.next().map_or(busiest, |(id, _)| *id), container.zone);
-            }
+            let own = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+            let attributes = [own(placement.attribute())].into();
+            let of_zone = |zone| (zone, placement.zone_attribute(zone).map(own).into_iter().collect());
+            let keys: Vec<_> = containers().map(|of| (of.namespace, of.pod, of.container)).collect();
+            let read = Placement::zones_of(&attributes, &(0..4).map(of_zone).collect(), &keys);
+            prop_assert_eq!(read, Some(zones));
         }
     }
 }

@@ -1,13 +1,11 @@
 //! Rendering of the demo: a pure function from the state to text that fits the window.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt::Write;
 use std::time::Duration;
 
-use numacast_core::nrt;
+use numacast_core::render::{Line, Style, Zone, gib, page, panels, resource_label, zone_table};
 
 use super::latency::Summary;
-use super::text::{Line, Style};
 use crate::kubelet::PodSpec;
 
 #[derive(Clone, Debug, Default)]
@@ -40,49 +38,6 @@ pub(super) struct Event {
     pub(super) took: Option<Duration>,
 }
 
-#[derive(Clone, Debug)]
-pub(super) struct Zone {
-    name: String,
-    resources: Vec<Resource>,
-}
-
-#[derive(Clone, Debug)]
-struct Resource {
-    label: String,
-    /// Whether the amounts are in bytes, which are shown in GiB.
-    bytes: bool,
-    allocatable: u64,
-    available: u64,
-}
-
-impl From<&nrt::Zone> for Zone {
-    fn from(zone: &nrt::Zone) -> Self {
-        let resource = |resource: &nrt::ResourceInfo| Resource {
-            label: label(&resource.name),
-            bytes: resource.name == "memory" || resource.name.starts_with("hugepages-"),
-            allocatable: resource.allocatable.ceil(),
-            available: resource.available.ceil(),
-        };
-        let mut resources: Vec<Resource> = zone.resources.iter().flatten().map(resource).collect();
-        // CPU and memory first, then huge pages and devices; within these, the object's order.
-        resources.sort_by_key(|resource| match resource.label.as_str() {
-            "cpu" => 0,
-            "memory" => 1,
-            _ if resource.bytes => 2,
-            _ => 3,
-        });
-        Self { name: zone.name.clone(), resources }
-    }
-}
-
-/// Returns the name to show: `cpu`, `memory`, `2Mi pages`, `gpu`.
-fn label(name: &str) -> String {
-    match name.strip_prefix("hugepages-") {
-        Some(size) => format!("{size} pages"),
-        None => name.rsplit('/').next().unwrap_or(name).to_owned(),
-    }
-}
-
 pub(super) fn request(pod: &PodSpec) -> String {
     let mut parts = Vec::new();
     for container in &pod.containers {
@@ -90,29 +45,15 @@ pub(super) fn request(pod: &PodSpec) -> String {
         parts.push(if cpus == 1 { "1 CPU".to_owned() } else { format!("{cpus} CPUs") });
         parts.push(format!("{} GiB", gib(container.memory)));
         let pages = container.hugepages.iter();
-        parts.extend(pages.map(|(name, bytes)| format!("{} GiB of {}", gib(*bytes), label(name))));
-        parts.extend(container.devices.iter().map(|(name, count)| format!("{count} {}", label(name))));
+        parts.extend(pages.map(|(name, bytes)| format!("{} GiB of {}", gib(*bytes), resource_label(name))));
+        parts.extend(
+            container.devices.iter().map(|(name, count)| format!("{count} {}", resource_label(name))),
+        );
     }
     match parts.split_last() {
         Some((last, [])) => last.clone(),
         Some((last, others)) => format!("{} and {last}", others.join(", ")),
         None => "nothing".to_owned(),
-    }
-}
-
-/// Formats bytes in GiB: `18`, `2.5`.
-fn gib(bytes: u64) -> String {
-    let tenths = (u128::from(bytes) * 10 + (1 << 29)) >> 30;
-    if tenths % 10 == 0 { (tenths / 10).to_string() } else { format!("{}.{}", tenths / 10, tenths % 10) }
-}
-
-impl Resource {
-    fn used(&self) -> u64 {
-        self.allocatable.saturating_sub(self.available)
-    }
-
-    fn number(&self, value: u64) -> String {
-        if self.bytes { gib(value) } else { value.to_string() }
     }
 }
 
@@ -123,14 +64,7 @@ pub(super) const MAX_EVENTS: usize = 5;
 pub(super) fn render(view: &View, width: usize, height: usize, colour: bool) -> String {
     let mut lines = layout(view, width, height);
     lines.truncate(height);
-    let mut page = String::new();
-    for (number, line) in lines.iter().enumerate() {
-        if number > 0 {
-            page.push('\n');
-        }
-        line.write(width, colour, &mut page);
-    }
-    page
+    page(&lines, width, colour)
 }
 
 /// Returns a panel per zone if they fit with the newest event, else a table, and as many events as there is
@@ -138,9 +72,9 @@ pub(super) fn render(view: &View, width: usize, height: usize, colour: bool) -> 
 fn layout(view: &View, width: usize, height: usize) -> Vec<Line> {
     let head = head(view, width);
     let height = height.saturating_sub(head.len());
-    let mut body = panels(view, width);
+    let mut body = panels(&zones(view), width);
     if body.len() + foot(view, width, 0).len() + usize::from(!view.events.is_empty()) > height {
-        body = table(view, width);
+        body = zone_table(&view.zones, width);
     }
     let foot = foot(view, width, height.saturating_sub(body.len()));
     let room = height.saturating_sub(foot.len());
@@ -236,75 +170,10 @@ fn millis(duration: Duration) -> String {
     }
 }
 
-/// Returns a panel per zone, with a blank line between them.
-fn panels(view: &View, width: usize) -> Vec<Line> {
-    let panels: Vec<Vec<Line>> = view.zones.iter().map(|zone| panel(view, zone, width)).collect();
-    panels.join(&Line::default())
-}
-
-fn panel(view: &View, zone: &Zone, width: usize) -> Vec<Line> {
-    let names = pods_on(view, zone);
-    let title = Line::new(format!("{:<8} ", zone.name), Style::Bold);
-    let names = listed(&names, width.saturating_sub(title.width()));
-    let mut lines = vec![title.add(names, Style::Plain)];
-    // The column widths are the same for all zones, so that panels line up.
-    let resources = || view.zones.iter().flat_map(|zone| &zone.resources);
-    let widest = |of: &dyn Fn(&Resource) -> usize| resources().map(of).max().unwrap_or(0);
-    let labels = widest(&|resource| resource.label.len());
-    let digits = widest(&|resource| resource.number(resource.allocatable).len());
-    for resource in &zone.resources {
-        let numbers = format!(
-            " {:>digits$} used {:>digits$} free{}",
-            resource.number(resource.used()),
-            resource.number(resource.available),
-            if resource.bytes { " GiB" } else { "    " },
-        );
-        let bar = width.saturating_sub(2 + labels + 1 + numbers.chars().count()).min(40);
-        let line = Line::new(format!("  {:<labels$} ", resource.label), Style::Plain);
-        lines.push(bars(line, resource, bar).add(numbers, Style::Plain));
-    }
-    lines
-}
-
-/// Appends a bar of used, then free. A small amount of either is always visible.
-fn bars(line: Line, resource: &Resource, width: usize) -> Line {
-    if resource.allocatable == 0 || width < 3 {
-        return line.add(" ".repeat(width), Style::Plain);
-    }
-    // Rounded down, so that a small free amount is visible as well.
-    let share = u128::from(resource.used()) * width as u128 / u128::from(resource.allocatable);
-    let mut used = usize::try_from(share).unwrap_or(width);
-    if resource.used() > 0 {
-        used = used.max(1);
-    }
-    line.add("█".repeat(used), Style::Used).add("░".repeat(width - used), Style::Free)
-}
-
-/// Returns one line per zone: available and allocatable amounts.
-fn table(view: &View, width: usize) -> Vec<Line> {
-    let Some(first) = view.zones.first() else { return Vec::new() };
-    let each = width.saturating_sub(7) / first.resources.len().max(1);
-    let mut heading = Line::new(format!("{:<7}", "free"), Style::Dim);
-    for resource in &first.resources {
-        let unit = if resource.label == "memory" { " GiB" } else { "" };
-        let label = Line::new(format!("{}{unit}", resource.label), Style::Dim);
-        heading.0.extend(label.fitted(each.saturating_sub(1)).add(" ", Style::Plain).0);
-    }
-    let row = |zone: &Zone| {
-        let mut line = Line::new(format!("{:<7}", zone.name), Style::Bold);
-        for resource in &zone.resources {
-            let numbers =
-                format!("{}/{}", resource.number(resource.available), resource.number(resource.allocatable));
-            let bar = each.saturating_sub(numbers.chars().count() + 2).min(12);
-            let text = match bar {
-                0..3 => Line::new(numbers, Style::Plain),
-                bar => bars(Line::default(), resource, bar).add(format!(" {numbers}"), Style::Plain),
-            };
-            line.0.extend(text.fitted(each).0);
-        }
-        line
-    };
-    std::iter::once(heading).chain(view.zones.iter().map(row)).collect()
+/// Returns the zones with the names of their pods.
+fn zones(view: &View) -> Vec<Zone> {
+    let pods = |zone: &Zone| pods_on(view, zone).into_iter().map(str::to_owned).collect();
+    view.zones.iter().map(|zone| Zone { pods: pods(zone), ..zone.clone() }).collect()
 }
 
 fn pods_on<'a>(view: &'a View, zone: &Zone) -> Vec<&'a str> {
@@ -314,21 +183,6 @@ fn pods_on<'a>(view: &'a View, zone: &Zone) -> Vec<&'a str> {
         id.is_some_and(|id| zones.contains(id))
     };
     view.pods.iter().filter(|(_, zones)| on(zones)).map(|(name, _)| name.as_str()).collect()
-}
-
-/// Returns as many names as fit, and the number of the others.
-fn listed(names: &[&str], width: usize) -> String {
-    for shown in (0..=names.len()).rev() {
-        let hidden = names.len() - shown;
-        let mut text = names[..shown].join(" ");
-        if hidden > 0 {
-            let _ = write!(text, "{}+{hidden}", if shown > 0 { " " } else { "" });
-        }
-        if text.chars().count() <= width {
-            return text;
-        }
-    }
-    String::new()
 }
 
 #[cfg(test)]

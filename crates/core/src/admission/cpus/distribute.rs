@@ -44,7 +44,7 @@ pub(super) fn take(
 }
 
 fn free_by_node(taking: &Taking<'_>, nodes: &[Id]) -> BTreeMap<Id, u64> {
-    nodes.iter().map(|node| (*node, taking.free_in(Level::Node, *node).len())).collect()
+    nodes.iter().map(|node| (*node, taking.count_in(Level::Node, *node))).collect()
 }
 
 struct Search<'a> {
@@ -212,7 +212,7 @@ impl Choice {
         while remainder > 0 {
             let before = remainder;
             for node in &self.remainder {
-                if remainder > 0 && taking.free_in(Level::Node, *node).len() >= search.group {
+                if remainder > 0 && taking.count_in(Level::Node, *node) >= search.group {
                     self.take_from(taking, search, *node, search.group, order);
                     remainder -= search.group.min(remainder);
                 }

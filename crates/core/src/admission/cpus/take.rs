@@ -96,6 +96,10 @@ impl<'a> Taking<'a> {
         self.free = self.free.difference(cpus);
     }
 
+    pub(super) fn count_in(&self, level: Level, id: Id) -> u64 {
+        self.free.common(self.topology.within(level, id))
+    }
+
     pub(super) fn free_in(&self, level: Level, id: Id) -> IdSet {
         self.free.intersection(self.topology.within(level, id))
     }
@@ -127,7 +131,7 @@ impl<'a> Taking<'a> {
             Level::Socket | Level::Core => self.topology.average(level),
             Level::Node | Level::Cache => self.topology.within(level, id).len(),
         };
-        self.free_in(level, id).len() == whole
+        self.count_in(level, id) == whole
     }
 
     fn take_caches(&mut self) {
@@ -214,7 +218,7 @@ impl<'a> Taking<'a> {
     /// The parts that these free CPUs are in, those with the fewest free CPUs first.
     fn parts(&self, level: Level, cpus: &IdSet) -> Vec<Id> {
         let mut ids: Vec<Id> = self.topology.ids(level, cpus).iter().collect();
-        ids.sort_by_cached_key(|id| (self.free_in(level, *id).len(), *id));
+        ids.sort_by_cached_key(|id| (self.count_in(level, *id), *id));
         ids
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::NodeSet;
+use super::super::node_set::PerNode;
 use crate::machine::{CpuLocation, Id, IdSet};
 
 /// The online CPUs of a machine (upstream: `cpumanager/topology`).
@@ -78,9 +79,17 @@ impl CpuTopology {
     /// Returns the number of these CPUs on each node, without zeros.
     #[must_use]
     pub fn count_by_node(&self, cpus: &IdSet) -> BTreeMap<Id, u64> {
-        let counts = self.levels[Level::Node as usize].iter();
-        let counts = counts.map(|(node, of_node)| (*node, of_node.intersection(cpus).len()));
-        counts.filter(|(_, count)| *count > 0).collect()
+        self.counts(cpus).filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Returns the number of these CPUs on each node.
+    pub(super) fn count(&self, cpus: &IdSet) -> PerNode {
+        self.counts(cpus).collect()
+    }
+
+    fn counts(&self, cpus: &IdSet) -> impl Iterator<Item = (Id, u64)> {
+        let nodes = self.levels[Level::Node as usize].iter();
+        nodes.map(|(node, of_node)| (*node, of_node.common(cpus)))
     }
 
     pub(super) fn sockets(&self) -> u64 {

@@ -24,6 +24,36 @@ const fn alphabet() -> [char; 89] {
     letters
 }
 
+/// Returns the encoded indexes; `None` if the text is not an encoding.
+pub(super) fn decode(text: &str) -> Option<Vec<u64>> {
+    let mut before: u64 = 0;
+    let sums = numbers_of(text)?.into_iter().map(|difference| {
+        before = before.checked_add(difference)?;
+        Some(before)
+    });
+    sums.collect()
+}
+
+fn numbers_of(text: &str) -> Option<Vec<u64>> {
+    const ALPHABET: [char; 89] = alphabet();
+    let (mut numbers, mut high) = (Vec::new(), None);
+    for letter in text.chars() {
+        let at = ALPHABET.iter().position(|known| *known == letter)? as u64;
+        high = match high {
+            _ if at >= FINAL => Some(high.unwrap_or(0_u64).checked_mul(CONTINUED)?.checked_add(at - FINAL)?),
+            None => {
+                numbers.push(at);
+                None
+            }
+            Some(digits) => {
+                numbers.push(digits.checked_mul(FINAL)?.checked_add(FINAL + at)?);
+                None
+            }
+        };
+    }
+    high.is_none().then_some(numbers)
+}
+
 /// How many characters end a number: the first 64 of the alphabet.
 const FINAL: u64 = 64;
 /// How many characters continue a number: the other 25.
@@ -52,7 +82,7 @@ fn put(value: u64, text: &mut String) {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -92,26 +122,15 @@ pub(super) mod tests {
             (&[], ""),
         ] {
             assert_eq!(encode(indexes), text, "{indexes:?}");
+            assert_eq!(decode(text).as_deref(), Some(indexes));
         }
     }
 
-    pub(crate) fn decode(text: &str) -> Vec<u64> {
-        let letters: Vec<char> =
-            ('!'..='~').filter(|letter| !['"', '&', '<', '>', '\\'].contains(letter)).collect();
-        let (mut numbers, mut high) = (Vec::new(), None);
-        for letter in text.chars() {
-            let at = letters.iter().position(|known| *known == letter).unwrap() as u64;
-            match high {
-                _ if at >= FINAL => high = Some(high.unwrap_or(0) * CONTINUED + at - FINAL),
-                None => numbers.push(at),
-                Some(digits) => {
-                    numbers.push(FINAL + digits * FINAL + at);
-                    high = None;
-                }
-            }
+    #[test]
+    fn other_texts_are_no_encoding() {
+        for text in ["f", "!f", "\"", "ä", &"~".repeat(40)] {
+            assert_eq!(decode(text), None, "{text}");
         }
-        assert_eq!(high, None, "it ends in the middle of a number");
-        numbers
     }
 
     proptest! {
@@ -120,7 +139,7 @@ pub(super) mod tests {
             numbers in proptest::collection::vec(0..5_000_000_000_u64, 0..20),
         ) {
             let text: String = numbers.iter().map(|value| number(*value)).collect();
-            prop_assert_eq!(decode(&text), numbers);
+            prop_assert_eq!(numbers_of(&text), Some(numbers));
         }
     }
 }

@@ -1,4 +1,4 @@
-use numacast_core::nrt::ResourceInfo;
+use numacast_core::nrt::{self, ResourceInfo};
 use numacast_core::quantity::Quantity;
 
 use super::*;
@@ -114,31 +114,6 @@ fn every_page_fits_its_window() {
             }
         }
     }
-}
-
-#[test]
-fn a_bar_shows_small_amounts_of_used_or_free() {
-    let bar = |allocatable, available| {
-        let resource = Resource { label: String::new(), bytes: false, allocatable, available };
-        let line = bars(Line::default(), &resource, 4);
-        line.0.into_iter().map(|(text, _)| text).collect::<String>()
-    };
-    assert_eq!(bar(1000, 1000), "░░░░");
-    assert_eq!(bar(1000, 999), "█░░░");
-    assert_eq!(bar(1000, 1), "███░");
-    assert_eq!(bar(1000, 0), "████");
-    assert_eq!(bar(0, 0), "    ");
-    assert_eq!(bar(2, 5), "░░░░", "more free than allocatable");
-}
-
-#[test]
-fn names_that_do_not_fit_are_counted() {
-    let names = ["alpha", "beta", "gamma"];
-    assert_eq!(listed(&names, 16), "alpha beta gamma");
-    assert_eq!(listed(&names, 15), "alpha beta +1");
-    assert_eq!(listed(&names, 9), "alpha +2");
-    assert_eq!(listed(&names, 2), "+3");
-    assert_eq!(listed(&names, 1), "");
 }
 
 #[test]

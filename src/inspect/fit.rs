@@ -1,0 +1,323 @@
+//! Answers `fit`: on which nodes a pod fits, and why not on the others.
+
+mod filters;
+mod fleet;
+mod local;
+mod report;
+mod workload;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use crate::admission::{Guess, NodeAmounts, NodeSet, Placement, Refusal, ZoneReader};
+use crate::fit::{Change, Need, NodeView, ObjectView, Room, Verdict};
+use crate::machine::IdSet;
+use crate::nrt::POLICY;
+use crate::render::Line;
+use crate::scheduler;
+
+pub use fleet::{Fleet, FleetNode, Selection, pending_pods};
+pub use local::{Local, LocalError};
+pub use report::{explanation, pending, summary};
+pub use workload::{Workload, WorkloadError};
+
+/// Whether a pod fits on one node.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Answer {
+    /// The node.
+    pub node: String,
+    /// Whether it fits, or why not.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+    /// How many of the wanted pods fit there, one after another.
+    pub copies: u64,
+    /// What the scheduler plugin says; `None` if it checks nothing there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plugin: Option<Plugin>,
+    /// Why not, and what would help: [`Explanation::to_json`]. Only for a single node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explanation: Option<serde_json::Value>,
+}
+
+/// The scheduler plugin's opinion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Plugin {
+    /// It accepts the node.
+    Accepts,
+    /// It rejects it with this message.
+    #[serde(untagged)]
+    Rejects(&'static str),
+}
+
+/// Whether a pod fits.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "fits", rename_all = "camelCase")]
+pub enum Outcome {
+    /// The kubelet admits it.
+    #[serde(rename = "yes", rename_all = "camelCase")]
+    Yes {
+        /// Where each container lands.
+        containers: Vec<Landing>,
+        /// What is not known, so that it is a guess.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        guesses: Vec<&'static str>,
+    },
+    /// The scheduler excludes the node.
+    #[serde(rename = "no")]
+    Excluded {
+        /// The scheduler's message.
+        message: String,
+    },
+    /// The kubelet refuses it.
+    #[serde(rename = "no", rename_all = "camelCase")]
+    Refused {
+        /// The reason in the pod's status.
+        reason: &'static str,
+        /// The message in the pod's status.
+        message: String,
+        /// The container; empty if it is the pod as a whole.
+        container: String,
+        /// The resources that block it.
+        resources: Vec<String>,
+    },
+    /// The node has no object.
+    #[serde(rename = "unknown")]
+    NoObject,
+}
+
+/// Where a container lands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Landing {
+    /// The container; empty for what the whole pod shares.
+    pub container: String,
+    /// The zones of what it gets exclusively; empty if it gets nothing.
+    pub zones: IdSet,
+    /// The CPUs, if the node itself was read.
+    #[serde(skip_serializing_if = "IdSet::is_empty")]
+    pub cpus: IdSet,
+}
+
+/// Why a pod does not fit on one node, and what would help.
+#[derive(Clone, Debug)]
+pub struct Explanation {
+    /// The node.
+    pub view: NodeView,
+    /// What the refused container needs, and what each zone has.
+    pub needs: Vec<Need>,
+    /// Single changes that would make it fit.
+    pub changes: Vec<Change>,
+    /// Which pods would have to end, if that was asked.
+    pub room: Option<Room>,
+}
+
+/// What is not known, for people.
+const fn guess_text(guess: Guess) -> &'static str {
+    match guess {
+        Guess::Policies => "the kubelet's policies",
+        Guess::Cpus => "which CPUs are free",
+        Guess::MemoryGroups => "which NUMA nodes share memory",
+        Guess::Devices => "where each device is",
+        Guess::PodLevel => "whether pod-level resources are exclusive",
+        Guess::TooLarge => "all of its resources",
+    }
+}
+
+impl Answer {
+    /// Returns true if the pod fits, perhaps as a guess.
+    #[must_use]
+    pub const fn fits(&self) -> bool {
+        matches!(self.outcome, Outcome::Yes { .. })
+    }
+
+    /// Returns the answer for a pod and a node's state.
+    fn of_view(view: &NodeView, workload: &Workload) -> Self {
+        let outcome = match view.fit(&workload.wish) {
+            Verdict::Fits { placements, guesses } => Outcome::yes(view, &placements, &guesses),
+            Verdict::Insufficient(resources) => Outcome::insufficient(&resources),
+            Verdict::Refused(refusal) => Outcome::refused(refusal),
+        };
+        let copies = match (&outcome, workload.replicas) {
+            (Outcome::Yes { .. }, 1) => 1,
+            (Outcome::Yes { .. }, most) => view.copies(&workload.wish, most),
+            _ => 0,
+        };
+        Self { node: view.name.clone(), outcome, copies, plugin: plugin(view, workload), explanation: None }
+    }
+}
+
+impl Outcome {
+    fn yes(view: &NodeView, placements: &[Placement], guesses: &BTreeSet<Guess>) -> Self {
+        let containers = placements.iter().map(|placement| Landing::of(view, placement)).collect();
+        Self::Yes { containers, guesses: guesses.iter().map(|guess| guess_text(*guess)).collect() }
+    }
+
+    /// As the scheduler says it.
+    fn insufficient(resources: &[String]) -> Self {
+        let sentence = |name: &String| match name.as_str() {
+            "pods" => "Too many pods".to_owned(),
+            name => format!("Insufficient {name}"),
+        };
+        Self::Excluded { message: resources.iter().map(sentence).collect::<Vec<_>>().join(", ") }
+    }
+
+    fn refused(refusal: Refusal) -> Self {
+        let Refusal { reason, message, container, resources, .. } = refusal;
+        Self::Refused { reason: reason.name(), message, container, resources }
+    }
+}
+
+impl Landing {
+    fn of(view: &NodeView, placement: &Placement) -> Self {
+        let mut zones = IdSet::new();
+        if let Some(cpus) = &view.state.cpus {
+            zones.union_with(&cpus.topology().count_by_node(&placement.cpus).into_keys().collect());
+        }
+        if let Some(memory) = &placement.memory {
+            let has_any = memory.bytes.values().any(|bytes| *bytes > 0);
+            zones.union_with(&memory.nodes.iter().filter(|_| has_any).collect());
+        }
+        for (resource, choice) in &placement.devices {
+            let Some(known) = view.state.devices.resources().get(resource) else { continue };
+            let nodes =
+                choice.chosen.iter().filter_map(|id| known.devices.get(id)).map(|device| device.nodes);
+            // A device on several nodes does not tell on which the container is.
+            let one = nodes.filter(|nodes| nodes.len() == 1).fold(NodeSet::default(), NodeSet::union);
+            zones.union_with(&one.iter().collect());
+        }
+        let is_exact = view.object.is_none() && !placement.shared;
+        let cpus = if is_exact { placement.cpus.clone() } else { IdSet::new() };
+        Self { container: placement.container.clone(), zones, cpus }
+    }
+}
+
+/// Returns what the scheduler plugin says about a node that is known from its object.
+fn plugin(view: &NodeView, workload: &Workload) -> Option<Plugin> {
+    let object = view.object.as_ref()?;
+    if object.attributes.get(POLICY).is_none_or(|policy| policy != "single-numa-node") {
+        return None;
+    }
+    let none = NodeAmounts::new();
+    let allocatable = view.allocatable.as_ref().unwrap_or(&none);
+    let message = scheduler::filter(
+        &object.zones,
+        &object.attributes,
+        allocatable,
+        &workload.wish.pod,
+        &workload.overhead,
+    );
+    Some(message.map_or(Plugin::Accepts, Plugin::Rejects))
+}
+
+impl Explanation {
+    /// Explains why the pod does not fit. `room`: whether to search for pods whose end would help.
+    #[must_use]
+    pub fn new(view: NodeView, workload: &Workload, room: bool) -> Self {
+        let wish = &workload.wish;
+        let (needs, changes) = match view.fit(wish) {
+            Verdict::Refused(refusal) => (view.needs(wish, &refusal), view.changes(wish, &refusal)),
+            _ => (Vec::new(), Vec::new()),
+        };
+        let room = room.then(|| view.make_room(wish));
+        Self { view, needs, changes, room }
+    }
+}
+
+/// Returns the answers for all nodes, in their order.
+#[must_use]
+pub fn answers(fleet: &Fleet, workload: &Workload) -> Vec<Answer> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let part = fleet.nodes.len().div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        let parts = fleet.nodes.chunks(part).map(|nodes| {
+            scope.spawn(move || {
+                let mut reader = ZoneReader::default();
+                nodes.iter().map(|node| answer(&mut reader, node, workload)).collect::<Vec<_>>()
+            })
+        });
+        let parts: Vec<_> = parts.collect();
+        parts.into_iter().flat_map(|part| part.join().unwrap_or_default()).collect()
+    })
+}
+
+fn answer(reader: &mut ZoneReader, node: &FleetNode, workload: &Workload) -> Answer {
+    let name = node.details.slim.name.clone();
+    let other = |outcome| Answer { node: name.clone(), outcome, copies: 0, plugin: None, explanation: None };
+    if let Some(message) = filters::excluded(&workload.spec, &node.details) {
+        return other(Outcome::Excluded { message: message.to_owned() });
+    }
+    match node.view(reader) {
+        Some(view) => Answer::of_view(&view, workload),
+        None => other(Outcome::NoObject),
+    }
+}
+
+/// Returns what of the pod's specification was not considered.
+#[must_use]
+pub fn not_considered(workload: &Workload) -> Vec<&'static str> {
+    filters::not_considered(&workload.spec)
+}
+
+impl FleetNode {
+    /// Returns the node's state without its pods; `None` without an object.
+    fn view(&self, reader: &mut ZoneReader) -> Option<NodeView> {
+        let object = self.object.as_ref()?;
+        let object = ObjectView {
+            zones: object.zones.clone(),
+            attributes: object.attributes.clone(),
+            zone_attributes: object.zone_attributes.clone(),
+        };
+        let amounts = (self.details.allocatable.clone(), self.used.clone());
+        let minor = self.details.minor().unwrap_or(NEWEST_MINOR);
+        Some(NodeView::of_object(reader, self.details.slim.name.clone(), object, amounts, minor))
+    }
+
+    /// Returns the node's state with its pods; `None` without an object.
+    #[must_use]
+    pub fn view_with_pods(&self, budgets: &[fleet::Budget]) -> Option<NodeView> {
+        let mut view = self.view(&mut ZoneReader::default())?;
+        view.add_pods(&self.pods);
+        fleet::add_budgets(&mut view, budgets);
+        Some(view)
+    }
+}
+
+/// The newest minor version of Kubernetes 1 that the model of admission knows.
+pub const NEWEST_MINOR: u32 = 37;
+
+/// The most nodes on which a room is searched.
+const MAX_ROOMS: usize = 50;
+
+/// Returns on which node the fewest pods would have to end, and which; nodes that the scheduler excludes for other
+/// reasons are left out.
+#[must_use]
+pub fn easiest_room(fleet: &Fleet, workload: &Workload, answers: &[Answer]) -> Vec<Line> {
+    let excluded = |node: &FleetNode| filters::excluded(&workload.spec, &node.details).is_some();
+    let nodes = answers.iter().filter_map(|answer| fleet.node(&answer.node)).filter(|node| !excluded(node));
+    let views = nodes.take(MAX_ROOMS).filter_map(|node| node.view_with_pods(&fleet.budgets));
+    let rooms = views.map(|view| Explanation::new(view, workload, true));
+    let size = |explained: &Explanation| match &explained.room {
+        Some(Room::Sets(sets)) => sets.first().map(|set| (set.len(), explained.view.violated_budgets(set))),
+        _ => None,
+    };
+    let best =
+        rooms.filter_map(|explained| Some((size(&explained)?, explained))).min_by_key(|(size, _)| *size);
+    match best {
+        Some((_, explained)) => report::room_on(&explained),
+        None => report::no_room(),
+    }
+}
+
+/// Names and numbers of nodes by why the pod does not fit there; the most frequent first.
+fn reasons(answers: &[Answer]) -> Vec<(String, Vec<&str>)> {
+    let mut groups: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for answer in answers.iter().filter(|answer| !answer.fits()) {
+        groups.entry(report::reason(&answer.outcome)).or_default().push(&answer.node);
+    }
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    groups.sort_by(|a, b| b.1.len().cmp(&a.1.len()).then(a.0.cmp(&b.0)));
+    groups
+}

@@ -1,0 +1,224 @@
+//! Reads what the API server knows of nodes: Nodes, objects, pods and PodDisruptionBudgets.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde_json::Value;
+
+use super::workload::Workload;
+use crate::admission::NodeAmounts;
+use crate::cluster::{Cluster, ClusterError, NodeDetails, PublishedObject};
+use crate::core_v1::PlacedPod;
+use crate::fit::{NodeView, Wish};
+use crate::pod::Wanted;
+
+/// The nodes that are asked about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// All.
+    All,
+    /// Those with matching labels.
+    Labels(String),
+    /// These, by name.
+    Named(Vec<String>),
+}
+
+/// The nodes, ascending by name.
+#[derive(Clone, Debug, Default)]
+pub struct Fleet {
+    /// The nodes.
+    pub nodes: Vec<FleetNode>,
+    /// The PodDisruptionBudgets, if they were read.
+    pub budgets: Vec<Budget>,
+}
+
+/// What the API server knows of a node.
+#[derive(Clone, Debug, Default)]
+pub struct FleetNode {
+    /// The Node.
+    pub details: NodeDetails,
+    /// Its object.
+    pub object: Option<PublishedObject>,
+    /// Its pods, terminated ones included.
+    pub pods: Vec<PlacedPod>,
+    /// What its pods request of it.
+    pub used: NodeAmounts,
+}
+
+/// A PodDisruptionBudget.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    namespace: String,
+    name: String,
+    selector: LabelSelector,
+    /// How many pods may end now.
+    allowed: u64,
+}
+
+impl Fleet {
+    /// Reads the nodes: three lists, or three requests for each named node.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn read(cluster: &Cluster, selection: &Selection) -> Result<Self, ClusterError> {
+        let wanted = Wanted::default();
+        if let Selection::Named(names) = selection {
+            let mut nodes = Vec::new();
+            for name in names {
+                let details = cluster.node(name).await?;
+                let object = cluster.object::<PublishedObject>(name).await?;
+                let pods = cluster.placed_pods(Some(name), &wanted).await?;
+                nodes.push(FleetNode::new(details, object, pods));
+            }
+            return Ok(Self { nodes, budgets: Vec::new() });
+        }
+        let labels = if let Selection::Labels(labels) = selection { Some(labels.clone()) } else { None };
+        let (mut details, mut objects) = (Vec::new(), BTreeMap::new());
+        let nodes = cluster.node_details(labels).for_each(|node| details.push(node));
+        let add = |object: PublishedObject| _ = objects.insert(object.meta.name.clone(), object);
+        let read_objects = cluster.objects().for_each(add);
+        let ((), (), pods) = tokio::try_join!(nodes, read_objects, cluster.placed_pods(None, &wanted))?;
+        let mut of_nodes: BTreeMap<String, Vec<PlacedPod>> = BTreeMap::new();
+        for pod in pods {
+            of_nodes.entry(pod.node.clone()).or_default().push(pod);
+        }
+        let nodes = details.into_iter().map(|details| {
+            let name = &details.slim.name;
+            let (object, pods) = (objects.remove(name), of_nodes.remove(name).unwrap_or_default());
+            FleetNode::new(details, object, pods)
+        });
+        Ok(Self { nodes: nodes.collect(), budgets: Vec::new() })
+    }
+
+    /// Reads the PodDisruptionBudgets as well.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn read_budgets(&mut self, cluster: &Cluster) -> Result<(), ClusterError> {
+        let budgets = cluster.disruption_budgets().await?;
+        self.budgets = budgets.iter().filter_map(Budget::of).collect();
+        Ok(())
+    }
+
+    /// Returns the node of this name.
+    #[must_use]
+    pub fn node(&self, name: &str) -> Option<&FleetNode> {
+        self.nodes.iter().find(|node| node.details.slim.name == name)
+    }
+}
+
+impl FleetNode {
+    fn new(details: NodeDetails, object: Option<PublishedObject>, pods: Vec<PlacedPod>) -> Self {
+        let running = pods.iter().filter(|placed| !placed.pod.phase.is_terminal());
+        let requests: Vec<NodeAmounts> = running.map(|placed| Wish::from(placed).of_node).collect();
+        let used = crate::fit::sum(&requests);
+        Self { details, object, pods, used }
+    }
+}
+
+impl Budget {
+    fn of(budget: &Value) -> Option<Self> {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        Some(Self {
+            namespace: text(&budget["metadata"]["namespace"])?,
+            name: text(&budget["metadata"]["name"])?,
+            selector: serde_json::from_value(budget["spec"]["selector"].clone()).ok()?,
+            allowed: budget["status"]["disruptionsAllowed"].as_u64().unwrap_or(0),
+        })
+    }
+
+    /// Since `policy/v1` an empty selector selects every pod of the namespace.
+    fn selects(&self, namespace: &str, labels: &BTreeMap<String, String>) -> bool {
+        let named = self.selector.match_labels.iter().flatten();
+        let expressions = self.selector.match_expressions.iter().flatten();
+        let matches = |value: Option<&String>, operator: &str, values: &[String]| match operator {
+            "In" => value.is_some_and(|value| values.contains(value)),
+            "NotIn" => value.is_none_or(|value| !values.contains(value)),
+            "Exists" => value.is_some(),
+            "DoesNotExist" => value.is_none(),
+            _ => false,
+        };
+        self.namespace == namespace
+            && named.into_iter().all(|(key, value)| labels.get(key) == Some(value))
+            && expressions.into_iter().all(|one| {
+                matches(labels.get(&one.key), &one.operator, one.values.as_deref().unwrap_or_default())
+            })
+    }
+}
+
+/// Adds the budgets that count the node's pods.
+pub(super) fn add_budgets(view: &mut NodeView, budgets: &[Budget]) {
+    for pod in &mut view.pods {
+        for budget in budgets.iter().filter(|budget| budget.selects(&pod.namespace, &pod.labels)) {
+            let name = format!("{}/{}", budget.namespace, budget.name);
+            view.budgets.insert(name.clone(), budget.allowed);
+            pod.budgets.push(name);
+        }
+    }
+}
+
+/// Returns the pods that are Pending and not bound, and the scheduler's message about each.
+///
+/// # Errors
+/// See [`ClusterError`].
+pub async fn pending_pods(
+    cluster: &Cluster,
+    namespace: Option<&str>,
+) -> Result<Vec<(Workload, String)>, ClusterError> {
+    let mut found = Vec::new();
+    let mut pages = cluster.unbound_pods(namespace);
+    while let Some(page) = pages.next().await? {
+        for pod in page {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            let metadata = &pod["metadata"];
+            let name = format!("{}/{}", text(&metadata["namespace"]), text(&metadata["name"]));
+            let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            let scheduled = conditions.iter().find(|condition| condition["type"] == "PodScheduled");
+            let message = scheduled.map(|condition| text(&condition["message"])).unwrap_or_default();
+            if let Ok(workload) = Workload::of_pod(pod, &name) {
+                found.push((workload, message));
+            }
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn budgets_select_pods_of_their_namespace() {
+        let budget = |selector: Value| {
+            let status = json!({"disruptionsAllowed": 2});
+            let metadata = json!({"namespace": "db", "name": "one"});
+            Budget::of(&json!({"metadata": metadata, "spec": {"selector": selector}, "status": status}))
+                .unwrap()
+        };
+        let labels: BTreeMap<String, String> = [("app".to_owned(), "db".to_owned())].into();
+        let named = budget(json!({"matchLabels": {"app": "db"}}));
+        assert_eq!(
+            (named.allowed, named.selects("db", &labels), named.selects("x", &labels)),
+            (2, true, false)
+        );
+        assert!(!budget(json!({"matchLabels": {"app": "web"}})).selects("db", &labels));
+        assert!(budget(json!({})).selects("db", &labels));
+        let expression = |operator: &str, values: &[&str]| {
+            let expressions = json!([{"key": "app", "operator": operator, "values": values}]);
+            budget(json!({"matchExpressions": expressions})).selects("db", &labels)
+        };
+        assert!(expression("In", &["db"]) && !expression("NotIn", &["db"]) && expression("Exists", &[]));
+        assert!(
+            !expression("DoesNotExist", &[]) && !expression("In", &["web"]) && expression("NotIn", &["web"])
+        );
+        let mut view = NodeView::default();
+        view.pods.push(crate::fit::PodOnNode { namespace: "db".into(), labels, ..Default::default() });
+        add_budgets(&mut view, &[named]);
+        assert_eq!(
+            (view.budgets["db/one"], view.pods[0].budgets.as_slice()),
+            (2, &["db/one".to_owned()][..])
+        );
+    }
+}

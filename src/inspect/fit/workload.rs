@@ -1,0 +1,264 @@
+//! The pods that are asked about: from a manifest, from the API server, or from flags.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::PodSpec;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::admission::{NodeAmounts, PodRequest};
+use crate::fit::Wish;
+use crate::pod::Pod;
+use crate::quantity::Quantity;
+
+/// The most pods in one manifest.
+const MAX_WORKLOADS: usize = 100;
+/// The most copies of one pod that are considered on a node.
+pub(super) const MAX_COPIES: u64 = 1000;
+
+/// Why a manifest cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WorkloadError {
+    /// It is no YAML or JSON.
+    #[error("it is neither YAML nor JSON: {0}")]
+    Malformed(String),
+    /// It has an object without pods.
+    #[error(
+        "a {0} has no pods; Pod, Deployment, StatefulSet, ReplicaSet, DaemonSet, Job, CronJob and List are read"
+    )]
+    OtherKind(String),
+    /// A pod is not valid.
+    #[error("{name}: {reason}")]
+    Invalid {
+        /// Kind and name.
+        name: String,
+        /// The error.
+        reason: String,
+    },
+    /// It is empty.
+    #[error("it has no objects")]
+    Empty,
+    /// It has too many.
+    #[error("it has more than {MAX_WORKLOADS} objects")]
+    TooMany,
+}
+
+/// A pod to place, perhaps several times.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// `Pod default/db-0`, `Deployment default/web`.
+    pub name: String,
+    /// How many pods are wanted; at least 1.
+    pub replicas: u64,
+    /// What it requests.
+    pub wish: Wish,
+    /// Its specification.
+    pub spec: PodSpec,
+    /// Its node, if it is bound.
+    pub node: Option<String>,
+    /// What its RuntimeClass adds to its requests.
+    pub overhead: NodeAmounts,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RawObject {
+    kind: String,
+    metadata: RawMetadata,
+    spec: Value,
+    items: Vec<Value>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawMetadata {
+    name: Option<String>,
+    #[serde(rename = "generateName")]
+    generate_name: Option<String>,
+    namespace: Option<String>,
+}
+
+impl Workload {
+    /// Reads a manifest of one or several objects, YAML or JSON. Objects without a namespace get `namespace`.
+    ///
+    /// # Errors
+    /// If it is malformed, or has anything but objects with pods.
+    pub fn read(text: &str, namespace: &str) -> Result<Vec<Self>, WorkloadError> {
+        let documents: Vec<Value> = serde_saphyr::from_multiple(text).map_err(|error| {
+            WorkloadError::Malformed(error.to_string().lines().next().unwrap_or_default().into())
+        })?;
+        let mut workloads = Vec::new();
+        for document in documents.into_iter().filter(|document| !document.is_null()) {
+            Self::add(document, namespace, &mut workloads)?;
+        }
+        if workloads.is_empty() { Err(WorkloadError::Empty) } else { Ok(workloads) }
+    }
+
+    fn add(document: Value, namespace: &str, workloads: &mut Vec<Self>) -> Result<(), WorkloadError> {
+        let malformed = |error: serde_json::Error| WorkloadError::Malformed(error.to_string());
+        let whole = document.clone();
+        let object: RawObject = serde_json::from_value(document).map_err(malformed)?;
+        let RawObject { kind, metadata, spec, items } = object;
+        if kind.ends_with("List") {
+            return items.into_iter().try_for_each(|item| Self::add(item, namespace, workloads));
+        }
+        let (replicas, pod) = match kind.as_str() {
+            "Pod" => (1, whole),
+            "Deployment" | "StatefulSet" | "ReplicaSet" | "ReplicationController" => {
+                (spec["replicas"].as_u64().unwrap_or(1), spec["template"].clone())
+            }
+            "DaemonSet" => (1, spec["template"].clone()),
+            "Job" => (spec["parallelism"].as_u64().unwrap_or(1), spec["template"].clone()),
+            "CronJob" => {
+                let job = &spec["jobTemplate"]["spec"];
+                (job["parallelism"].as_u64().unwrap_or(1), job["template"].clone())
+            }
+            other => return Err(WorkloadError::OtherKind(format!("{other:?}"))),
+        };
+        if workloads.len() == MAX_WORKLOADS {
+            return Err(WorkloadError::TooMany);
+        }
+        let name = metadata.name.or(metadata.generate_name).unwrap_or_else(|| "unnamed".to_owned());
+        let namespace = metadata.namespace.unwrap_or_else(|| namespace.to_owned());
+        let name = format!("{kind} {namespace}/{name}");
+        let workload = Self::of_pod(pod, &name)
+            .map_err(|reason| WorkloadError::Invalid { name: name.clone(), reason })?;
+        workloads.push(Self { replicas: replicas.clamp(1, MAX_COPIES), ..workload });
+        Ok(())
+    }
+
+    /// Returns a pod from its JSON; its metadata may be incomplete.
+    ///
+    /// # Errors
+    /// One sentence.
+    pub fn of_pod(mut pod: Value, name: &str) -> Result<Self, String> {
+        let spec: PodSpec = serde_json::from_value(pod["spec"].clone()).map_err(|error| error.to_string())?;
+        if spec.containers.is_empty() {
+            return Err("it has no containers".to_owned());
+        }
+        let names = spec.init_containers.iter().flatten().chain(&spec.containers);
+        let mut seen = std::collections::BTreeSet::new();
+        if let Some(twice) = names.clone().find(|container| !seen.insert(&container.name)) {
+            return Err(format!("two containers have the name {:?}", twice.name));
+        }
+        for container in names {
+            let Some(resources) = &container.resources else { continue };
+            let all = [("requests", &resources.requests), ("limits", &resources.limits)];
+            for (kind, amounts) in all {
+                for (resource, quantity) in amounts.iter().flatten() {
+                    quantity.0.parse::<Quantity>().map_err(|error| {
+                        format!("container {}: {kind}.{resource}: {error}", container.name)
+                    })?;
+                }
+            }
+        }
+        if !pod["metadata"].is_object() {
+            pod["metadata"] = json!({});
+        }
+        for (key, default) in [("name", "pod"), ("namespace", "default")] {
+            if pod["metadata"][key].as_str().is_none_or(str::is_empty) {
+                pod["metadata"][key] = json!(default);
+            }
+        }
+        let read = Pod::from_json(&serde_json::to_vec(&pod).map_err(|error| error.to_string())?)?;
+        let overhead = overhead(&spec);
+        Ok(Self {
+            name: name.to_owned(),
+            replicas: 1,
+            wish: Wish::new(PodRequest::from(&read), &overhead),
+            node: spec.node_name.clone().filter(|node| !node.is_empty()),
+            spec,
+            overhead,
+        })
+    }
+
+    /// Returns a Guaranteed pod with one container that requests this.
+    ///
+    /// # Errors
+    /// If a quantity is not valid.
+    pub fn of_amounts(amounts: &BTreeMap<String, String>) -> Result<Self, String> {
+        let container = json!({"name": "pod", "resources": {"limits": amounts}});
+        Self::of_pod(json!({"spec": {"containers": [container]}}), "a pod")
+    }
+}
+
+fn overhead(spec: &PodSpec) -> NodeAmounts {
+    let amount = |(name, quantity): (&String, &k8s_openapi::apimachinery::pkg::api::resource::Quantity)| {
+        let quantity: Quantity = quantity.0.parse().ok()?;
+        Some((name.clone(), if name == "cpu" { quantity.ceil_milli() } else { quantity.ceil() }))
+    };
+    spec.overhead.iter().flatten().filter_map(amount).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POD: &str = "
+kind: Pod
+metadata: {name: db-0, namespace: db}
+spec:
+  containers:
+  - name: db
+    resources: {limits: {cpu: 4, memory: 8Gi, nvidia.com/gpu: '1'}}
+";
+
+    fn error(text: &str) -> String {
+        Workload::read(text, "default").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn every_kind_with_pods_is_read() {
+        let template = "template: {spec: {containers: [{name: c, resources: {requests: {cpu: 500m}}}]}}";
+        let text = format!(
+            "{POD}---\nkind: Deployment\nmetadata: {{name: web}}\nspec: {{replicas: 3, {template}}}\n---\n\
+             kind: List\nitems:\n- kind: Job\n  metadata: {{generateName: run-}}\n  spec: {{parallelism: 2, {template}}}\n\
+             - kind: CronJob\n  metadata: {{name: night}}\n  spec: {{jobTemplate: {{spec: {{{template}}}}}}}\n"
+        );
+        let read = Workload::read(&text, "mine").unwrap();
+        let names: Vec<(&str, u64)> = read.iter().map(|one| (one.name.as_str(), one.replicas)).collect();
+        let expected =
+            [("Pod db/db-0", 1), ("Deployment mine/web", 3), ("Job mine/run-", 2), ("CronJob mine/night", 1)];
+        assert_eq!(names, expected);
+        let pod = &read[0].wish.pod;
+        assert!(pod.guaranteed, "requests are the limits");
+        assert_eq!((pod.containers[0].cpu_milli, pod.containers[0].devices["nvidia.com/gpu"]), (4000, 1));
+        assert_eq!((read[0].wish.of_node["pods"], read[1].wish.of_node["cpu"]), (1, 500));
+        assert!(!read[1].wish.pod.guaranteed);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_said_in_a_sentence() {
+        assert_eq!(error(""), "it has no objects");
+        assert!(error("a: [").starts_with("it is neither YAML nor JSON: "));
+        assert!(error("kind: Service\nmetadata: {name: a}").starts_with("a \"Service\" has no pods; "));
+        assert_eq!(
+            error("kind: Pod\nmetadata: {name: a}\nspec: {containers: []}"),
+            "Pod default/a: it has no containers"
+        );
+        let odd = POD.replace("8Gi", "8G i");
+        let expected = "Pod db/db-0: container db: limits.memory: `8G i` is not a Kubernetes quantity such as 4, 500m, 64Mi or 16Gi";
+        assert_eq!(error(&odd), expected);
+        assert!(
+            error(&POD.repeat(MAX_WORKLOADS + 1).replace("\nkind: Pod", "\n---\nkind: Pod"))
+                .contains("more than")
+        );
+    }
+
+    #[test]
+    fn a_shape_is_a_guaranteed_pod() {
+        let amounts =
+            [("cpu", "8"), ("memory", "16Gi")].map(|(name, amount)| (name.to_owned(), amount.to_owned()));
+        let pod = Workload::of_amounts(&amounts.into()).unwrap();
+        assert!(pod.wish.pod.guaranteed);
+        assert_eq!((pod.wish.of_node["cpu"], pod.wish.of_node["memory"]), (8000, 16 << 30));
+    }
+
+    #[test]
+    fn overhead_is_part_of_what_the_node_needs() {
+        let text = format!("{POD}  overhead: {{cpu: 250m, memory: 100Mi}}\n");
+        let read = &Workload::read(&text, "default").unwrap()[0];
+        assert_eq!((read.wish.of_node["cpu"], read.overhead["memory"]), (4250, 100 << 20));
+        assert_eq!(read.wish.pod.containers[0].cpu_milli, 4000);
+    }
+}

@@ -1,0 +1,133 @@
+//! The picture of this node from its hardware and kubelet, with ids.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Holding, Picture, add_pods, distances, memories, real_zones, summary};
+use crate::kubelet::{ContainerUsage, PodUsage};
+use crate::machine::{CpuLocation, Id, IdSet, Machine};
+use crate::nrt::{POLICY, SCOPE, zone_name};
+use crate::render::{Line, Style, Zone, resource_label};
+use crate::topology;
+
+/// A node as it was read on the node itself.
+#[derive(Clone, Debug)]
+pub struct NodeState<'a> {
+    /// The node's name.
+    pub name: &'a str,
+    /// The zones to draw.
+    pub zones: &'a [topology::Zone],
+    /// The object's attributes.
+    pub attributes: &'a [(String, String)],
+    /// The hardware.
+    pub machine: &'a Machine,
+    /// Where each CPU is, as far as known.
+    pub cpus: &'a BTreeMap<Id, CpuLocation>,
+    /// What the kubelet has allocated to active pods.
+    pub pods: Vec<&'a PodUsage>,
+}
+
+impl Picture {
+    /// Returns the picture of a node, with the ids of CPUs and devices.
+    #[must_use]
+    pub fn of_node(node: &NodeState<'_>) -> Self {
+        let real = real_zones(node.zones);
+        let zone = |zone: &&topology::Zone| Zone { facts: node.facts(zone, &real), ..Zone::from(*zone) };
+        let mut zones: Vec<Zone> = real.iter().map(zone).collect();
+        let mut found: Vec<(IdSet, &str, Holding)> =
+            node.pods.iter().flat_map(|pod| node.holdings(pod)).collect();
+        found.sort_by_key(|(_, _, holding)| {
+            (holding.zones.clone(), holding.pod.clone(), holding.container.clone())
+        });
+        add_pods(&mut zones, found.iter().map(|(ids, pod, _)| (*pod, ids.iter().map(zone_name).collect())));
+        let holdings = Some(found.into_iter().map(|(_, _, holding)| holding).collect());
+        Self { title: node.title(), notes: Vec::new(), zones, holdings }
+    }
+}
+
+impl<'a> NodeState<'a> {
+    fn title(&self) -> Line {
+        let value = |name: &str| {
+            let found = self.attributes.iter().find(|(key, _)| key == name);
+            found.map(|(_, value)| value.as_str())
+        };
+        let summary = summary(value(POLICY), value(SCOPE), real_zones(self.zones).len());
+        Line::new(self.name, Style::Bold).add(summary, Style::Plain)
+    }
+
+    /// Returns CPUs, socket, caches and distances of a zone.
+    fn facts(&self, zone: &topology::Zone, all: &[&topology::Zone]) -> Vec<Line> {
+        let Some(node) = self.machine.node(zone.id) else { return Vec::new() };
+        let locations = || node.cpus.iter().filter_map(|cpu| Some((cpu, self.cpus.get(&cpu)?)));
+        let sockets: BTreeSet<Id> = locations().map(|(_, location)| location.socket).collect();
+        let mut caches: BTreeMap<Id, IdSet> = BTreeMap::new();
+        for (cpu, location) in locations() {
+            caches.entry(location.cache).or_default().insert(cpu);
+        }
+        let mut facts = Vec::new();
+        if !node.cpus.is_empty() {
+            facts.push(format!("CPUs {}", node.cpus));
+        }
+        facts.extend(sockets.iter().map(|socket| format!("socket {socket}")));
+        facts.extend(distances(zone, all));
+        let mut lines = vec![Line::new(facts.join(", "), Style::Dim)];
+        if caches.len() > 1 {
+            let caches: Vec<String> = caches.values().map(ToString::to_string).collect();
+            lines.push(Line::new(format!("L3 caches of CPUs {}", caches.join(" and ")), Style::Dim));
+        }
+        lines
+    }
+
+    /// Returns what each container of a pod has, and in which zones.
+    fn holdings(&self, pod: &'a PodUsage) -> Vec<(IdSet, &'a str, Holding)> {
+        let of_pod = ContainerUsage {
+            name: "(pod)".to_owned(),
+            cpus: pod.cpus.clone(),
+            memory: pod.memory.clone(),
+            ..ContainerUsage::default()
+        };
+        let containers = std::iter::once(&of_pod).chain(&pod.containers);
+        let has_any =
+            |one: &&ContainerUsage| !one.cpus.is_empty() || !one.memory.is_empty() || !one.devices.is_empty();
+        let holding = |container: &ContainerUsage| {
+            let zones = self.zones_of(container);
+            let text = Holding {
+                zones: if zones.is_empty() { "-".to_owned() } else { zones.to_string() },
+                pod: format!("{}/{}", pod.namespace, pod.name),
+                container: container.name.clone(),
+                cpus: container.cpus.to_string(),
+                memory: memory_of(container),
+                devices: devices_of(container),
+            };
+            (zones, pod.name.as_str(), text)
+        };
+        containers.filter(has_any).map(holding).collect()
+    }
+
+    fn zones_of(&self, container: &ContainerUsage) -> IdSet {
+        let mut zones = self.machine.nodes_of(&container.cpus);
+        container.memory.iter().for_each(|block| zones.union_with(&block.nodes));
+        container.devices.iter().for_each(|group| zones.union_with(&group.nodes));
+        zones
+    }
+}
+
+fn memory_of(container: &ContainerUsage) -> String {
+    let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
+    for block in &container.memory {
+        let sum = sums.entry(&block.resource).or_default();
+        *sum = sum.saturating_add(block.bytes);
+    }
+    memories(sums)
+}
+
+fn devices_of(container: &ContainerUsage) -> String {
+    // The kubelet repeats a device that is on several zones.
+    let mut ids: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for group in &container.devices {
+        ids.entry(&group.resource).or_default().extend(group.ids.iter().map(String::as_str));
+    }
+    let text = |(resource, ids): (&str, BTreeSet<&str>)| {
+        format!("{} {}", resource_label(resource), ids.into_iter().collect::<Vec<_>>().join(","))
+    };
+    ids.into_iter().map(text).collect::<Vec<_>>().join("; ")
+}
