@@ -4,7 +4,9 @@ use anyhow::bail;
 use clap::ValueEnum;
 
 use super::cluster::ClusterArgs;
+use super::terminal::Terminal;
 use crate::inspect::doctor::{self, Outcome, Report};
+use crate::render::page;
 
 /// Exit status if something essential could not be checked.
 const INCOMPLETE: u8 = 2;
@@ -63,7 +65,10 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 fn print(report: &Report, output: Output) -> anyhow::Result<()> {
     match output {
-        Output::Text => super::print(&report.to_string()),
+        Output::Text => {
+            let terminal = Terminal::now();
+            super::print(&(page(&report.lines(terminal.width()), usize::MAX, terminal.colour) + "\n"))
+        }
         Output::Json => super::print(&(serde_json::to_string_pretty(report)? + "\n")),
     }
 }

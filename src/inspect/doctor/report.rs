@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::facts::{Facts, Unchecked};
 use crate::inspect::{Finding, Mend, Severity};
+use crate::render::{Line, Style, page};
 
 /// Maximum number of findings of each check in the report.
 const MAX_FINDINGS: usize = 100;
@@ -136,46 +137,69 @@ fn counted(count: usize, name: &str) -> String {
     format!("{count} {name}{}", if count == 1 { "" } else { "s" })
 }
 
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}", self.headline())?;
+impl Report {
+    /// Returns the report for a terminal with this many columns. Commands are not wrapped, so that they can be copied.
+    pub fn lines(&self, width: usize) -> Vec<Line> {
+        let mut lines = wrapped("", &self.headline(), Style::Bold, width);
         for findings in self.findings.chunk_by(|one, other| one.check == other.check) {
-            of_check(f, findings)?;
+            lines.push(Line::default());
+            of_check(findings, width, &mut lines);
             if let Some(more) = self.more.get(findings[0].check) {
-                writeln!(f, "  and {more} more")?;
+                lines.push(Line::new(format!("  and {more} more"), Style::Dim));
             }
         }
         if !self.unchecked.is_empty() {
-            writeln!(f, "\nNot checked")?;
+            lines.extend([Line::default(), Line::new("Not checked", Style::Bold)]);
         }
         for Unchecked { what, reason, needs, .. } in &self.unchecked {
-            writeln!(f, "  {what}: {reason}")?;
-            if let Some(needs) = needs {
-                writeln!(f, "    permission needed: {needs}")?;
-            }
+            lines.extend(wrapped("  ", &format!("{what}: {reason}"), Style::Plain, width));
+            lines.extend(needs.map(|needs| Line::new(format!("    permission needed: {needs}"), Style::Dim)));
         }
-        Ok(())
+        lines
     }
 }
 
-/// Writes the findings of one check. How to mend them follows the last of those that it is the same for.
-fn of_check(f: &mut fmt::Formatter<'_>, findings: &[Finding]) -> fmt::Result {
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", page(&self.lines(usize::MAX), usize::MAX, false))
+    }
+}
+
+/// Adds the findings of one check. How to mend them follows the last of those that it is the same for.
+fn of_check(findings: &[Finding], width: usize, lines: &mut Vec<Line>) {
     let first = &findings[0];
-    let severity = match first.severity {
-        Severity::Error => "ERROR",
-        Severity::Warning => "WARNING",
+    let (severity, style) = match first.severity {
+        Severity::Error => ("ERROR", Style::Bad),
+        Severity::Warning => ("WARNING", Style::Warning),
     };
-    writeln!(f, "\n{severity} {}: {}", first.check, first.why)?;
+    lines.extend(wrapped("", &format!("{severity} {}: {}", first.check, first.why), style, width));
     for same in findings.chunk_by(|one, other| one.mend == other.mend) {
         for Finding { place, what, .. } in same {
-            writeln!(f, "  {place}: {what}")?;
+            lines.extend(wrapped("  ", &format!("{place}: {what}"), Style::Plain, width));
         }
         match &same[0].mend {
-            Mend::Run(command) => writeln!(f, "    $ {command}")?,
-            Mend::Do(text) => writeln!(f, "    {text}")?,
+            Mend::Run(command) => lines.push(Line::new(format!("    $ {command}"), Style::Good)),
+            Mend::Do(text) => lines.extend(wrapped("    ", text, Style::Good, width)),
         }
     }
-    Ok(())
+}
+
+/// Returns the text in lines of at most `width` columns, all but the first with one more step of indentation.
+fn wrapped(indent: &str, text: &str, style: Style, width: usize) -> Vec<Line> {
+    let mut lines = Vec::new();
+    let mut line = indent.to_owned();
+    for word in text.split_whitespace() {
+        let is_empty = line.trim().is_empty();
+        if !is_empty && line.chars().count() + 1 + word.chars().count() > width {
+            lines.push(Line::new(&line, style));
+            line = format!("{indent}  {word}");
+            continue;
+        }
+        line += if is_empty { "" } else { " " };
+        line += word;
+    }
+    lines.push(Line::new(&line, style));
+    lines
 }
 
 #[cfg(test)]
@@ -212,6 +236,17 @@ mod tests {
         assert_eq!((report.outcome(), report.findings.len()), (Outcome::Well, 0));
         report.unchecked.push(unchecked(true));
         assert_eq!(report.outcome(), Outcome::Incomplete);
+    }
+
+    #[test]
+    fn sentences_are_wrapped_and_commands_are_not() {
+        let mut report = Report::default();
+        report.add(vec![ODD.finding("Node a", "it is very odd", Mend::Run("kubectl get node a".to_owned()))]);
+        let text = page(&report.lines(18), usize::MAX, false);
+        assert_eq!(
+            text,
+            "1 error\n\nERROR Odd: It is\n  odd.\n  Node a: it is\n    very odd\n    $ kubectl get node a"
+        );
     }
 
     #[test]
