@@ -3,6 +3,7 @@
 pub mod doctor;
 mod finding;
 pub mod fit;
+pub mod node_checks;
 mod picture;
 pub mod show;
 
