@@ -1,10 +1,13 @@
+mod node;
+
 use std::process::ExitCode;
 
 use anyhow::bail;
-use clap::ValueEnum;
+use clap::{Subcommand, ValueEnum};
 
 use super::cluster::ClusterArgs;
 use super::terminal::Terminal;
+use crate::inspect::Check;
 use crate::inspect::doctor::{self, Outcome, Report};
 use crate::render::page;
 
@@ -16,7 +19,10 @@ const INCOMPLETE: u8 = 2;
 /// Nothing is changed. Exit 0 if nothing is wrong, 1 if there are findings, 2 if Nodes, objects, pods or DaemonSets could
 /// not be read. docs/doctor.md lists the checks and the permissions.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(super) struct Args {
+    #[command(subcommand)]
+    command: Option<DoctorCommand>,
     /// How the report is printed
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
@@ -30,6 +36,11 @@ pub(super) struct Args {
     cluster: ClusterArgs,
 }
 
+#[derive(Debug, Subcommand)]
+enum DoctorCommand {
+    Node(node::Args),
+}
+
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 enum Output {
     #[default]
@@ -38,15 +49,27 @@ enum Output {
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let Args { output, ignore, kubelets, cluster } = args;
-    if let Some(name) = ignore.iter().find(|name| doctor::cluster_checks().all(|check| check.name != **name))
-    {
-        bail!("--ignore {name}: there is no such check; docs/doctor.md lists them");
+    let Args { command, output, ignore, kubelets, cluster } = args;
+    if let Some(DoctorCommand::Node(args)) = command {
+        return node::run(args);
     }
+    check_names(&ignore, &doctor::cluster_checks().collect::<Vec<_>>())?;
     let report = super::block_on(async move {
         let cluster = cluster.cluster().await?;
         Ok(doctor::check_cluster(&cluster, kubelets).await)
     });
+    finish(report, &ignore, output)
+}
+
+fn check_names(ignore: &[String], checks: &[&Check]) -> anyhow::Result<()> {
+    match ignore.iter().find(|name| checks.iter().all(|check| check.name != **name)) {
+        Some(name) => bail!("--ignore {name}: there is no such check; docs/doctor.md lists them"),
+        None => Ok(()),
+    }
+}
+
+/// Prints a report without what is to be ignored, and returns its exit status.
+fn finish(report: anyhow::Result<Report>, ignore: &[String], output: Output) -> anyhow::Result<ExitCode> {
     let mut report = match report {
         Ok(report) => report,
         Err(error) => {
@@ -54,7 +77,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(INCOMPLETE));
         }
     };
-    report.ignore(&ignore);
+    report.ignore(ignore);
     print(&report, output)?;
     Ok(match report.outcome() {
         Outcome::Well => ExitCode::SUCCESS,

@@ -14,10 +14,13 @@ mod rivals;
 mod schedulers;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(in crate::inspect) use tests::table;
 
 use crate::cluster::Cluster;
 
 pub use facts::Unchecked;
+pub(in crate::inspect) use kubelets::{CPU_MANAGER_NOT_STATIC, MEMORY_MANAGER_NOT_STATIC};
 pub use report::{Outcome, Report, Summary};
 
 use super::{Check, Finding};

@@ -19,27 +19,19 @@ mod tests;
 
 use crate::agent::{Recording, Settings};
 use crate::cluster::Cluster;
+use crate::inspect::doctor::Report;
 use crate::inspect::{Check, Finding};
 
 use facts::NodeFacts;
 
-/// What was found on a node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeReport {
-    /// Sorted, the worst first.
-    pub findings: Vec<Finding>,
-    /// What could not be checked and why, one sentence each.
-    pub unchecked: Vec<String>,
-}
-
 /// Checks the node that this process runs on. If the kubelet's configuration has to be requested from the kubelet, that
 /// needs the credentials of a `cluster`.
-pub async fn check_node(settings: &Settings, cluster: Option<Cluster>) -> NodeReport {
+pub async fn check_node(settings: &Settings, cluster: Option<Cluster>) -> Report {
     report(&NodeFacts::read(settings, cluster).await)
 }
 
 /// Checks what a recording contains.
-pub fn check_recording(recording: &Recording) -> NodeReport {
+pub fn check_recording(recording: &Recording) -> Report {
     report(&NodeFacts::of_recording(recording))
 }
 
@@ -59,11 +51,10 @@ pub fn checks() -> Vec<&'static Check> {
     .concat()
 }
 
-fn report(facts: &NodeFacts) -> NodeReport {
-    let mut findings = check(facts);
-    findings.sort();
-    findings.dedup();
-    NodeReport { findings, unchecked: facts.unchecked() }
+fn report(facts: &NodeFacts) -> Report {
+    let mut report = Report { unchecked: facts.unchecked(), ..Report::default() };
+    report.add(check(facts));
+    report
 }
 
 fn check(facts: &NodeFacts) -> Vec<Finding> {

@@ -12,13 +12,13 @@ use crate::inspect::{Check, Finding, Mend, Severity};
 use crate::nrt::{POLICY, SCOPE};
 use crate::quantity::Quantity;
 
-pub(super) static CPU_MANAGER_NOT_STATIC: Check = Check {
+pub(in crate::inspect) static CPU_MANAGER_NOT_STATIC: Check = Check {
     name: "CpuManagerNotStatic",
     severity: Severity::Warning,
     looks_for: "the Topology Manager's policy is restricted or single-numa-node, but the CPU Manager's is not static",
     why: "No container gets CPUs of its own, so CPUs are not aligned with devices and memory.",
 };
-pub(super) static MEMORY_MANAGER_NOT_STATIC: Check = Check {
+pub(in crate::inspect) static MEMORY_MANAGER_NOT_STATIC: Check = Check {
     name: "MemoryManagerNotStatic",
     severity: Severity::Warning,
     looks_for: "the Topology Manager's policy is restricted or single-numa-node, but the Memory Manager's is not Static",

@@ -11,6 +11,16 @@ fn names_are_unique() {
     assert_eq!(names.len(), cluster_checks().count());
 }
 
+/// Returns the documentation of checks.
+pub(in crate::inspect) fn table<'a>(checks: impl IntoIterator<Item = &'a Check>) -> String {
+    let mut table = "| check | looks for | severity | leads to |\n|---|---|---|---|\n".to_owned();
+    for check in checks {
+        let severity = format!("{:?}", check.severity).to_lowercase();
+        table += &format!("| `{}` | {} | {severity} | {} |\n", check.name, check.looks_for, check.why);
+    }
+    table
+}
+
 #[test]
 fn nothing_is_found_in_what_could_not_be_read() {
     assert_eq!(findings(&Facts::default()), []);
@@ -18,10 +28,5 @@ fn nothing_is_found_in_what_could_not_be_read() {
 
 #[test]
 fn the_document_lists_every_check() {
-    let mut table = "| check | looks for | severity | leads to |\n|---|---|---|---|\n".to_owned();
-    for check in cluster_checks() {
-        let severity = format!("{:?}", check.severity).to_lowercase();
-        table += &format!("| `{}` | {} | {severity} | {} |\n", check.name, check.looks_for, check.why);
-    }
-    generated::section("docs/doctor.md", "checks of a cluster", &table);
+    generated::section("docs/doctor.md", "checks of a cluster", &table(cluster_checks()));
 }

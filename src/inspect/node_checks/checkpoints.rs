@@ -32,7 +32,7 @@ static CHECKPOINT_OF_OTHER_POLICY: Check = Check {
     why: NO_START,
 };
 pub(super) static CPU_CHECKPOINT_OUTDATED: Check = Check {
-    name: "CPUCheckpointOutdated",
+    name: "CpuCheckpointOutdated",
     severity: Severity::Error,
     looks_for: "the CPU Manager's checkpoint has other CPUs than the machine, or not the reserved ones",
     why: NO_START,

@@ -1,6 +1,7 @@
 //! The kubelet's configuration: whether it can be read, and whether a kubelet starts with it.
 
 use super::facts::NodeFacts;
+use crate::inspect::doctor::{CPU_MANAGER_NOT_STATIC, MEMORY_MANAGER_NOT_STATIC};
 use crate::inspect::{Check, Finding, Mend, Severity};
 use crate::kubelet::{KubeletConfig, Overrides};
 use crate::machine::Machine;
@@ -38,18 +39,6 @@ static POLICY_UNKNOWN: Check = Check {
     looks_for: "a manager's policy or scope is none that kubelets have",
     why: NO_START,
 };
-static CPU_MANAGER_OFF: Check = Check {
-    name: "CPUManagerOff",
-    severity: Severity::Warning,
-    looks_for: "the Topology Manager aligns, but the CPU Manager's policy is `none`",
-    why: "CPUs are not aligned: every container runs on all CPUs.",
-};
-static MEMORY_MANAGER_OFF: Check = Check {
-    name: "MemoryManagerOff",
-    severity: Severity::Warning,
-    looks_for: "the Topology Manager rejects pods that are not aligned, but the Memory Manager's policy is `None`",
-    why: "Memory and huge pages are not aligned: containers may get them from another NUMA node than their CPUs.",
-};
 static OPTIONS_INVALID: Check = Check {
     name: "OptionsInvalid",
     severity: Severity::Error,
@@ -57,7 +46,7 @@ static OPTIONS_INVALID: Check = Check {
     why: NO_START,
 };
 static TOO_MANY_NUMA_NODES: Check = Check {
-    name: "TooManyNUMANodes",
+    name: "TooManyNumaNodes",
     severity: Severity::Error,
     looks_for: "the machine has more NUMA nodes than `max-allowable-numa-nodes` (8 if not set)",
     why: NO_START,
@@ -69,8 +58,8 @@ pub(super) const CHECKS: &[&Check] = &[
     &CONFIG_NOT_IN_EFFECT,
     &OVERRIDE_DIFFERS,
     &POLICY_UNKNOWN,
-    &CPU_MANAGER_OFF,
-    &MEMORY_MANAGER_OFF,
+    &CPU_MANAGER_NOT_STATIC,
+    &MEMORY_MANAGER_NOT_STATIC,
     &OPTIONS_INVALID,
     &TOO_MANY_NUMA_NODES,
 ];
@@ -120,12 +109,12 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<Finding> {
 fn readable(facts: &NodeFacts) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(error) = &facts.config_error {
-        let mend = "let numacast read the file (`kubelet.configFile`) or request it from the kubelet \
-                    (`kubelet.configSource: configz`), or set `kubelet.configOverrides`";
+        let mend = "Let numacast read the file (`kubelet.configFile`) or request it from the kubelet \
+                    (`kubelet.configSource: configz`), or set `kubelet.configOverrides`.";
         findings.push(facts.finding(&CONFIG_UNREADABLE, error, Mend::Do(mend.to_owned())));
     }
     for error in &facts.config_errors {
-        let mend = format!("correct the key in {} and restart the kubelet", facts.paths.config());
+        let mend = format!("Correct the key in {}, and restart the kubelet.", facts.paths.config());
         findings.push(facts.finding(&CONFIG_KEY_INVALID, error, Mend::Do(mend)));
     }
     if let Some(file) = &facts.changed {
@@ -154,7 +143,7 @@ fn overridden(facts: &NodeFacts) -> Vec<Finding> {
     let differs = |(key, given, own): (&str, &Option<String>, &String)| {
         let given = given.as_ref().filter(|given| *given != own)?;
         let what = format!("`kubelet.configOverrides.{key}` is {given}, the kubelet's {key} is {own}");
-        let mend = format!("remove `kubelet.configOverrides`, or set `{key}: {own}` in it");
+        let mend = format!("Remove `kubelet.configOverrides`, or set `{key}: {own}` in it.");
         Some(facts.finding(&OVERRIDE_DIFFERS, what, Mend::Do(mend)))
     };
     keys.into_iter().filter_map(differs).collect()
@@ -188,27 +177,23 @@ fn nearest<'a>(value: &str, known: &[&'a str]) -> &'a str {
 
 fn managers_off(facts: &NodeFacts, config: &KubeletConfig) -> Vec<Finding> {
     let policy = config.topology_manager_policy.as_str();
-    let rejects = matches!(policy, "restricted" | "single-numa-node");
+    if !matches!(policy, "restricted" | "single-numa-node") {
+        return Vec::new();
+    }
     let mut findings = Vec::new();
-    if (rejects || policy == "best-effort") && config.cpu_manager_policy == "none" {
+    if config.cpu_manager_policy == "none" {
         let what = format!("topologyManagerPolicy is {policy}, but cpuManagerPolicy is none");
-        findings.push(facts.finding(
-            &CPU_MANAGER_OFF,
-            what,
-            change_policy(facts, "cpuManagerPolicy: static", &facts.paths.cpu_checkpoint()),
-        ));
+        let mend = change_policy(facts, "cpuManagerPolicy: static", &facts.paths.cpu_checkpoint());
+        findings.push(facts.finding(&CPU_MANAGER_NOT_STATIC, what, mend));
     }
     let can_be_static = facts
         .machine
         .as_ref()
         .is_ok_and(|machine| machine.numa && machine.nodes.len() <= STATIC_MEMORY_NODES);
-    if rejects && can_be_static && config.memory_manager_policy == "None" {
+    if can_be_static && config.memory_manager_policy == "None" {
         let what = format!("topologyManagerPolicy is {policy}, but memoryManagerPolicy is None");
-        findings.push(facts.finding(
-            &MEMORY_MANAGER_OFF,
-            what,
-            change_policy(facts, "memoryManagerPolicy: Static", &facts.paths.memory_checkpoint()),
-        ));
+        let mend = change_policy(facts, "memoryManagerPolicy: Static", &facts.paths.memory_checkpoint());
+        findings.push(facts.finding(&MEMORY_MANAGER_NOT_STATIC, what, mend));
     }
     findings
 }
@@ -216,7 +201,7 @@ fn managers_off(facts: &NodeFacts, config: &KubeletConfig) -> Vec<Finding> {
 /// A kubelet does not start with the checkpoint of another policy.
 fn change_policy(facts: &NodeFacts, setting: &str, checkpoint: &std::path::Path) -> Mend {
     Mend::Do(format!(
-        "drain the node, stop the kubelet, set `{setting}` in {}, delete {} and start the kubelet",
+        "Drain the node, stop the kubelet, set `{setting}` in {}, delete {}, and start the kubelet.",
         facts.paths.config(),
         checkpoint.display()
     ))
@@ -226,7 +211,10 @@ fn cpu_options(facts: &NodeFacts, config: &KubeletConfig) -> Vec<Finding> {
     let options = &config.cpu_manager_policy_options;
     let invalid = |what: String, mend: Mend| facts.finding(&OPTIONS_INVALID, what, mend);
     let remove = |option: &str| {
-        Mend::Do(format!("remove {option} from cpuManagerPolicyOptions in {}", facts.paths.config()))
+        Mend::Do(format!(
+            "Remove {option} from cpuManagerPolicyOptions in {} and restart the kubelet.",
+            facts.paths.config()
+        ))
     };
     if config.cpu_manager_policy == "none" {
         let what = "cpuManagerPolicyOptions are set, but cpuManagerPolicy is none".to_owned();
@@ -267,7 +255,10 @@ fn topology_options(facts: &NodeFacts, config: &KubeletConfig) -> Vec<Finding> {
         return Vec::new();
     }
     let remove = |option: &str| {
-        Mend::Do(format!("remove {option} from topologyManagerPolicyOptions in {}", facts.paths.config()))
+        Mend::Do(format!(
+            "Remove {option} from topologyManagerPolicyOptions in {} and restart the kubelet.",
+            facts.paths.config()
+        ))
     };
     let mut findings = Vec::new();
     for (option, value) in &config.topology_manager_policy_options {

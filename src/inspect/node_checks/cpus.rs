@@ -9,25 +9,25 @@ use crate::machine::{Id, IdSet, Machine, NumaNode};
 use numacast_core::kubelet::is_true;
 
 static RESERVED_CPUS_MISSING: Check = Check {
-    name: "ReservedCPUsMissing",
+    name: "ReservedCpusMissing",
     severity: Severity::Error,
     looks_for: "the CPU Manager's policy is `static`, but no CPUs are reserved",
     why: "The kubelet does not start with it.",
 };
 static RESERVED_CPUS_OFFLINE: Check = Check {
-    name: "ReservedCPUsOffline",
+    name: "ReservedCpusOffline",
     severity: Severity::Error,
     looks_for: "`reservedSystemCPUs` has CPUs that are offline or that the machine does not have",
     why: "The kubelet does not start with it.",
 };
 static RESERVED_CPUS_TAKE_NODE: Check = Check {
-    name: "ReservedCPUsTakeNode",
+    name: "ReservedCpusTakeNode",
     severity: Severity::Warning,
     looks_for: "all CPUs of a NUMA node are reserved, and those of another are not",
     why: "No container with exclusive CPUs can be aligned with that node's memory and devices.",
 };
 static RESERVED_CPUS_SPLIT_CORES: Check = Check {
-    name: "ReservedCPUsSplitCores",
+    name: "ReservedCpusSplitCores",
     severity: Severity::Warning,
     looks_for: "with `full-pcpus-only`, only some CPUs of a core are reserved",
     why: "Nobody can get the other CPUs of that core exclusively, and zones show them as free.",
@@ -39,7 +39,7 @@ static CORES_UNEVEN: Check = Check {
     why: "The kubelet takes the average, rounded down, for the size of every core, so it rejects pods or splits cores.",
 };
 static ISOLATED_CPUS_SHARED: Check = Check {
-    name: "IsolatedCPUsShared",
+    name: "IsolatedCpusShared",
     severity: Severity::Warning,
     looks_for: "CPUs that the kernel isolates (`isolcpus`) are in the kubelet's shared pool",
     why: "The kernel moves nothing off isolated CPUs, so containers and system processes pile up on one of them.",
@@ -157,7 +157,7 @@ fn uneven(facts: &NodeFacts, config: &KubeletConfig) -> Option<Finding> {
     let average = facts.cpus.len() / sizes.len().max(1);
     let what =
         format!("cores have {fewest} to {most} online CPUs, and the kubelet takes {average} for each core");
-    let mend = "take all CPUs of these cores online or offline, or remove full-pcpus-only from cpuManagerPolicyOptions";
+    let mend = "Take all CPUs of these cores online or offline, or remove full-pcpus-only from cpuManagerPolicyOptions.";
     Some(facts.finding(&CORES_UNEVEN, what, Mend::Do(mend.to_owned())))
 }
 
@@ -168,6 +168,6 @@ fn isolated(facts: &NodeFacts, machine: &Machine, config: &KubeletConfig) -> Opt
     };
     let isolated = facts.details.isolated_cpus.intersection(&shared);
     let what = format!("the isolated CPUs {isolated} are in the kubelet's shared pool");
-    let mend = "remove these CPUs from `isolcpus` in the kernel's command line and boot again";
+    let mend = "Remove these CPUs from `isolcpus` in the kernel's command line, and boot again.";
     (!isolated.is_empty()).then(|| facts.finding(&ISOLATED_CPUS_SHARED, what, Mend::Do(mend.to_owned())))
 }

@@ -19,7 +19,7 @@ static PLUGIN_WITHOUT_DEVICES: Check = Check {
     why: "No pod that requests the resource is admitted.",
 };
 static PCI_WITHOUT_NODE: Check = Check {
-    name: "PCIDevicesWithoutNode",
+    name: "PciDevicesWithoutNode",
     severity: Severity::Warning,
     looks_for: "on a machine with several NUMA nodes, PCI devices report none",
     why: "Device plugins report no topology for these devices, so nothing is aligned with them.",
@@ -41,7 +41,7 @@ fn unknown_nodes(facts: &NodeFacts) -> Vec<Finding> {
     let found = |finding: &topology::Finding| match finding {
         topology::Finding::DevicesOnUnknownNodes { resource, nodes } => {
             let what = format!("devices of {resource} are on NUMA node {nodes}, which has no zone");
-            let mend = format!("correct the topology that the device plugin of {resource} reports");
+            let mend = format!("Correct the topology that the device plugin of {resource} reports.");
             Some(facts.finding(&DEVICES_ON_UNKNOWN_NODES, what, Mend::Do(mend)))
         }
         _ => None,
@@ -59,7 +59,7 @@ fn without_devices(facts: &NodeFacts) -> Vec<Finding> {
     missing
         .map(|resource| {
             let what = format!("the device plugin of {resource} has no healthy device, or does not run");
-            let mend = format!("see the log of the device plugin's pod on {}, and restart it", facts.node());
+            let mend = format!("See the log of the device plugin's pod on {}, and restart it.", facts.node());
             facts.finding(&PLUGIN_WITHOUT_DEVICES, what, Mend::Do(mend))
         })
         .collect()
@@ -74,8 +74,8 @@ fn pci(facts: &NodeFacts) -> Option<Finding> {
     if devices.len() > MAX_NAMES {
         names.push_str(&format!(" and {} more", devices.len() - MAX_NAMES));
     }
-    let mend = "let the firmware or the hypervisor report the node (`numa_node` in /sys/bus/pci/devices), and restart \
-                the device plugins";
+    let mend = "Let the firmware or the hypervisor report the node (`numa_node` in /sys/bus/pci/devices), and restart \
+                the device plugins.";
     let what = format!("the NUMA node of the PCI devices {names} is unknown");
     Some(facts.finding(&PCI_WITHOUT_NODE, what, Mend::Do(mend.to_owned())))
 }

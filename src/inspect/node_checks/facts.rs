@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::agent::{Observed, Recorded, Recording, Settings};
 use crate::cluster::Cluster;
+use crate::inspect::doctor::Unchecked;
 use crate::inspect::{Check, Finding, Mend, shell_word};
 use crate::kubelet::{Allocatable, Checkpoints, ClientError, KubeletConfig, Overrides};
 use crate::machine::{self, CpuLocation, Details, Id, IdSet, Machine};
@@ -161,7 +162,7 @@ impl NodeFacts {
 
     /// Returns how to set a key of the kubelet's configuration.
     pub(super) fn set(&self, setting: &str) -> Mend {
-        Mend::Do(format!("set `{setting}` in {} and restart the kubelet", self.paths.config()))
+        Mend::Do(format!("Set `{setting}` in {}, and restart the kubelet.", self.paths.config()))
     }
 
     /// Returns how to start the kubelet without checkpoints, which it writes anew.
@@ -170,19 +171,27 @@ impl NodeFacts {
         Mend::Run(format!("systemctl stop kubelet && rm -f {} && systemctl start kubelet", files.join(" ")))
     }
 
-    /// Returns what could not be checked, one sentence each.
-    pub(super) fn unchecked(&self) -> Vec<String> {
+    /// Returns what could not be checked.
+    pub(super) fn unchecked(&self) -> Vec<Unchecked> {
+        let of = |what: &str, reason: String| Unchecked {
+            what: what.to_owned(),
+            reason,
+            needs: None,
+            essential: false,
+        };
         let mut unchecked = Vec::new();
         if self.config.is_none() && self.config_error.is_none() {
-            unchecked.push("the kubelet's configuration: `kubelet.configSource` is `none`".to_owned());
+            unchecked.push(of("the kubelet's configuration", "kubelet.configSource is none".to_owned()));
         }
         if self.checkpoints.is_none() {
             let dir = self.paths.kubelet_dir.display();
-            unchecked.push(format!(
-                "the checkpoints of the kubelet's managers: there are none in {dir}; is it mounted?"
+            unchecked.push(of(
+                "the checkpoints of the kubelet's managers",
+                format!("{dir} has none, or is not mounted"),
             ));
         }
-        unchecked.extend(self.checkpoint_errors.iter().filter(|error| is_denied(error)).cloned());
+        let denied = self.checkpoint_errors.iter().filter(|error| is_denied(error));
+        unchecked.extend(denied.map(|error| of("a checkpoint", error.clone())));
         unchecked
     }
 }

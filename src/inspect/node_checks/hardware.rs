@@ -28,13 +28,13 @@ pub(super) static HARDWARE_CHANGED: Check = Check {
     why: "The kubelet reads the hardware only when it starts: pods get what is gone, and never what is new.",
 };
 static NODES_NOT_PUBLISHED: Check = Check {
-    name: "NUMANodesNotPublished",
+    name: "NumaNodesNotPublished",
     severity: Severity::Warning,
     looks_for: "NUMA nodes have ids above 63",
     why: "Schedulers and the kubelet's managers support ids up to 63 only, so these nodes have no zones.",
 };
 static NODE_WITHOUT_MEMORY: Check = Check {
-    name: "NUMANodeWithoutMemory",
+    name: "NumaNodeWithoutMemory",
     severity: Severity::Warning,
     looks_for: "a NUMA node has CPUs, but no memory",
     why: "No pod can be aligned there, and what runs there uses memory that is far away.",
@@ -46,7 +46,7 @@ static DISTANCES_MISSING: Check = Check {
     why: "Zones have no costs, and a kubelet with prefer-closest-numa-nodes does not start.",
 };
 static CPUS_OFFLINE: Check = Check {
-    name: "CPUsOffline",
+    name: "CpusOffline",
     severity: Severity::Warning,
     looks_for: "CPUs are offline, although simultaneous multithreading is not off",
     why: "Nobody can use these CPUs.",
@@ -66,7 +66,7 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<Finding> {
     let machine = match &facts.machine {
         Ok(machine) => machine,
         Err(error) => {
-            let mend = Mend::Do("set `host.sys` to where the host's /sys is mounted".to_owned());
+            let mend = Mend::Do("Set `host.sys` to where the host's /sys is mounted.".to_owned());
             return vec![facts.finding(&HARDWARE_UNREADABLE, error, mend)];
         }
     };
@@ -79,9 +79,9 @@ pub(super) fn check(facts: &NodeFacts) -> Vec<Finding> {
 
 fn of_machine(facts: &NodeFacts, machine: &Machine) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let firmware = || Mend::Do("update the firmware, or configure its memory settings".to_owned());
+    let firmware = || Mend::Do("Update the firmware, or change its memory settings.".to_owned());
     for error in machine.errors.iter().filter(|error| !error.message.contains("on a lower node too")) {
-        let mend = Mend::Do(format!("check {} on the node", facts.paths.word(&error.file)));
+        let mend = Mend::Do(format!("Look at {} on the node.", facts.paths.word(&error.file)));
         findings.push(facts.finding(&HARDWARE_FILE_INVALID, error.to_string(), mend));
     }
     let ids = |wanted: &dyn Fn(&crate::machine::NumaNode) -> bool| -> IdSet {
@@ -89,8 +89,9 @@ fn of_machine(facts: &NodeFacts, machine: &Machine) -> Vec<Finding> {
     };
     let beyond = ids(&|node| node.id > topology::HIGHEST_ZONE);
     if !beyond.is_empty() {
-        let mend =
-            Mend::Do("configure the firmware so that ids are below 64, or do without these nodes".to_owned());
+        let mend = Mend::Do(
+            "Configure the firmware so that ids are below 64, or do without these nodes.".to_owned(),
+        );
         findings.push(facts.finding(
             &NODES_NOT_PUBLISHED,
             format!("NUMA nodes {beyond} are not published"),
@@ -99,9 +100,8 @@ fn of_machine(facts: &NodeFacts, machine: &Machine) -> Vec<Finding> {
     }
     let bare = ids(&|node| !node.cpus.is_empty() && node.memory == 0);
     if !bare.is_empty() {
-        let mend = Mend::Do(
-            "put memory into these sockets, or configure the firmware to join them with others".to_owned(),
-        );
+        let mend =
+            Mend::Do("Put memory into these sockets, or let the firmware join them with others.".to_owned());
         findings.push(facts.finding(
             &NODE_WITHOUT_MEMORY,
             format!("NUMA nodes {bare} have CPUs, but no memory"),

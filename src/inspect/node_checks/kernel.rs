@@ -10,7 +10,7 @@ static CPUSET_MISSING: Check = Check {
     why: "No container can be kept on its CPUs and memory, and the kubelet does not start.",
 };
 static NUMA_BALANCING: Check = Check {
-    name: "NUMABalancing",
+    name: "NumaBalancing",
     severity: Severity::Warning,
     looks_for: "the kernel balances memory over NUMA nodes, although all pods with exclusive CPUs and memory are on one",
     why: "It interrupts these pods to see which memory they use, and can move none of it.",
@@ -32,7 +32,7 @@ fn cpuset(facts: &NodeFacts) -> Option<Finding> {
     let controllers = facts.details.cgroup_controllers.as_ref()?;
     let has_cpuset = controllers.split_whitespace().any(|controller| controller == "cpuset");
     let what = format!("the controllers of cgroup v2 are `{}`, without cpuset", controllers.trim());
-    let mend = "use a kernel with CONFIG_CPUSETS, and do not mount cpuset as a controller of cgroup v1";
+    let mend = "Use a kernel with CONFIG_CPUSETS, and do not mount cpuset as a controller of cgroup v1.";
     (!has_cpuset).then(|| facts.finding(&CPUSET_MISSING, what, Mend::Do(mend.to_owned())))
 }
 

@@ -102,7 +102,7 @@ fn free(node: &NumaNode) -> u64 {
 fn mend(facts: &NodeFacts, machine: &Machine, config: &KubeletConfig) -> Mend {
     let expected = facts.details.mem_total.and_then(|mem_total| config.memory_reservation(mem_total));
     let Some(expected) = expected.filter(|bytes| *bytes > 0) else {
-        return Mend::Do("correct reservedMemory and restart the kubelet".to_owned());
+        return Mend::Do("Correct reservedMemory, and restart the kubelet.".to_owned());
     };
     let entry =
         |(id, amount): (Id, u64)| format!("{{numaNode: {id}, limits: {{memory: \"{}\"}}}}", bytes(amount));

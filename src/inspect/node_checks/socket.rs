@@ -92,16 +92,17 @@ fn explain(facts: &NodeFacts, error: &ClientError) -> (&'static Check, Mend) {
     match error {
         ClientError::NoSocket(_) => (&SOCKET_MISSING, find_socket(facts)),
         ClientError::Refused(_) => (&KUBELET_DOWN, run(RESTART)),
-        ClientError::Connect { reason, .. } if is_denied(reason) => {
-            (&SOCKET_DENIED, Mend::Do("run numacast as root: only root may connect to the socket".to_owned()))
-        }
+        ClientError::Connect { reason, .. } if is_denied(reason) => (
+            &SOCKET_DENIED,
+            Mend::Do("Run numacast as root: only root may connect to the socket.".to_owned()),
+        ),
         ClientError::Connect { .. } | ClientError::NotGrpc { .. } => (&SOCKET_INVALID, replace_socket(facts)),
         ClientError::Silent { .. } | ClientError::Deadline { .. } => (&KUBELET_SILENT, run(RESTART)),
         ClientError::Unsupported { .. } => {
-            (&KUBELET_TOO_OLD, Mend::Do("upgrade the kubelet to 1.23 or later".to_owned()))
+            (&KUBELET_TOO_OLD, Mend::Do("Upgrade the kubelet to 1.23 or later.".to_owned()))
         }
         ClientError::RateLimited(_) => {
-            let mend = "let the other clients use the socket of numacast's proxy (`proxy.enabled: true`)";
+            let mend = "Let the other clients use the socket of numacast's proxy (`proxy.enabled: true`).";
             (&KUBELET_OVERLOADED, Mend::Do(mend.to_owned()))
         }
         ClientError::TooLarge { .. } | ClientError::Lost { .. } | ClientError::Status { .. } => {
@@ -115,14 +116,14 @@ fn replace_socket(facts: &NodeFacts) -> Mend {
     let socket = &facts.paths.socket;
     match socket.ends_with("pod-resources/kubelet.sock") {
         true => Mend::Run(format!("rm {} && {RESTART}", shell_word(&socket.to_string_lossy()))),
-        false => Mend::Do("set `kubelet.socket` to the kubelet's podresources socket".to_owned()),
+        false => Mend::Do("Set `kubelet.socket` to the kubelet's podresources socket.".to_owned()),
     }
 }
 
 fn find_socket(facts: &NodeFacts) -> Mend {
     let is_other = |dir: &&Path| **dir != *facts.paths.kubelet_dir;
     match facts.root_dir.as_deref().filter(is_other) {
-        Some(dir) => Mend::Do(format!("set `kubelet.dir: {}`, the kubelet's --root-dir", dir.display())),
+        Some(dir) => Mend::Do(format!("Set `kubelet.dir: {}`, the kubelet's --root-dir.", dir.display())),
         None => run("systemctl start kubelet"),
     }
 }
