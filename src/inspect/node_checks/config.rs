@@ -19,7 +19,7 @@ static CONFIG_KEY_INVALID: Check = Check {
     name: "ConfigKeyInvalid",
     severity: Severity::Error,
     looks_for: "a key of the kubelet's configuration has an invalid value",
-    why: "The kubelet does not start with it, and numacast does without the key.",
+    why: "numacast does without the key, and most such values keep the kubelet from starting.",
 };
 static CONFIG_NOT_IN_EFFECT: Check = Check {
     name: "ConfigNotInEffect",

@@ -183,7 +183,10 @@ impl NodeFacts {
         if self.config.is_none() && self.config_error.is_none() {
             unchecked.push(of("the kubelet's configuration", "kubelet.configSource is none".to_owned()));
         }
-        if self.checkpoints.is_none() {
+        // A kubelet has the CPU Manager's under every policy.
+        let is_missing =
+            self.checkpoints.as_ref().is_none_or(|checkpoints| checkpoints.policies.cpu.is_empty());
+        if is_missing && self.checkpoint_errors.is_empty() {
             let dir = self.paths.kubelet_dir.display();
             unchecked.push(of(
                 "the checkpoints of the kubelet's managers",

@@ -55,7 +55,8 @@ fn changed(
     let mut known: BTreeMap<(Id, &str), u64> = BTreeMap::new();
     for block in allocatable.memory.iter().filter(|block| is_huge_pages(&block.resource)) {
         for node in block.nodes.iter() {
-            *known.entry((node, block.resource.as_str())).or_default() += block.bytes;
+            let sum = known.entry((node, block.resource.as_str())).or_default();
+            *sum = sum.saturating_add(block.bytes);
         }
     }
     let differs = |node: &NumaNode| {
@@ -107,7 +108,7 @@ fn is_on_one(pools: &[(Id, u64)]) -> bool {
 }
 
 fn spread(facts: &NodeFacts, size: u64, pools: &[(Id, u64)]) -> Mend {
-    let total: u64 = pools.iter().map(|(_, pages)| *pages).sum();
+    let total: u64 = pools.iter().map(|(_, pages)| *pages).fold(0, u64::saturating_add);
     let (each, more) = (total / pools.len() as u64, total % pools.len() as u64);
     let kib = size / 1024;
     let write = |(index, (node, _)): (usize, &(Id, u64))| {

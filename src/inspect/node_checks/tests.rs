@@ -170,6 +170,21 @@ async fn nothing_is_found_on_nodes_that_are_well() {
     assert!(well > 15, "{well}");
 }
 
+/// As in the agent's pod by default.
+#[tokio::test]
+async fn checkpoints_that_are_not_mounted_are_unchecked() {
+    let mut host = Host::on("two-by-eight");
+    let kubelet = &mut host.config.kubelet;
+    kubelet.socket = Some(host.kubelet.socket());
+    kubelet.device_plugins_dir = Some(host.kubelet.root().join("device-plugins"));
+    kubelet.config_file = Some(host.kubelet.root().join("config.yaml"));
+    kubelet.dir = Some(host.kubelet.root().join("nowhere"));
+    let report = host.report().await;
+    assert_eq!(report.findings, []);
+    assert_eq!(report.unchecked.len(), 1);
+    assert_eq!(report.unchecked[0].what, "the checkpoints of the kubelet's managers");
+}
+
 #[tokio::test]
 async fn a_recording_tells_the_same() {
     let host = Host::on("power9");
@@ -449,7 +464,7 @@ async fn reserved_memory_that_a_kubelet_rejects_is_found() {
     planted("two-by-eight", reserved(&[(0, "512Mi"), (2, "512Mi")]), "ReservedMemoryNode", what).await;
     let mut keys = reserved(&[(0, "20Gi")]);
     keys["systemReserved"] = json!({"memory": "20380Mi"});
-    let what = "reservedMemory is 20Gi on NUMA node 0, which has 15Gi beside its huge pages";
+    let what = "reservedMemory is 20Gi on NUMA node 0, which has 13Gi beside its huge pages";
     planted("two-by-eight", keys, "ReservedMemoryExceeds", what).await;
     let pages = json!({"reservedMemory": [
         {"numaNode": 0, "limits": {"memory": "1Gi", "hugepages-2Mi": "4Mi"}},
