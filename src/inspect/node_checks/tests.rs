@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use numacast_sim::kubelet::{Call, Fault, Options, PodSpec, SimKubelet};
 use numacast_sim::machine::{Device, MachineSpec};
@@ -85,7 +85,7 @@ impl Host {
         change(&mut config);
         let path = self.path("kubelet/config.yaml");
         std::fs::write(&path, config.to_string()).unwrap();
-        let later = SystemTime::now() + Duration::from_secs(60);
+        let later = path.metadata().unwrap().modified().unwrap() + Duration::from_secs(60);
         std::fs::File::options().write(true).open(path).unwrap().set_modified(later).unwrap();
     }
 
