@@ -41,7 +41,7 @@ pub use observe::{
 };
 pub use publish::{ConflictPolicy, Published, object};
 pub use reconcile::Account;
-pub use record::{Recorded, Recording, RecordingError};
+pub use record::{Observed, Recorded, Recording, RecordingError};
 pub use settings::Settings;
 
 use executor::Executor;

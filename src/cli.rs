@@ -8,6 +8,7 @@ mod controller;
 mod crd;
 #[cfg(feature = "demo")]
 mod demo;
+mod doctor;
 mod exit;
 mod fit;
 mod flags;
@@ -53,6 +54,7 @@ enum Command {
     /// The answer is that of the kubelet's own rules of admission, from the objects in the cluster, or with --local from this
     /// node's sockets and files. Exit 0 if every pod fits on some node, 1 if not, 2 if that is not known.
     Fit(Box<fit::Args>),
+    Doctor(doctor::Args),
     /// Print this node's zones once; needs no API server.
     Snapshot(snapshot::Args),
     /// List, get or watch this node's pods; needs no API server.
@@ -113,6 +115,7 @@ impl Command {
         match self {
             Self::Show(args) => show::run(args),
             Self::Fit(args) => fit::run(*args),
+            Self::Doctor(args) => doctor::run(args),
             Self::Snapshot(args) => snapshot::run(args),
             Self::Pods(args) => pods::run(args),
             Self::Config(args) => config::run(args),
@@ -133,7 +136,7 @@ impl Command {
     /// Returns the exit code of an error: for a command that answers a question, an error is no answer.
     const fn exit_of_error(&self) -> Exit {
         match self {
-            Self::Fit(_) | Self::Wait(_) => Exit::Unknown,
+            Self::Fit(_) | Self::Doctor(_) | Self::Wait(_) => Exit::Unknown,
             Self::Config(args) => args.exit_of_error(),
             _ => Exit::Failure,
         }

@@ -8,7 +8,6 @@
 pub(crate) mod health;
 pub(crate) mod metrics;
 
-mod check;
 mod coverage;
 mod events;
 #[cfg(test)]
@@ -37,7 +36,6 @@ use crate::cluster::Cluster;
 use crate::telemetry::health::Probes;
 use crate::telemetry::registry::Registry;
 
-pub use check::{Report, check};
 pub use coverage::Coverage;
 pub use garbage_collection::Rules;
 pub use nudge::{NudgePlan, Nudger};

@@ -1,13 +1,15 @@
 //! Reads the cluster and nodes for people, and answers what they ask: `show`, `fit` and `doctor`. Read only.
 
+pub mod doctor;
 mod finding;
 pub mod fit;
+pub mod node_checks;
 mod picture;
 pub mod show;
 
 use crate::render::{Line, Style};
 
-pub use finding::{Finding, Severity};
+pub use finding::{Check, Finding, Mend, Severity, printable, shell_word};
 pub use picture::{NodeState, Picture};
 
 /// Truncates lines to `height`, with the number of `things` that are hidden.

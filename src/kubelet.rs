@@ -25,9 +25,10 @@ pub use https::{HTTPS_PORT, HttpsClient, HttpsTarget};
 pub use instance::KubeletInstance;
 pub(crate) use metrics::RequestMetrics;
 pub use numacast_core::kubelet::{
-    Allocatable, CheckpointPaths, CheckpointReader, Checkpoints, ClaimedDevice, ConfigFiles, ContainerUsage,
-    DeviceGroup, INVALID_CPU, KubeletConfig, MemoryBlock, Mounts, Overrides, PodUsage, Usage, parse_config,
-    parse_configz, parse_cpu_checkpoint, parse_device_checkpoint, parse_memory_checkpoint, read_checkpoints,
+    Allocatable, CheckpointPaths, CheckpointPolicies, CheckpointReader, Checkpoints, ClaimedDevice,
+    ConfigFiles, ContainerUsage, DeviceGroup, INVALID_CPU, KubeletConfig, MemoryBlock, MemoryTotal, Mounts,
+    Overrides, PodUsage, Usage, parse_config, parse_configz, parse_cpu_checkpoint, parse_device_checkpoint,
+    parse_memory_checkpoint, read_checkpoints,
 };
 pub use pods_api::{PodsClient, PodsError, PodsErrorKind, PodsWatch, watch_pods};
 pub use pods_endpoint::{parse_pods, poll_pods};

@@ -14,7 +14,8 @@ pub use check::disagreements;
 
 use crate::config::{Config, Consumer};
 
-const PLUGIN: &str = "NodeResourceTopologyMatch";
+/// The name of the plugin.
+pub const PLUGIN: &str = "NodeResourceTopologyMatch";
 /// The only version that kube-scheduler reads since 1.29.
 const API_VERSION: &str = "kubescheduler.config.k8s.io/v1";
 /// Maximum size of a file, in bytes.
@@ -64,6 +65,25 @@ pub fn profile(config: &Config, scheduler: &str) -> Result<String, SchedulerConf
     }
     text.push_str("      scoringStrategy:\n        type: LeastAllocated\n");
     Ok(text)
+}
+
+/// What a scheduler's profile has of the plugin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// `schedulerName` of the pods that it places.
+    pub name: String,
+    /// Whether it uses the plugin.
+    pub has_plugin: bool,
+    /// Whether the plugin has its overreserving cache, which ignores objects that are created later.
+    pub over_reserves: bool,
+}
+
+/// Returns the profiles of a KubeSchedulerConfiguration.
+///
+/// # Errors
+/// If the text is no KubeSchedulerConfiguration.
+pub fn profiles(text: &str) -> Result<Vec<Profile>, SchedulerConfigError> {
+    Ok(file::File::parse(text)?.summaries())
 }
 
 /// Returns true if the plugin shall have its overreserving cache.

@@ -10,7 +10,7 @@ const PROTO: &str = "../../proto";
 const SETS: [(&str, &[&str]); 3] = [
     ("podresources", &["v1.proto", "v1alpha1.proto"]),
     ("pods", &["v1alpha1.proto"]),
-    ("core", &["v1.proto", "placed.proto"]),
+    ("core", &["v1.proto", "placed.proto", "inspected.proto"]),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

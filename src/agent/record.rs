@@ -1,22 +1,22 @@
-//! Everything that one scan reads, in one file that can be attached to a bug report; and the scan computed
-//! from it.
+//! Everything that one scan and `doctor node` read, in one file that can be attached to a bug report; and the scan
+//! computed from it.
 //!
 //! A recording contains the hardware's files verbatim and the kubelet's responses in numacast's own format.
 //! Of the kubelet's configuration it contains only what numacast uses: the file itself may contain secrets.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::agent::observe::{Inventory, NodeReader, Scan, with_consequence};
+use crate::agent::observe::{Inventory, NodeReader, Scan, ScanError, with_consequence};
 use crate::agent::settings::Settings;
 use crate::cluster::Cluster;
-use crate::kubelet::{Allocatable, Checkpoints, KubeletConfig, KubeletInstance, Usage};
-use crate::machine::{self, RecordedFiles, Recorder};
+use crate::kubelet::{Allocatable, Checkpoints, ClientError, KubeletConfig, KubeletInstance, Usage};
+use crate::machine::{self, Details, RecordedFiles, Recorder};
 use crate::topology::{NodeExclusions, ZoneRules};
 
 const FORMAT: u32 = 1;
@@ -87,6 +87,22 @@ impl<T> Recorded<T> {
             Self::Error(error) => Err(RecordingError(error.clone())),
         }
     }
+
+    /// Returns the response, if there is one.
+    pub fn response(&self) -> Option<&T> {
+        self.get().ok()
+    }
+}
+
+/// What a recording does not contain: why the kubelet did not respond, and what else only the node tells.
+#[derive(Debug, Default)]
+pub struct Observed {
+    /// Why there is no List.
+    pub list_error: Option<ClientError>,
+    /// Why it is not known what the kubelet can allocate.
+    pub allocatable_error: Option<ClientError>,
+    /// A file of the kubelet's configuration that changed after the kubelet started.
+    pub changed: Option<PathBuf>,
 }
 
 /// Why a recording cannot be used.
@@ -98,6 +114,11 @@ impl Recording {
     /// Reads everything once. If something cannot be read, the reason is recorded. If the kubelet's
     /// configuration has to be requested from the kubelet, that needs the credentials of a `cluster`.
     pub async fn take(settings: &Settings, cluster: Option<Cluster>) -> Self {
+        Self::observe(settings, cluster).await.0
+    }
+
+    /// As [`Recording::take`], with what a recording does not contain.
+    pub async fn observe(settings: &Settings, cluster: Option<Cluster>) -> (Self, Observed) {
         let mut reader = NodeReader::new(settings, cluster);
         let usage = reader.kubelet.list().await;
         let checkpoints = reader.checkpoints.read().map(|checkpoints| Checkpoints::clone(checkpoints));
@@ -106,11 +127,18 @@ impl Recording {
         // An error occurs again when the recording is evaluated.
         if let Ok(machine) = machine::read(&recorder) {
             let _ = machine::read_cpus(&recorder, &machine);
+            let _ = Details::read(&recorder, &machine);
         }
         let (config, config_errors) = read_config(&mut reader).await;
+        let created = usage.as_ref().ok().and_then(|(_, response)| response.socket.created());
+        let observed = Observed {
+            list_error: usage.as_ref().err().and_then(client_error),
+            allocatable_error: allocatable.as_ref().err().and_then(client_error),
+            changed: created.and_then(|created| changed_since(settings, created)),
+        };
         #[allow(clippy::disallowed_methods, reason = "a recording says when it was made")]
         let recorded = jiff::Timestamp::now();
-        Self {
+        let recording = Self {
             format: FORMAT,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             recorded,
@@ -125,7 +153,14 @@ impl Recording {
             checkpoints,
             checkpoint_errors: reader.checkpoints.errors().to_vec(),
             terminated: BTreeSet::new(),
-        }
+        };
+        (recording, observed)
+    }
+
+    /// Returns true if the kubelet's configuration was not to be read.
+    #[must_use]
+    pub fn has_no_config_source(&self) -> bool {
+        matches!(&self.config, Recorded::Error(error) if error == NO_SOURCE)
     }
 
     /// Returns the rules that the topology was computed with.
@@ -205,6 +240,17 @@ impl Recording {
 
 fn failed(verb: &str, path: &Path, error: &dyn std::error::Error) -> RecordingError {
     RecordingError(format!("cannot {verb} the recording {}: {error}", path.display()))
+}
+
+fn client_error(error: &ScanError) -> Option<ClientError> {
+    match error {
+        ScanError::Kubelet(error) => Some(error.clone()),
+        _ => None,
+    }
+}
+
+fn changed_since(settings: &Settings, start: SystemTime) -> Option<PathBuf> {
+    settings.kubelet_config.used_files()?.changed_since(start)
 }
 
 /// Reads the kubelet's configuration, and waits for the kubelet's response if it was requested. Also returns

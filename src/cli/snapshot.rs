@@ -10,6 +10,7 @@ use tracing::{info, warn};
 use super::flags::{AgentFlags, ConfigArgs};
 use super::terminal::Terminal;
 use crate::agent::{self, Account, Recording};
+use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::inspect::{NodeState, Picture};
 use crate::machine::read_cpus;
@@ -107,11 +108,16 @@ fn picture(recording: &Recording, account: &Account, state: &Publishable) -> any
 
 async fn take(config: &Config) -> Recording {
     let settings = config.agent_settings();
-    let cluster = match settings.kubelet_config.needs_kubelet() {
+    let cluster = cluster(config, &settings).await;
+    Recording::take(&settings, cluster).await
+}
+
+/// Returns a client for the cluster, if the kubelet's configuration has to be requested with its credentials.
+pub(super) async fn cluster(config: &Config, settings: &agent::Settings) -> Option<Cluster> {
+    match settings.kubelet_config.needs_kubelet() {
         true => config.cluster().await.ok(),
         false => None,
-    };
-    Recording::take(&settings, cluster).await
+    }
 }
 
 /// Returns what the agent would reserve for bound pods now.

@@ -12,6 +12,7 @@ use kube::Resource;
 use kube::api::{DeleteParams, EvictParams, GetParams, ListParams, Preconditions, WatchParams};
 use kube::core::{Request, Selector};
 use serde::Deserialize;
+use serde_json::Value;
 use tokio::time::Instant;
 
 use super::list_watch::{ListWatchEvent, ListWatchParams};
@@ -19,6 +20,7 @@ use super::metadata::metadata;
 use super::pages::{Listing, Pages};
 use super::slim_pod::SlimPod;
 use super::{Cluster, ClusterError, Failure};
+use crate::quantity::Quantity;
 use crate::watch_event::WatchEvent;
 
 /// Page size. A pod has some 10 KiB.
@@ -57,7 +59,10 @@ pub struct SlimPodSpec {
     pub tolerations: Option<Vec<Toleration>>,
     /// `hostNetwork`
     pub host_network: Option<bool>,
+    /// `serviceAccountName`
+    pub service_account_name: Option<String>,
     containers: Option<Vec<SlimContainer>>,
+    volumes: Option<Vec<SlimVolume>>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -67,14 +72,55 @@ struct Affinity {
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct SlimVolume {
+    config_map: Option<ConfigMapVolume>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-struct SlimContainer {
-    image: Option<String>,
+struct ConfigMapVolume {
+    name: Option<String>,
+}
+
+/// The part of a container that the controller uses.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct SlimContainer {
+    /// `name`
+    pub name: String,
+    /// `image`
+    pub image: Option<String>,
     command: Option<Vec<String>>,
     args: Option<Vec<String>>,
+    resources: SlimResources,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct SlimResources {
+    limits: Option<BTreeMap<String, Value>>,
+}
+
+impl SlimContainer {
+    /// Returns its memory limit, in bytes.
+    pub fn memory_limit(&self) -> Option<u64> {
+        let limit = self.resources.limits.as_ref()?.get("memory")?;
+        Quantity::deserialize(limit).ok().map(Quantity::ceil)
+    }
+
+    /// Returns command and arguments.
+    pub fn arguments(&self) -> impl Iterator<Item = &str> {
+        self.command.iter().chain(&self.args).flatten().map(String::as_str)
+    }
 }
 
 impl SlimDaemonSet {
+    /// Returns its namespace.
+    pub fn namespace(&self) -> &str {
+        self.metadata.namespace.as_deref().unwrap_or_default()
+    }
+
     /// Returns its name.
     pub fn name(&self) -> &str {
         self.metadata.name.as_deref().unwrap_or_default()
@@ -92,6 +138,16 @@ impl SlimDaemonSet {
 }
 
 impl SlimPodSpec {
+    /// Returns the containers, without init containers.
+    pub fn containers(&self) -> impl Iterator<Item = &SlimContainer> {
+        self.containers.iter().flatten()
+    }
+
+    /// Returns the names of mounted ConfigMaps.
+    pub fn config_maps(&self) -> impl Iterator<Item = &str> {
+        self.volumes.iter().flatten().filter_map(|volume| volume.config_map.as_ref()?.name.as_deref())
+    }
+
     /// Returns the required node affinity.
     pub fn required_nodes(&self) -> Option<&NodeSelector> {
         let affinity = self.affinity.as_ref()?.node_affinity.as_ref()?;

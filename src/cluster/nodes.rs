@@ -101,6 +101,7 @@ struct DetailedStatus {
     common: RawStatus,
     // Any JSON: one invalid quantity must not fail the whole list.
     allocatable: Option<BTreeMap<String, Value>>,
+    capacity: Option<BTreeMap<String, Value>>,
     node_info: NodeInfo,
 }
 
@@ -129,6 +130,7 @@ impl From<RawDetails> for NodeDetails {
             created: metadata.creation_timestamp,
             unschedulable: spec.unschedulable,
             allocatable: status.allocatable.unwrap_or_default().into_iter().filter_map(amount).collect(),
+            capacity: status.capacity.unwrap_or_default().into_iter().filter_map(amount).collect(),
             kubelet_version: status.node_info.kubelet_version,
             architecture: status.node_info.architecture,
         }
@@ -162,6 +164,8 @@ pub struct NodeDetails {
     /// What its kubelet can allocate: `cpu` in millicores, others in whole units. Quantities that cannot be read
     /// are left out.
     pub allocatable: NodeAmounts,
+    /// What its hardware has, in the same units.
+    pub capacity: NodeAmounts,
     /// The version that its kubelet reported, such as `v1.36.3`; empty if it has not yet.
     pub kubelet_version: String,
     /// `amd64`, `arm64` and the like.

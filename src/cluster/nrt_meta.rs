@@ -35,6 +35,10 @@ pub struct NrtMeta {
     pub created: Option<Timestamp>,
     /// The field managers of the zones.
     pub writers: Writers,
+    /// How often the content was changed, the creation included.
+    pub generation: u64,
+    /// The UID of the Node that owns it.
+    pub node_uid: Option<String>,
     /// Whether the object must be kept: it has the annotation [`KEEP`] or an owner. A Node does not count as
     /// owner, nor a Namespace, which NFD sets as owner.
     pub is_kept: bool,
@@ -54,15 +58,24 @@ pub(super) struct RawMetadata {
     uid: String,
     resource_version: String,
     creation_timestamp: Option<Timestamp>,
+    generation: Option<u64>,
     deletion_timestamp: Option<IgnoredAny>,
     annotations: Option<BTreeMap<String, String>>,
     owner_references: Option<Vec<RawOwner>>,
     managed_fields: Option<Vec<RawManaged>>,
 }
 
+impl RawMetadata {
+    pub(super) fn annotation(&self, key: &str) -> Option<String> {
+        self.annotations.as_ref()?.get(key).cloned()
+    }
+}
+
 #[derive(Deserialize)]
 struct RawOwner {
     kind: String,
+    #[serde(default)]
+    uid: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -95,8 +108,12 @@ impl From<RawObject> for NrtMeta {
         let keep = raw.annotations.iter().flatten().any(|(key, value)| key == KEEP && value == "true");
         let mut owners = raw.owner_references.iter().flatten();
         let owned = owners.any(|owner| !matches!(owner.kind.as_str(), "Node" | "Namespace"));
+        let node = raw.owner_references.iter().flatten().find(|owner| owner.kind == "Node");
+        let managed = raw.managed_fields.unwrap_or_default();
         Self {
-            writers: writers(raw.managed_fields.unwrap_or_default()),
+            generation: raw.generation.unwrap_or_default(),
+            node_uid: node.map(|owner| owner.uid.clone()),
+            writers: writers(managed),
             name: raw.name,
             uid: raw.uid,
             version: raw.resource_version,
@@ -134,6 +151,8 @@ mod tests {
                 version: "1".to_owned(),
                 created: None,
                 writers: Writers { ours: true, other: None },
+                generation: 1,
+                node_uid: None,
                 is_kept: false,
                 is_deleted: false,
             }
@@ -164,6 +183,14 @@ mod tests {
         let only_labels = of(vec![managed("kubectl", "f:other"), managed("nfd", "f:zones")]);
         assert_eq!(only_labels, Writers { ours: false, other: other("nfd") });
         assert_eq!(of(vec![managed(&"x".repeat(999), "f:zones")]).other.unwrap().len(), MAX_MANAGER);
+    }
+
+    #[test]
+    fn the_owning_node_is_known() {
+        let owners = json!([{"kind": "Namespace", "uid": "n"}, {"kind": "Node", "uid": "u"}]);
+        let read = meta(json!({"name": "a", "generation": 7, "ownerReferences": owners}));
+        assert_eq!((read.generation, read.node_uid.as_deref()), (7, Some("u")));
+        assert_eq!(meta(json!({"name": "a"})).node_uid, None);
     }
 
     #[test]

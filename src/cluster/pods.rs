@@ -28,7 +28,7 @@ use crate::pod::{Pod, PodName, Wanted};
 pub use frame::PodFrame;
 pub use list_decoder::PodListDecoder;
 
-use list_reader::{ListItem, ListReader};
+pub(super) use list_reader::{ListItem, ListReader};
 
 /// Page size of lists for people.
 const PAGE_OF_PEOPLE: u32 = 500;

@@ -9,7 +9,10 @@ use super::nrt_meta::{self, NrtMeta, RawMetadata};
 use super::pages::Pages;
 use super::{Cluster, ClusterError};
 use crate::machine::Id;
-use crate::nrt::{Amounts, AttributeInfo, POLICY, SCOPE, ZONE_TYPE, Zone as NrtZone, policy_and_scope};
+use crate::nrt::{
+    Amounts, AttributeInfo, FINGERPRINT, FINGERPRINT_ANNOTATION, POLICY, SCOPE, ZONE_TYPE, Zone as NrtZone,
+    describes_node, policy_and_scope,
+};
 use crate::topology::Zone;
 
 /// The object of one node. What cannot be read is left out and counted: another publisher may have written it.
@@ -22,12 +25,16 @@ pub struct PublishedObject {
     pub changed: Option<Timestamp>,
     /// The zones that are NUMA nodes, ascending by id.
     pub zones: Vec<Zone>,
-    /// The attributes, with policy and scope also where they are in the deprecated list of policies.
+    /// The attributes, with policy and scope also where they are in the deprecated list of policies, and the
+    /// fingerprint also where it is an annotation.
     pub attributes: BTreeMap<String, String>,
     /// The attributes of each zone.
     pub zone_attributes: BTreeMap<Id, BTreeMap<String, String>>,
     /// What could not be read, one sentence each.
     pub errors: Vec<String>,
+    /// Whether a zone is a NUMA node or there is no zone at all. Otherwise no scheduler reads the object as
+    /// that of a Node.
+    pub describes_node: bool,
 }
 
 #[derive(Deserialize)]
@@ -47,7 +54,11 @@ impl From<RawObject> for PublishedObject {
     fn from(raw: RawObject) -> Self {
         let attributes = raw.attributes.unwrap_or_default();
         let (policy, scope) = policy_and_scope(&attributes, &raw.topology_policies.unwrap_or_default());
+        let zones = raw.zones.unwrap_or_default();
+        let types = zones.iter().map(|zone| zone["type"].as_str().unwrap_or_default());
+        let annotation = raw.metadata.annotation(FINGERPRINT_ANNOTATION);
         let mut object = Self {
+            describes_node: describes_node(types),
             changed: raw.metadata.zones_changed(),
             meta: nrt_meta::RawObject { metadata: raw.metadata }.into(),
             zones: Vec::new(),
@@ -57,7 +68,10 @@ impl From<RawObject> for PublishedObject {
         };
         object.attributes.extend(policy.map(|policy| (POLICY.to_owned(), policy)));
         object.attributes.extend(scope.map(|scope| (SCOPE.to_owned(), scope)));
-        for zone in raw.zones.unwrap_or_default() {
+        if let Some(fingerprint) = annotation {
+            object.attributes.entry(FINGERPRINT.to_owned()).or_insert(fingerprint);
+        }
+        for zone in zones {
             match serde_json::from_value::<NrtZone>(zone) {
                 Ok(zone) if zone.kind != ZONE_TYPE => {}
                 Ok(zone) => object.add(zone),
@@ -133,7 +147,8 @@ mod tests {
                    "attributes": [{"name": "a", "value": "1"}, {"name": "a", "value": "2"}]})
         };
         let object: PublishedObject = serde_json::from_value(json!({
-            "metadata": {"name": "w"}, "topologyPolicies": ["RestrictedPodLevel"],
+            "metadata": {"name": "w", "annotations": {FINGERPRINT_ANNOTATION: "pfp0v001ef46db3751d8e999"}},
+            "topologyPolicies": ["RestrictedPodLevel"],
             "zones": [zone("node-1", "Node"), zone("node-0", "Node"), zone("rack", "Rack"), zone("x", "Node"),
                       zone("node-1", "Node"), {"name": 7}],
         }))
@@ -146,6 +161,8 @@ mod tests {
             (object.attributes[POLICY].as_str(), object.attributes[SCOPE].as_str()),
             ("restricted", "pod")
         );
+        assert_eq!(object.attributes[FINGERPRINT], "pfp0v001ef46db3751d8e999");
+        assert!(object.describes_node);
         assert_eq!(object.errors.len(), 3, "{:?}", object.errors);
         assert!(object.errors[0].contains("\"x\"") && object.errors[1].contains("several zones node-1"));
     }

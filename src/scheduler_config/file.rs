@@ -72,15 +72,28 @@ impl File {
 
     /// Returns the profiles that use the plugin for anything.
     pub(super) fn with_plugin(&self) -> impl Iterator<Item = &Profile> {
-        let points = ["preFilter", "filter", "score", "reserve", "postBind"];
-        let uses = move |profile: &&Profile| points.iter().any(|point| profile.has(PLUGIN, point));
-        self.profiles.iter().flatten().filter(uses)
+        self.profiles.iter().flatten().filter(|profile| profile.has_plugin())
+    }
+
+    /// Returns what all profiles have of the plugin.
+    pub(super) fn summaries(&self) -> Vec<super::Profile> {
+        let summary = |profile: &Profile| super::Profile {
+            name: profile.name().to_owned(),
+            has_plugin: profile.has_plugin(),
+            over_reserves: profile.has_plugin() && matches!(profile.cache(), Cache::OverReserve(_)),
+        };
+        self.profiles.iter().flatten().map(summary).collect()
     }
 }
 
 impl Profile {
     pub(super) fn name(&self) -> &str {
         self.scheduler_name.as_deref().unwrap_or("default-scheduler")
+    }
+
+    /// Returns whether the plugin is used for anything.
+    fn has_plugin(&self) -> bool {
+        ["preFilter", "filter", "score", "reserve", "postBind"].iter().any(|point| self.has(PLUGIN, point))
     }
 
     /// Returns whether a plugin that no profile has by default is enabled at an extension point.

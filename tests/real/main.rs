@@ -5,11 +5,11 @@
 //!
 //! - zones: `steps`, `init_containers`, `pod_level`, `steady`, `restarts`, `faults`; their oracle: `harness`
 //! - pods: `fingerprint`, `sources`, `pod_list`, `protobuf`, `made_pods`, `quantities`
-//! - the kubelet: `configuration`, `order`
+//! - the kubelet: `configuration`, `order`, `doctor_node`
 //! - the object: `publisher`, `refusals`, `admitted`, `kubectl`
 //! - the proxy and the Pods API: `proxy`, `pods_served`, `hostile`
 //! - the controller: `controller`
-//! - commands for people: `show`, `fit`
+//! - commands for people: `show`, `fit`, `doctor`
 //! - the chart: `chart`, `rendered`, `security`, `migration`, `docs`
 
 mod admitted;
@@ -18,6 +18,8 @@ mod completion;
 mod configuration;
 mod controller;
 mod docs;
+mod doctor;
+mod doctor_node;
 mod faults;
 mod fingerprint;
 mod fit;

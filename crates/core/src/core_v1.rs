@@ -1,6 +1,7 @@
 //! Decoding of pods in protocol buffers: a `core/v1` Pod as the Pods API and the API server send it, without
 //! an envelope.
 
+mod inspected;
 mod outline;
 mod placed;
 
@@ -21,6 +22,7 @@ pub mod proto {
 }
 use proto as core;
 
+pub use inspected::{ContainerDetails, InspectedPod, PodDetails, read_inspected_pod};
 pub use outline::{MAX_RAW_BYTES, SOURCE_ANNOTATIONS, outline, reduce_to};
 pub use placed::{PlacedPod, read_placed_pod};
 

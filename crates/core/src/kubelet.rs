@@ -8,8 +8,8 @@ mod responses;
 mod types;
 
 pub use checkpoints::{
-    CheckpointPaths, CheckpointReader, Checkpoints, MemoryGroup, MemoryState, parse_cpu_checkpoint,
-    parse_device_checkpoint, parse_memory_checkpoint, read_checkpoints,
+    CheckpointPaths, CheckpointPolicies, CheckpointReader, Checkpoints, MemoryGroup, MemoryState,
+    MemoryTotal, parse_cpu_checkpoint, parse_device_checkpoint, parse_memory_checkpoint, read_checkpoints,
 };
 pub use config::{ConfigFiles, KubeletConfig, Mounts, Overrides, is_true, parse_config, parse_configz};
 pub use types::{

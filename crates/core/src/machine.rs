@@ -4,6 +4,7 @@
 //! [`FileError`]. Everything is keyed by the real node id, never by list position.
 
 mod cpus;
+mod details;
 mod files;
 mod id_set;
 mod sysfs;
@@ -11,6 +12,7 @@ mod sysfs;
 use std::collections::BTreeMap;
 
 pub use cpus::{CpuLocation, read_cpus};
+pub use details::Details;
 pub use files::{HostFiles, HostRoots, RecordedFiles, Recorder};
 pub use id_set::{Id, IdSet, ParseIdSetError};
 pub use sysfs::read;

@@ -69,7 +69,7 @@ impl ConfigSources {
     }
 
     /// Returns the files, if they are read at all.
-    pub(super) fn used_files(&self) -> Option<&ConfigFiles> {
+    pub(crate) fn used_files(&self) -> Option<&ConfigFiles> {
         matches!(self.source, ConfigSource::Auto | ConfigSource::File).then_some(&self.files)
     }
 

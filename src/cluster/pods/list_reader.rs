@@ -13,7 +13,7 @@ use crate::core_v1::read_pod;
 use crate::pod::{Pod, Wanted};
 
 /// A list response that is being read.
-pub(super) struct ListReader {
+pub(in crate::cluster) struct ListReader {
     body: Body,
     decoder: PodListDecoder,
     what: &'static str,
@@ -22,7 +22,7 @@ pub(super) struct ListReader {
 }
 
 /// An item of a list.
-pub(super) enum ListItem<T = Pod> {
+pub(in crate::cluster) enum ListItem<T = Pod> {
     /// A pod, or why it cannot be decoded.
     Pod(Result<T, String>),
     /// The end of the list, with its version.
@@ -31,7 +31,7 @@ pub(super) enum ListItem<T = Pod> {
 
 impl ListReader {
     /// Starts a list at this path, all of which must arrive within `timeout`. `what` names it in messages.
-    pub(super) async fn start(
+    pub(in crate::cluster) async fn start(
         cluster: &Cluster,
         path: String,
         what: &'static str,
@@ -53,7 +53,7 @@ impl ListReader {
     }
 
     /// Returns the next item; `read` decodes pods.
-    pub(super) async fn next_as<T>(
+    pub(in crate::cluster) async fn next_as<T>(
         &mut self,
         cluster: &Cluster,
         read: impl Fn(&[u8]) -> Result<T, String>,

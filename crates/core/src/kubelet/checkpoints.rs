@@ -8,7 +8,7 @@
 
 mod reader;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -32,9 +32,32 @@ pub struct Checkpoints {
     /// What else the Memory Manager's checkpoint contains.
     #[serde(skip_serializing_if = "MemoryState::is_empty")]
     pub memory: MemoryState,
+    /// The policies that the checkpoints were written with.
+    #[serde(skip_serializing_if = "CheckpointPolicies::is_empty")]
+    pub policies: CheckpointPolicies,
+    /// The resources of device plugins that registered.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub registered: BTreeSet<String>,
     /// UID to namespace and name, for pods that were matched to the List. A checkpoint entry whose pod the
     /// List no longer contains is stale.
     pub names: BTreeMap<String, (String, String)>,
+}
+
+/// The policies that the managers' checkpoints were written with. A kubelet does not start with those of another
+/// policy.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct CheckpointPolicies {
+    /// `none` or `static`; empty without a checkpoint.
+    pub cpu: String,
+    /// `None` or `Static`; empty without a checkpoint.
+    pub memory: String,
+}
+
+impl CheckpointPolicies {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The parts of the Memory Manager's checkpoint that only its own decisions depend on.
@@ -81,6 +104,20 @@ pub struct MemoryGroup {
     pub blocks: u64,
     /// The nodes that share blocks with it, itself included.
     pub nodes: IdSet,
+    /// What the kubelet counted when it started, by resource (`memory`, `hugepages-<size>`).
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub totals: BTreeMap<String, MemoryTotal>,
+}
+
+/// The memory of one NUMA node, as the kubelet counted it when it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MemoryTotal {
+    /// Bytes in all. Those of `memory` include the huge pages.
+    pub total: u64,
+    /// Bytes of `reservedMemory`.
+    #[serde(rename = "systemReserved")]
+    pub reserved: u64,
 }
 
 impl Checkpoints {
@@ -136,6 +173,7 @@ pub fn parse_cpu_checkpoint(text: &[u8], checkpoints: &mut Checkpoints) -> Resul
         file = json(data.as_bytes())?;
     }
     if file.policy_name != "static" {
+        checkpoints.policies.cpu = file.policy_name;
         return Ok(());
     }
     // Only the model of admission needs it, and does without.
@@ -154,6 +192,7 @@ pub fn parse_cpu_checkpoint(text: &[u8], checkpoints: &mut Checkpoints) -> Resul
         checkpoints.container(&pod, &name).cpus = cpus;
     }
     checkpoints.shared_cpus = shared;
+    checkpoints.policies.cpu = file.policy_name;
     Ok(())
 }
 
@@ -190,10 +229,12 @@ struct MemoryOfNode {
     memory_map: Option<BTreeMap<String, MemoryTable>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 struct MemoryTable {
-    #[serde(default)]
     reserved: u64,
+    total: u64,
+    system_reserved: u64,
 }
 
 #[derive(Deserialize)]
@@ -214,17 +255,20 @@ pub fn parse_memory_checkpoint(text: &[u8], checkpoints: &mut Checkpoints) -> Re
     if let Some(data) = &file.data {
         file = json(data.as_bytes())?;
     }
-    if file.policy_name != "Static" {
+    checkpoints.policies.memory = file.policy_name;
+    if checkpoints.policies.memory != "Static" {
         return Ok(());
     }
     for (node, of_node) in file.machine_state.into_iter().flatten() {
         let nodes = of_node.cells.into_iter().flatten().collect();
-        let group = MemoryGroup { blocks: of_node.number_of_assignments, nodes };
+        let tables = of_node.memory_map.unwrap_or_default();
+        let total = |table: &MemoryTable| MemoryTotal { total: table.total, reserved: table.system_reserved };
+        let totals = tables.iter().map(|(resource, table)| (resource.clone(), total(table))).collect();
+        let group = MemoryGroup { blocks: of_node.number_of_assignments, nodes, totals };
         checkpoints.memory.groups.insert(node, group);
-        let tables = of_node.memory_map.into_iter().flatten();
         checkpoints
             .reserved
-            .insert(node, tables.map(|(resource, table)| (resource, table.reserved)).collect());
+            .insert(node, tables.into_iter().map(|(resource, table)| (resource, table.reserved)).collect());
     }
     for (pod, containers) in file.entries.into_iter().flatten() {
         for (name, blocks) in containers {
@@ -260,6 +304,7 @@ struct DeviceFile {
 #[serde(rename_all = "PascalCase")]
 struct DeviceData {
     pod_device_entries: Option<Vec<DeviceEntry>>,
+    registered_devices: Option<BTreeMap<String, serde::de::IgnoredAny>>,
 }
 
 #[derive(Deserialize)]
@@ -288,6 +333,7 @@ pub fn parse_device_checkpoint(text: &[u8], checkpoints: &mut Checkpoints) -> Re
             devices.push(DeviceGroup { resource: entry.resource.clone(), ids, nodes });
         }
     }
+    checkpoints.registered = file.data.registered_devices.unwrap_or_default().into_keys().collect();
     Ok(())
 }
 
@@ -332,7 +378,23 @@ mod tests {
         assert_eq!(checkpoints.pods, [("u1".to_owned(), vec![init, main])].into());
         assert_eq!(checkpoints.reserved, [(0, [("memory".to_owned(), 3)].into())].into());
         assert_eq!(checkpoints.shared_cpus, set("0,5-7"));
-        assert_eq!(checkpoints.memory.groups, [(0, MemoryGroup { blocks: 1, nodes: set("0-1") })].into());
+        assert_eq!(
+            checkpoints.memory.groups,
+            [(
+                0,
+                MemoryGroup {
+                    blocks: 1,
+                    nodes: set("0-1"),
+                    totals: [("memory".to_owned(), MemoryTotal { total: 9, reserved: 1 })].into()
+                }
+            )]
+            .into()
+        );
+        assert_eq!(
+            checkpoints.policies,
+            CheckpointPolicies { cpu: "static".into(), memory: "Static".into() }
+        );
+        assert_eq!(checkpoints.registered, ["a/b".to_owned()].into());
         let taken_over = MemoryBlock { resource: "memory".into(), bytes: 0, nodes: set("0") };
         assert_eq!(checkpoints.memory.taken_over, [("u1".to_owned(), vec![taken_over])].into());
     }
@@ -365,6 +427,7 @@ mod tests {
             &mut checkpoints,
         )
         .unwrap();
-        assert_eq!(checkpoints, Checkpoints::default());
+        let policies = CheckpointPolicies { cpu: "none".into(), memory: "None".into() };
+        assert_eq!(checkpoints, Checkpoints { policies, ..Checkpoints::default() });
     }
 }

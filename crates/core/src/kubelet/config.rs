@@ -48,6 +48,12 @@ pub struct KubeletConfig {
     pub reserved_cpu_count: u64,
     /// NUMA node to resource (`memory`, `hugepages-<size>`) to bytes.
     pub reserved_memory: BTreeMap<Id, BTreeMap<String, u64>>,
+    /// Bytes of memory in `kubeReserved` and `systemReserved` together.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub reserved_bytes: u64,
+    /// The hard eviction threshold `memory.available`, an amount or a percentage; empty if there is none.
+    #[serde(skip_serializing_if = "is_default_eviction")]
+    pub memory_eviction: String,
     /// The feature gate `PodLevelResourceManagers`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub pod_level_resource_managers: bool,
@@ -65,8 +71,51 @@ impl Default for KubeletConfig {
             reserved_system_cpus: IdSet::new(),
             reserved_cpu_count: 0,
             reserved_memory: BTreeMap::new(),
+            reserved_bytes: 0,
+            memory_eviction: MEMORY_EVICTION.into(),
             pod_level_resource_managers: false,
         }
+    }
+}
+
+/// The kubelet's default of `evictionHard` for memory (upstream: `pkg/kubelet/eviction/defaults_linux.go`).
+const MEMORY_EVICTION: &str = "100Mi";
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
+}
+
+fn is_default_eviction(threshold: &str) -> bool {
+    threshold == MEMORY_EVICTION
+}
+
+impl KubeletConfig {
+    /// Returns the bytes of memory that `kubeReserved`, `systemReserved` and the hard eviction threshold take
+    /// together on a node with `mem_total` bytes; `None` if the threshold cannot be parsed. With the Memory Manager's policy
+    /// `Static`, a kubelet starts only if `reservedMemory` has as many in all.
+    #[must_use]
+    pub fn memory_reservation(&self, mem_total: u64) -> Option<u64> {
+        let eviction = match self.memory_eviction.strip_suffix('%') {
+            _ if self.memory_eviction.is_empty() => 0,
+            // Upstream: "ignore 0% and 100%".
+            Some("100") => 0,
+            None => self.memory_eviction.parse::<Quantity>().ok()?.ceil(),
+            // As the kubelet: a float of 32 bits, multiplied as one of 64 and truncated (upstream:
+            // `pkg/kubelet/eviction/api`, `GetThresholdQuantity`).
+            Some(percentage) => {
+                let percentage =
+                    percentage.parse::<f32>().ok().filter(|number| (0.0..=100.0).contains(number))?;
+                #[expect(
+                    clippy::cast_precision_loss,
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss
+                )]
+                let bytes = (mem_total as f64 * f64::from(percentage / 100.0)) as u64;
+                bytes
+            }
+        };
+        Some(self.reserved_bytes.saturating_add(eviction))
     }
 }
 
@@ -116,6 +165,8 @@ fn from_value(value: &Value) -> (KubeletConfig, Vec<String>) {
         reserved_system_cpus: reserved_cpus(&value["reservedSystemCPUs"], &mut errors),
         reserved_cpu_count: reserved_cpu_count(value, &mut errors),
         reserved_memory: reserved_memory(&value["reservedMemory"], &mut errors),
+        reserved_bytes: reserved_bytes(value, &mut errors),
+        memory_eviction: memory_eviction(value),
         pod_level_resource_managers: value["featureGates"]["PodLevelResourceManagers"] == true,
     };
     (config, errors)
@@ -153,6 +204,18 @@ fn reserved_cpus(value: &Value, errors: &mut Vec<String>) -> IdSet {
 fn reserved_cpu_count(value: &Value, errors: &mut Vec<String>) -> u64 {
     let mut cpus = |section: &str| quantity(&value[section]["cpu"], &format!("{section}.cpu"), errors);
     [cpus("kubeReserved"), cpus("systemReserved")].into_iter().sum::<Quantity>().ceil()
+}
+
+fn reserved_bytes(value: &Value, errors: &mut Vec<String>) -> u64 {
+    let mut bytes = |section: &str| quantity(&value[section]["memory"], &format!("{section}.memory"), errors);
+    [bytes("kubeReserved"), bytes("systemReserved")].into_iter().sum::<Quantity>().ceil()
+}
+
+/// Without `mergeDefaultEvictionSettings`, thresholds replace all defaults (upstream: `cmd/kubelet/app/server.go`).
+fn memory_eviction(value: &Value) -> String {
+    let Value::Object(thresholds) = &value["evictionHard"] else { return MEMORY_EVICTION.to_owned() };
+    let default = if value["mergeDefaultEvictionSettings"] == true { MEMORY_EVICTION } else { "" };
+    thresholds.get("memory.available").and_then(scalar).unwrap_or_else(|| default.to_owned())
 }
 
 fn reserved_memory(value: &Value, errors: &mut Vec<String>) -> BTreeMap<Id, BTreeMap<String, u64>> {
@@ -272,6 +335,24 @@ mod tests {
             }
             assert_eq!(errors.len(), 2, "{errors:?}");
         }
+    }
+
+    #[test]
+    fn the_memory_reservation_includes_the_eviction_threshold() {
+        for (yaml, bytes) in [
+            ("a: b", 100 << 20),
+            ("kubeReserved: {memory: 1Gi}\nsystemReserved: {memory: 512Mi}", (1536 << 20) + (100 << 20)),
+            ("evictionHard: {nodefs.available: 5%}\nsystemReserved: {memory: 1Gi}", 1 << 30),
+            ("evictionHard: {nodefs.available: 5%}\nmergeDefaultEvictionSettings: true", 100 << 20),
+            ("evictionHard: {memory.available: 5%}", 53_687_092),
+            ("evictionHard: {memory.available: 100%}", 0),
+            ("evictionHard: {}", 0),
+        ] {
+            let (config, errors) = parse(yaml);
+            assert_eq!((config.memory_reservation(1 << 30), errors), (Some(bytes), vec![]), "{yaml}");
+        }
+        let (config, _) = parse("evictionHard: {memory.available: some}");
+        assert_eq!(config.memory_reservation(1 << 30), None);
     }
 
     #[test]

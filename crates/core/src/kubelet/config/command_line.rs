@@ -16,11 +16,12 @@ const TEXT_FLAGS: [(&str, &str); 5] = [
     ("reserved-cpus", "reservedSystemCPUs"),
 ];
 /// Flags that set a map, in pairs like `cpu=1,memory=1Gi`. The first occurrence replaces the file's map.
-const MAP_FLAGS: [(&str, &str); 4] = [
+const MAP_FLAGS: [(&str, &str); 5] = [
     ("cpu-manager-policy-options", "cpuManagerPolicyOptions"),
     ("topology-manager-policy-options", "topologyManagerPolicyOptions"),
     ("kube-reserved", "kubeReserved"),
     ("system-reserved", "systemReserved"),
+    ("eviction-hard", "evictionHard"),
 ];
 
 /// The parts of a kubelet's command line that numacast needs.
@@ -124,9 +125,11 @@ impl CommandLine {
     }
 }
 
-/// Splits `a=1,b=2`. A kubelet does not start with an invalid pair, so a running one has none.
+/// Splits `a=1,b=2`; thresholds are `a<1`. A kubelet does not start with an invalid pair, so a running one has none.
 fn pairs(text: &str) -> impl Iterator<Item = (&str, &str)> {
-    text.split(',').filter_map(|pair| pair.split_once('=')).map(|(name, value)| (name.trim(), value.trim()))
+    text.split(',')
+        .filter_map(|pair| pair.split_once(['=', '<']))
+        .map(|(name, value)| (name.trim(), value.trim()))
 }
 
 #[cfg(test)]
@@ -144,7 +147,8 @@ mod tests {
              --cpu_manager_policy static --memory-manager-policy=Static --topology-manager-policy=restricted \
              --topology-manager-policy=single-numa-node --topology-manager-scope=pod --reserved-cpus=0,8 \
              --topology-manager-policy-options=max-allowable-numa-nodes=16 --kube-reserved=cpu=500m,memory=1Gi \
-             --kube-reserved cpu=1 --reserved-memory 0:memory=1Gi,hugepages-2Mi=4Mi;1:memory=2Gi \
+             --kube-reserved cpu=1 --eviction-hard memory.available<200Mi,nodefs.available<5% \
+             --reserved-memory 0:memory=1Gi,hugepages-2Mi=4Mi;1:memory=2Gi \
              --reserved-memory=2:memory=1Gi --root-dir=/data -- --cpu-manager-policy=none",
         )
         .unwrap();
@@ -161,6 +165,7 @@ mod tests {
                 "topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "16"},
                 "reservedSystemCPUs": "0,8",
                 "kubeReserved": {"cpu": "1", "memory": "1Gi"},
+                "evictionHard": {"memory.available": "200Mi", "nodefs.available": "5%"},
                 "reservedMemory": [
                     {"numaNode": 0, "limits": {"memory": "1Gi", "hugepages-2Mi": "4Mi"}},
                     {"numaNode": 1, "limits": {"memory": "2Gi"}},

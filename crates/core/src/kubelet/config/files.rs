@@ -48,6 +48,18 @@ impl ConfigFiles {
         file.into_iter().chain(files).chain(dirs).chain(dir).find(changed)
     }
 
+    /// Returns the configuration file, if there is any.
+    #[must_use]
+    pub fn located(&self) -> Option<PathBuf> {
+        self.locate().1
+    }
+
+    /// Returns the kubelet's `--root-dir`, if its command line is found and has one.
+    #[must_use]
+    pub fn root_dir(&self) -> Option<PathBuf> {
+        CommandLine::find(&self.proc, &self.node)?.root_dir.map(PathBuf::from)
+    }
+
     /// Returns the file or directory that was replaced, if any: if it is mounted by itself, as into a
     /// container, the mount keeps showing the old one for the container's lifetime.
     #[must_use]
