@@ -12,9 +12,9 @@ use crate::inspect::Check;
 use crate::inspect::doctor::{self, Outcome, Report};
 use crate::render::page;
 
-/// Checks how numacast is set up in a cluster: what is wrong, what it leads to, and the command that mends it.
+/// Check how numacast is set up: what is wrong, and what mends it.
 ///
-/// Nothing is changed. Exit 0 if nothing is wrong, 1 if there are findings, 2 if Nodes, objects, pods or DaemonSets could
+/// Each finding says what it leads to, with the command that mends it. Nothing is changed. Exit 0 if nothing is wrong, 1 if there are findings, 2 if Nodes, objects, pods or DaemonSets could
 /// not be read. docs/doctor.md lists the checks and the permissions.
 #[derive(Debug, clap::Args)]
 #[command(args_conflicts_with_subcommands = true)]

@@ -22,13 +22,14 @@ const CASES: &[(&str, &str, i32)] = &[
     ("config scheduler --check", "config scheduler --check $/nothing", 2),
     ("fit", "fit --cpu 1 --memory 1Gi --kubeconfig $/kubeconfig", 2),
     ("all others", "show --kubeconfig $/kubeconfig", 1),
+    ("doctor", "doctor --kubeconfig $/kubeconfig", 2),
     ("wait", "wait -n numacast --kubeconfig $/kubeconfig --timeout 1ms", 2),
     ("wait", "wait -n numacast --kubeconfig $/kubeconfig --timeout 1ms --exit-zero", 0),
     ("wait", "wait -n numacast --kubeconfig $/nothing --exit-zero", 2),
 ];
 
-/// Codes that need a cluster: in `tests/real/fit.rs` and `tests/real/controller.rs`.
-const ELSEWHERE: &[(&str, i32)] = &[("fit", 0), ("fit", 1), ("wait", 1)];
+/// Codes that need a cluster: in `doctor.rs`, `fit.rs` and `controller.rs` of `tests/real`.
+const ELSEWHERE: &[(&str, i32)] = &[("doctor", 0), ("doctor", 1), ("fit", 0), ("fit", 1), ("wait", 1)];
 
 const KUBECONFIG: &str = r#"{"apiVersion": "v1", "kind": "Config", "current-context": "a",
 "clusters": [{"name": "a", "cluster": {"server": "http://127.0.0.1:1"}}], "users": [{"name": "a", "user": {}}],
