@@ -141,7 +141,7 @@ fn agents() -> Vec<Plant> {
         plant(
             "AgentsMissing",
             "the cluster",
-            "quietly kubectl delete daemonset numacast-agent --namespace numacast --cascade=orphan",
+            "quietly kubectl delete daemonset numacast-agent --namespace numacast",
             helm,
         ),
         plant(
@@ -164,8 +164,7 @@ fn agents() -> Vec<Plant> {
             "Pod numacast/agent-worker-1",
             &container(&ended("OOMKilled", "2026-01-01T00:00:00Z")),
         )
-        .then("restart agent-worker-1")
-        .restored(helm),
+        .then("restart agent-worker-1"),
         plant(
             "AgentRestarts",
             "Pod numacast/agent-worker-1",
@@ -243,9 +242,7 @@ const WRITE_OFTEN: &str = r#"republish worker-1
     kubectl get noderesourcetopology worker-1 --output json > $DIR/often.json
     i=0; while [ $i -lt 60 ]; do
         sed 's/"value": 20/"value": 21/; /resourceVersion/d' $DIR/often.json
-        echo ---
         sed '/resourceVersion/d' $DIR/often.json
-        echo ---
         i=$((i + 1))
     done | quietly kubectl replace --field-manager numacast --filename -"#;
 
@@ -262,7 +259,7 @@ fn kubelets() -> Vec<Plant> {
         plant("MemoryManagerNotStatic", object, &set(3, "None"), publish).with(&["PoolDiffers"]),
         plant(
             "OptionWithoutEffect",
-            object,
+            "NodeResourceTopology worker-0",
             "for node in worker-0 worker-1 worker-2; do attribute $node topologyManagerOptionPreferClosestNumaNodes true; done",
             "for node in worker-0 worker-1 worker-2; do republish $node; done",
         ),
