@@ -188,11 +188,6 @@ fn objects() -> Vec<Plant> {
             r#"change worker-1 '[{{"op": "replace", "path": "/attributes/4/value", "value": "{value}"}}]'"#
         )
     };
-    // As if it were old: who may update an object may write its managedFields.
-    let withheld = fingerprint("pfp0v0010000000000000000")
-        + "
-           kubectl get noderesourcetopology worker-1 --output json --show-managed-fields |
-               sed 's/\"time\": \"[^\"]*\"/\"time\": \"2020-01-01T00:00:00Z\"/' | quietly kubectl replace --filename -";
     let rival = r#"quietly kubectl create --filename - <<'END'
 {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "nfd", "namespace": "default"}, "spec": {
  "selector": {"matchLabels": {"app": "nfd"}}, "template": {"metadata": {"labels": {"app": "nfd"}}, "spec": {"containers": [
@@ -228,7 +223,6 @@ END"#;
             &node(r#"{"allocatable": {"cpu": "17"}}"#),
             &node(r#"{"allocatable": {"cpu": "14"}}"#),
         ),
-        plant("FingerprintWithheld", object, &withheld, "republish worker-1"),
         mended("FingerprintDiffers", object, &fingerprint("pfp0v0010000000000000001"))
             .then("start agent-worker-1; republish worker-1"),
         mended("ForeignWriter", object, "publish worker-1 nfd-topology-updater").then(publish),
