@@ -52,8 +52,8 @@ pub struct Controller {
     /// With the overreserving cache, the plugin reads the objects that exist when it starts and none that is
     /// created later (scheduler-plugins issue 967). The controller compares creation times with the start of
     /// the oldest container of these pods: `numacast_fleet_objects_newer_than_scheduler`, a warning in the
-    /// log. `numacast doctor` finds such objects by itself. Recreated objects count too, although the plugin may know their Nodes.
-    /// Requires `list` of `pods` in that namespace.
+    /// log. `numacast doctor` finds such objects by itself. Recreated objects count too, although the plugin
+    /// may know their Nodes. Requires `list` of `pods` in that namespace.
     #[schemars(with = "Option<String>", regex(pattern = "^[a-z0-9-]+/.+=.*$"))]
     pub scheduler: Option<SchedulerPods>,
     /// Evict pods of `controller.scheduler` that started before an object was created.

@@ -131,6 +131,7 @@ async fn what_kubelets_run_with_is_compared_with_their_objects() -> Result<()> {
     let node = RealNode::on("two-by-eight")?
         .kubelet("authentication", json!({"anonymous": {"enabled": true}, "webhook": {"enabled": false}}))
         .kubelet("authorization", json!({"mode": "AlwaysAllow"}))
+        .kubelet("address", json!("0.0.0.0"))
         .kubelet("memoryManagerPolicy", json!("None"))
         .kubelet("reservedMemory", json!([{"numaNode": 0, "limits": {"memory": "3Gi"}}]))
         .start(&cluster)

@@ -119,3 +119,24 @@ fn migration(current: &str) -> String {
          '{{\"status\":{{\"storedVersions\":[\"{current}\"]}}}}'"
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_crd_that_is_not_established_is_reported() {
+        let found = |status: &str| {
+            let versions = json!([{"name": "v1alpha2", "served": true, "storage": true}]);
+            let conditions = json!([{"type": "NamesAccepted", "status": "True"},
+                                    {"type": "Established", "status": status, "message": "names conflict"}]);
+            let crd = json!({"spec": {"versions": versions}, "status": {"conditions": conditions}});
+            let facts = Facts { crd: Some(Some(serde_json::from_value(crd).unwrap())), ..Facts::default() };
+            check(&facts).into_iter().map(|finding| finding.what).collect::<Vec<_>>()
+        };
+        assert_eq!(found("True"), [""; 0]);
+        assert_eq!(found("False"), ["it is not Established: names conflict"]);
+    }
+}

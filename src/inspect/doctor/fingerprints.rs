@@ -170,3 +170,27 @@ fn agrees(object: &PublishedObject, pods: &[&Pod], config: &Config) -> bool {
     let hashes = covered.iter().filter(is_cached).map(|pod| pod_hash(&pod.namespace, &pod.name));
     Fingerprint::of(hashes).to_string() == *fingerprint
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_fingerprint_is_reported_if_it_has_been_withheld_for_five_minutes() {
+        let found = |fingerprint: &str, now: &str| {
+            let managed =
+                json!({"manager": "numacast", "time": "2026-11-29T08:00:00Z", "fieldsV1": {"f:zones": {}}});
+            let object = json!({"metadata": {"name": "w", "managedFields": [managed]},
+                                "attributes": [{"name": FINGERPRINT, "value": fingerprint}]});
+            let objects = Some(vec![serde_json::from_value(object).unwrap()]);
+            let facts = Facts { now: now.parse().unwrap(), objects, ..Facts::default() };
+            check(&facts).into_iter().map(|finding| finding.what).collect::<Vec<_>>()
+        };
+        let withheld = Fingerprint::WITHHELD.to_string();
+        assert_eq!(found(&withheld, "2026-11-29T08:04:59Z"), [""; 0]);
+        assert_eq!(found(&withheld, "2026-11-29T08:05:00Z"), ["it is withheld since 2026-11-29T08:00:00Z"]);
+        assert_eq!(found(&Fingerprint::of([1]).to_string(), "2026-11-29T09:00:00Z"), [""; 0]);
+    }
+}
