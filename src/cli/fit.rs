@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -202,7 +202,7 @@ async fn pod_of_cluster(options: &Options, pod: &str) -> anyhow::Result<Workload
     );
     let found = cluster.whole_pod(namespace, name).await?;
     let found = found.with_context(|| format!("there is no pod {namespace}/{name}"))?;
-    Workload::of_pod(found, &format!("Pod {namespace}/{name}")).map_err(anyhow::Error::msg)
+    Workload::of_cluster(found, &format!("Pod {namespace}/{name}")).map_err(anyhow::Error::msg)
 }
 
 impl Options {
@@ -210,7 +210,10 @@ impl Options {
         match (&self.selector, self.node.is_empty()) {
             (Some(labels), _) => Selection::Labels(labels.clone()),
             (None, true) => Selection::All,
-            (None, false) => Selection::Named(self.node.clone()),
+            (None, false) => {
+                let named: BTreeSet<&String> = self.node.iter().collect();
+                Selection::Named(named.into_iter().cloned().collect())
+            }
         }
     }
 
@@ -231,8 +234,7 @@ async fn in_cluster(options: &Options, workloads: &[Workload]) -> anyhow::Result
         workloads.iter().map(|workload| fit::answers(&fleet, workload)).collect();
     let explain = |(workload, answers): (&Workload, &Vec<Answer>)| {
         let [answer] = answers.as_slice() else { return None };
-        let view = fleet.nodes[0].view_with_pods(&fleet.budgets).filter(|_| !answer.fits())?;
-        Some(Explanation::new(view, workload, options.make_room))
+        fleet.nodes[0].explain(&fleet.budgets, workload, answer, options.make_room)
     };
     let explained: Vec<Option<Explanation>> = workloads.iter().zip(&answers).map(explain).collect();
     if options.output == Output::Json {
