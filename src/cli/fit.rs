@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::cluster::ClusterArgs;
 use super::completion::{namespace_completer, node_name_completer, pod_name_completer};
+use super::exit::Exit;
 use super::flags::{ConfigArgs, Flag, Flags, HOST_ROOT, KUBELET_DIR, KUBELET_SOCKET, NODE_NAME};
 use super::terminal::Terminal;
 use crate::agent::Recording;
@@ -275,16 +276,19 @@ fn not_considered(workload: &Workload) -> Option<Line> {
     (!names.is_empty()).then(|| Line::new(text, Style::Warning))
 }
 
-/// 0 if there is room for every pod.
+/// Whether there is room for every pod.
 fn exit(workloads: &[Workload], answers: &[Vec<Answer>]) -> ExitCode {
-    let fits = |(workload, answers): (&Workload, &Vec<Answer>)| {
+    let exit = |(workload, answers): (&Workload, &Vec<Answer>)| {
         let copies = answers.iter().map(|answer| answer.copies).fold(0, u64::saturating_add);
-        copies >= workload.replicas
+        match copies >= workload.replicas {
+            true => Exit::Success,
+            false if answers.iter().any(Answer::is_unknown) => Exit::Unknown,
+            false => Exit::Failure,
+        }
     };
-    match workloads.iter().zip(answers).all(fits) {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    }
+    let exits: Vec<Exit> = workloads.iter().zip(answers).map(exit).collect();
+    let worst = [Exit::Failure, Exit::Unknown].into_iter().find(|exit| exits.contains(exit));
+    worst.unwrap_or(Exit::Success).into()
 }
 
 fn add_explanations(answers: &mut [Vec<Answer>], explained: &[Option<Explanation>]) {

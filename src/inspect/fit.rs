@@ -136,6 +136,12 @@ impl Answer {
         matches!(self.outcome, Outcome::Yes { .. } | Outcome::Runs)
     }
 
+    /// Returns true if nothing is known of the node.
+    #[must_use]
+    pub const fn is_unknown(&self) -> bool {
+        matches!(self.outcome, Outcome::NoObject)
+    }
+
     const fn new(node: String, outcome: Outcome) -> Self {
         let copies = matches!(outcome, Outcome::Runs) as u64;
         Self { node, outcome, copies, plugin: None, explanation: None }

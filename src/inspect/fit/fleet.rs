@@ -66,7 +66,7 @@ impl Fleet {
             let mut nodes = Vec::new();
             for name in names {
                 let details = cluster.node(name).await?;
-                let object = cluster.object::<PublishedObject>(name).await?;
+                let object = cluster.published_object(name).await?;
                 let pods = cluster.placed_pods(Some(name), &wanted).await?;
                 nodes.push(FleetNode::new(details, object, pods));
             }
@@ -76,7 +76,7 @@ impl Fleet {
         let (mut details, mut objects) = (Vec::new(), BTreeMap::new());
         let nodes = cluster.node_details(labels).for_each(|node| details.push(node));
         let add = |object: PublishedObject| _ = objects.insert(object.meta.name.clone(), object);
-        let read_objects = cluster.objects().for_each(add);
+        let read_objects = cluster.published_objects().for_each(add);
         let ((), (), pods) = tokio::try_join!(nodes, read_objects, cluster.placed_pods(None, &wanted))?;
         let mut of_nodes: BTreeMap<String, Vec<PlacedPod>> = BTreeMap::new();
         for pod in pods {

@@ -336,7 +336,7 @@ pub(super) fn room_on(explained: &Explanation) -> Vec<Line> {
 pub(super) fn no_room() -> Vec<Line> {
     vec![
         Line::default(),
-        Line::new("Ending pods would not make room on any node that was tried.", Style::Bad),
+        Line::new("On the nodes that were tried no pods are known whose end would make room.", Style::Bad),
     ]
 }
 
