@@ -65,6 +65,9 @@ pub enum Outcome {
         #[serde(skip_serializing_if = "Vec::is_empty")]
         guesses: Vec<&'static str>,
     },
+    /// It is a pod of the cluster that is there already: its kubelet has admitted it.
+    #[serde(rename = "yes")]
+    Runs,
     /// The scheduler excludes the node.
     #[serde(rename = "no")]
     Excluded {
@@ -130,11 +133,25 @@ impl Answer {
     /// Returns true if the pod fits, perhaps as a guess.
     #[must_use]
     pub const fn fits(&self) -> bool {
-        matches!(self.outcome, Outcome::Yes { .. })
+        matches!(self.outcome, Outcome::Yes { .. } | Outcome::Runs)
+    }
+
+    /// Returns true if nothing is known of the node.
+    #[must_use]
+    pub const fn is_unknown(&self) -> bool {
+        matches!(self.outcome, Outcome::NoObject)
+    }
+
+    const fn new(node: String, outcome: Outcome) -> Self {
+        let copies = matches!(outcome, Outcome::Runs) as u64;
+        Self { node, outcome, copies, plugin: None, explanation: None }
     }
 
     /// Returns the answer for a pod and a node's state.
     fn of_view(view: &NodeView, workload: &Workload) -> Self {
+        if workload.node.as_ref() == Some(&view.name) {
+            return Self::new(view.name.clone(), Outcome::Runs);
+        }
         let outcome = match view.fit(&workload.wish) {
             Verdict::Fits { placements, guesses } => Outcome::yes(view, &placements, &guesses),
             Verdict::Insufficient(resources) => Outcome::insufficient(&resources),
@@ -142,7 +159,7 @@ impl Answer {
         };
         let copies = match (&outcome, workload.replicas) {
             (Outcome::Yes { .. }, 1) => 1,
-            (Outcome::Yes { .. }, most) => view.copies(&workload.wish, most),
+            (Outcome::Yes { .. }, most) => view.copies(&workload.wish, most.min(MAX_COPIES)),
             _ => 0,
         };
         Self { node: view.name.clone(), outcome, copies, plugin: plugin(view, workload), explanation: None }
@@ -245,13 +262,15 @@ pub fn answers(fleet: &Fleet, workload: &Workload) -> Vec<Answer> {
 
 fn answer(reader: &mut ZoneReader, node: &FleetNode, workload: &Workload) -> Answer {
     let name = node.details.slim.name.clone();
-    let other = |outcome| Answer { node: name.clone(), outcome, copies: 0, plugin: None, explanation: None };
+    if workload.node.as_ref() == Some(&name) {
+        return Answer::new(name, Outcome::Runs);
+    }
     if let Some(message) = filters::excluded(&workload.spec, &node.details) {
-        return other(Outcome::Excluded { message: message.to_owned() });
+        return Answer::new(name, Outcome::Excluded { message: message.to_owned() });
     }
     match node.view(reader) {
         Some(view) => Answer::of_view(&view, workload),
-        None => other(Outcome::NoObject),
+        None => Answer::new(name, Outcome::NoObject),
     }
 }
 
@@ -275,15 +294,28 @@ impl FleetNode {
         Some(NodeView::of_object(reader, self.details.slim.name.clone(), object, amounts, minor))
     }
 
-    /// Returns the node's state with its pods; `None` without an object.
+    /// Explains why the pod does not fit; `None` if it does, without an object, or if the scheduler excludes the node
+    /// whatever its pods have.
     #[must_use]
-    pub fn view_with_pods(&self, budgets: &[fleet::Budget]) -> Option<NodeView> {
+    pub fn explain(
+        &self,
+        budgets: &[fleet::Budget],
+        workload: &Workload,
+        answer: &Answer,
+        room: bool,
+    ) -> Option<Explanation> {
+        if answer.fits() || filters::excluded(&workload.spec, &self.details).is_some() {
+            return None;
+        }
         let mut view = self.view(&mut ZoneReader::default())?;
         view.add_pods(&self.pods);
         fleet::add_budgets(&mut view, budgets);
-        Some(view)
+        Some(Explanation::new(view, workload, room))
     }
 }
+
+/// The most copies of one pod that are tried on a node.
+const MAX_COPIES: u64 = 1000;
 
 /// The newest minor version of Kubernetes 1 that the model of admission knows.
 pub const NEWEST_MINOR: u32 = 37;
@@ -295,10 +327,12 @@ const MAX_ROOMS: usize = 50;
 /// reasons are left out.
 #[must_use]
 pub fn easiest_room(fleet: &Fleet, workload: &Workload, answers: &[Answer]) -> Vec<Line> {
-    let excluded = |node: &FleetNode| filters::excluded(&workload.spec, &node.details).is_some();
-    let nodes = answers.iter().filter_map(|answer| fleet.node(&answer.node)).filter(|node| !excluded(node));
-    let views = nodes.take(MAX_ROOMS).filter_map(|node| node.view_with_pods(&fleet.budgets));
-    let rooms = views.map(|view| Explanation::new(view, workload, true));
+    let rooms = fleet
+        .nodes
+        .iter()
+        .zip(answers)
+        .filter_map(|(node, answer)| node.explain(&fleet.budgets, workload, answer, true))
+        .take(MAX_ROOMS);
     let size = |explained: &Explanation| match &explained.room {
         Some(Room::Sets(sets)) => sets.first().map(|set| (set.len(), explained.view.violated_budgets(set))),
         _ => None,
