@@ -184,22 +184,8 @@ fn of_check(findings: &[Finding], width: usize, lines: &mut Vec<Line>) {
     }
 }
 
-/// Returns the text in lines of at most `width` columns, all but the first with one more step of indentation.
 fn wrapped(indent: &str, text: &str, style: Style, width: usize) -> Vec<Line> {
-    let mut lines = Vec::new();
-    let mut line = indent.to_owned();
-    for word in text.split_whitespace() {
-        let is_empty = line.trim().is_empty();
-        if !is_empty && line.chars().count() + 1 + word.chars().count() > width {
-            lines.push(Line::new(&line, style));
-            line = format!("{indent}  {word}");
-            continue;
-        }
-        line += if is_empty { "" } else { " " };
-        line += word;
-    }
-    lines.push(Line::new(&line, style));
-    lines
+    Line::new(format!("{indent}{text}"), style).wrapped(width)
 }
 
 #[cfg(test)]
