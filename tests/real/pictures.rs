@@ -63,9 +63,9 @@ fn with_fixed_ages(output: &str) -> String {
     let mut ages = ["12s", "4m10s", "2s", "3d2h", "51s"].into_iter().cycle();
     let mut line = |line: &str| {
         if let Some((before, rest)) = line.split_once("  changed ")
-            && let Some((_, end)) = rest.rsplit_once(" ago")
+            && let Some((_, end)) = rest.rsplit_once('\x1b')
         {
-            return format!("{before}  changed 51s ago, created 5d3h ago{end}");
+            return format!("{before}  changed 51s ago, age 5d3h\x1b{end}");
         }
         match line.rsplit_once(' ') {
             Some((before, last)) if is_age(last) => format!("{before} {}", ages.next().unwrap_or_default()),
@@ -80,7 +80,7 @@ fn is_age(word: &str) -> bool {
     !number.is_empty() && number.chars().all(|c| c.is_ascii_alphanumeric())
 }
 
-/// A pod on `xeon`.
+/// A pod on `xeon`. What it has makes its zone the only possible one.
 struct Placed {
     namespace: &'static str,
     name: &'static str,
@@ -102,7 +102,7 @@ const PODS: [Placed; 3] = [
         name: "train-1",
         zone: 1,
         priority_class: None,
-        resources: &[("cpu", "2"), ("memory", "3Gi"), ("example.com/nic", "1")],
+        resources: &[("cpu", "2"), ("memory", "3Gi"), ("example.com/bridge", "1")],
     },
     Placed {
         namespace: "db",
@@ -240,7 +240,7 @@ async fn the_pictures_show_what_is_printed() -> Result<()> {
 
 #[test]
 fn only_ages_are_replaced() {
-    let output = "NODE   CHANGED\r\na   \x1b[32mOK\x1b[0m   7s\r\nb   2m\r\nc  policy  changed 7s ago, created 9s ago\x1b[0m\r\n  nic ██ 1 free\r\n";
-    let expected = "NODE   CHANGED\r\na   \x1b[32mOK\x1b[0m   12s\r\nb   4m10s\r\nc  policy  changed 51s ago, created 5d3h ago\x1b[0m\r\n  nic ██ 1 free\r\n";
+    let output = "NODE   CHANGED\r\na   \x1b[32mOK\x1b[0m   7s\r\nb   2m\r\nc  policy  changed 7s ago, age 9s\x1b[0m\r\n  nic ██ 1 free\r\n";
+    let expected = "NODE   CHANGED\r\na   \x1b[32mOK\x1b[0m   12s\r\nb   4m10s\r\nc  policy  changed 51s ago, age 5d3h\x1b[0m\r\n  nic ██ 1 free\r\n";
     assert_eq!(with_fixed_ages(output), expected);
 }

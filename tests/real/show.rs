@@ -142,12 +142,12 @@ fn same(found: &str, expected: &str) -> Result<()> {
 }
 
 const IN_80_COLUMNS: &str = "\
-NODE      POLICY    ZONES         CPU           MEMORY  DEVICES   STATUS       CHANGED
-epyc-snc  restric…      4   26/30 (8)    28/30Gi (7.7)  gpu 2/4…  OK AGE
-grace     single-…     34   10/14 (6)   126/126Gi (31)  gpu 3/4…  OK AGE
-plain     none          1     0/3 (0)  7.8/7.8Gi (7.8)  nic 1/1…  Withheld AGE
-power9    best-ef…      2  20/24 (11)     25/27Gi (12)  bridge …  OtherWriter AGE
-xeon      best-ef…      2   10/14 (6)     23/25Gi (12)  bridge …  OK AGE
+NODE      POLICY            CPU           MEMORY  DEVICES   STATUS       CHANGED
+epyc-snc  restrict…   26/30 (8)    28/30Gi (7.7)  gpu 2/4…  OK AGE
+grace     single-n…   10/14 (6)   126/126Gi (31)  gpu 3/4…  OK AGE
+plain     none          0/3 (0)  7.8/7.8Gi (7.8)  nic 1/1…  Withheld AGE
+power9    best-eff…  20/24 (11)     25/27Gi (12)  bridge …  OtherWriter AGE
+xeon      best-eff…   10/14 (6)     23/25Gi (12)  bridge …  OK AGE
 ";
 
 const IN_200_COLUMNS: &str = "\

@@ -1,6 +1,6 @@
 //! The answers as text.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -42,11 +42,12 @@ pub fn summary(workload: &Workload, answers: &[Answer], whole: bool, width: usiz
                 [answer.node.as_str().into(), fits]
                     .into_iter()
                     .chain(copies)
-                    .chain([landing(workload, answer)]),
+                    .chain([Line::from(landing(workload, answer))]),
             );
         }
         lines.push(Line::default());
         lines.extend(table.lines(width));
+        lines.extend(guesses(&fitting));
         if fitting.len() > most {
             lines.push(Line::new(
                 format!("and {} more nodes; -o wide lists all", fitting.len() - most),
@@ -74,14 +75,26 @@ fn is_guess(answer: &Answer) -> bool {
     matches!(&answer.outcome, Outcome::Yes { guesses, .. } if !guesses.is_empty())
 }
 
+/// What is not known of the nodes of which only a guess is possible.
+fn guesses(answers: &[&Answer]) -> Option<Line> {
+    let outcomes = answers.iter().map(|answer| &answer.outcome);
+    let known =
+        outcomes.filter_map(|one| if let Outcome::Yes { guesses, .. } = one { Some(guesses) } else { None });
+    let unknown: BTreeSet<&str> = known.flatten().copied().collect();
+    let unknown: Vec<&str> = unknown.into_iter().collect();
+    let text =
+        format!("perhaps: objects do not tell {}; `fit --local` on the node does", unknown.join(" and "));
+    (!unknown.is_empty()).then(|| Line::new(text, Style::Dim))
+}
+
 /// Whether the pod has one container, so that it need not be named.
 fn is_single(workload: &Workload) -> bool {
     workload.spec.containers.len() == 1 && workload.spec.init_containers.is_none()
 }
 
-/// `db on node-0, log on node-1`, or `node-0` if there is only one container; and what is not known.
-fn landing(workload: &Workload, answer: &Answer) -> Line {
-    let Outcome::Yes { containers, guesses } = &answer.outcome else { return Line::default() };
+/// `db on node-0, log on node-1`, or `node-0` if there is only one container.
+fn landing(workload: &Workload, answer: &Answer) -> String {
+    let Outcome::Yes { containers, .. } = &answer.outcome else { return String::new() };
     let placed = containers.iter().filter(|one| !one.zones.is_empty());
     let text = |one: &super::Landing| {
         let cpus = if one.cpus.is_empty() { String::new() } else { format!(" (CPUs {})", one.cpus) };
@@ -90,12 +103,7 @@ fn landing(workload: &Workload, answer: &Answer) -> Line {
         format!("{container}node-{}{cpus}", one.zones)
     };
     let placed: Vec<String> = placed.map(text).collect();
-    let placed = if placed.is_empty() { "nothing exclusive".to_owned() } else { placed.join(", ") };
-    let line = Line::new(placed, Style::Plain);
-    if guesses.is_empty() {
-        return line;
-    }
-    line.add(format!("; not known: {}", guesses.join(", ")), Style::Dim)
+    if placed.is_empty() { "nothing exclusive".to_owned() } else { placed.join(", ") }
 }
 
 fn others(answers: &[Answer], whole: bool, width: usize) -> Vec<Line> {
@@ -149,10 +157,11 @@ pub fn explanation(
             } else {
                 String::new()
             };
-            vec![
-                name.add(format!(" {fits} on {}{copies}", answer.node), style),
-                Line::new("  ", Style::Plain).join(landing(workload, answer)),
-            ]
+            let unknown = format!("  Not known: {}", guesses.join(", "));
+            let unknown = (!guesses.is_empty()).then(|| Line::new(unknown, Style::Dim));
+            let title = name.add(format!(" {fits} on {}{copies}", answer.node), style);
+            let landing = Line::from(format!("  {}", landing(workload, answer)));
+            [title, landing].into_iter().chain(unknown).collect()
         }
         Outcome::NoObject => vec![
             name.add(format!(": nothing is known of {}", answer.node), Style::Warning),

@@ -120,7 +120,7 @@ impl NodeView {
             }
         }
         let allocatable = self.allocatable.as_ref();
-        let is_sufficient = |of: &NodeAmounts| admission::insufficient(&wish.of_node, of, &used).is_empty();
+        let is_sufficient = |of: &NodeAmounts| super::insufficient(&wish.of_node, of, &used).is_empty();
         allocatable.is_none_or(is_sufficient) && state.admit(&wish.pod).is_ok()
     }
 
