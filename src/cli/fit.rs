@@ -266,8 +266,14 @@ async fn in_cluster(options: &Options, workloads: &[Workload]) -> anyhow::Result
         }
         lines.extend(not_considered(workload));
     }
-    super::print(&page(&lines, terminal.width(), terminal.colour))?;
+    print_lines(lines, terminal)?;
     Ok(exit(workloads, &answers))
+}
+
+/// Prints lines; those that are too long for the terminal are wrapped.
+fn print_lines(lines: Vec<Line>, terminal: Terminal) -> anyhow::Result<()> {
+    let lines: Vec<Line> = lines.into_iter().flat_map(|line| line.wrapped(terminal.width())).collect();
+    super::print(&(page(&lines, usize::MAX, terminal.colour) + "\n"))
 }
 
 fn not_considered(workload: &Workload) -> Option<Line> {
@@ -324,7 +330,7 @@ async fn pending(options: &Options) -> anyhow::Result<ExitCode> {
     }
     let terminal = Terminal::now();
     let lines = fit::pending(&workloads, &messages, &answers, terminal.width());
-    super::print(&page(&lines, terminal.width(), terminal.colour))?;
+    print_lines(lines, terminal)?;
     Ok(exit(&workloads, &answers))
 }
 
@@ -350,7 +356,7 @@ async fn local(options: &Options, workloads: &[Workload]) -> anyhow::Result<Exit
         }
         lines.extend(fit::explanation(workload, answer, explained.as_ref(), terminal.width()));
     }
-    super::print(&page(&lines, terminal.width(), terminal.colour))?;
+    print_lines(lines, terminal)?;
     Ok(exit(workloads, &answers))
 }
 

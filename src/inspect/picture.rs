@@ -38,9 +38,7 @@ impl Picture {
     /// Returns the lines, for a window of `width` columns.
     #[must_use]
     pub fn lines(&self, width: usize) -> Vec<Line> {
-        let mut lines = vec![self.title.clone()];
-        lines.extend(self.notes.iter().cloned());
-        lines.push(Line::default());
+        let mut lines = self.head(width);
         lines.extend(panels(&self.zones, width));
         lines.extend(self.holders(width));
         lines
@@ -51,14 +49,18 @@ impl Picture {
     pub fn lines_within(&self, width: usize, height: usize) -> Vec<Line> {
         let mut lines = self.lines(width);
         if lines.len() > height {
-            lines = vec![self.title.clone()];
-            lines.extend(self.notes.iter().cloned());
-            lines.push(Line::default());
+            lines = self.head(width);
             lines.extend(zone_table(&self.zones, width));
             lines.extend(self.holders(width));
         }
         super::truncate(&mut lines, height, "lines");
         lines
+    }
+
+    /// Returns the title and the notes, and a blank line.
+    fn head(&self, width: usize) -> Vec<Line> {
+        let lines = std::iter::once(&self.title).chain(&self.notes);
+        lines.flat_map(|line| line.clone().wrapped(width)).chain([Line::default()]).collect()
     }
 
     fn holders(&self, width: usize) -> Vec<Line> {

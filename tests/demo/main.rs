@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // a failing test reports its location
 
 mod picture;
+mod screen;
 
 use std::process::{Command, Output};
 

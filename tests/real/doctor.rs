@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
+use crate::pictures;
 use crate::support::cluster::ApiServerOptions;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, RealNode, nrt};
@@ -73,6 +74,24 @@ async fn mended_by_command(world: &World, plant: &Plant, finding: &Value, comman
         Ok(())
     })
     .await
+}
+
+#[tokio::test]
+async fn the_pictures_show_some_of_them() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
+    let world = World::start(&parts).await?;
+    world.is_well().await?;
+    let shown = ["AgentNotReady", "ObjectsNewerThanScheduler", "PolicyNotDenied", "PoolDiffers"];
+    for plant in plants().iter().filter(|plant| shown.contains(&plant.check)) {
+        world.run(&plant.plant).await?;
+    }
+    until("all are found", async || {
+        let (_, report) = world.doctor(&[]).await?;
+        ensure!(checks_of(&report) == shown.into(), "{report:#}");
+        Ok(())
+    })
+    .await?;
+    pictures::compare(&world.kubeconfig(), "doctor", "doctor", str::to_owned).await
 }
 
 #[tokio::test]

@@ -172,8 +172,8 @@ async fn people_are_told_why() -> Result<()> {
         "3 of 7 free",
         "/first (5 cpu)",
         "/second (4 cpu)",
-        "requests 3 of cpu",
-        "topologyManagerPolicy is best-effort",
+        "lower the cpu request to 3",
+        "topologyManagerPolicy to best-effort",
     ] {
         ensure!(out.contains(expected), "no {expected:?} in:\n{out}");
     }

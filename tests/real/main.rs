@@ -9,7 +9,7 @@
 //! - the object: `publisher`, `refusals`, `admitted`, `kubectl`
 //! - the proxy and the Pods API: `proxy`, `pods_served`, `hostile`
 //! - the controller: `controller`
-//! - commands for people: `show`, `fit`, `doctor`
+//! - commands for people: `show`, `fit`, `doctor`, `pictures`
 //! - the chart: `chart`, `rendered`, `security`, `migration`, `docs`
 
 mod admitted;
@@ -30,6 +30,7 @@ mod kubectl;
 mod made_pods;
 mod migration;
 mod order;
+mod pictures;
 mod pod_level;
 mod pod_list;
 mod pods_served;
@@ -40,6 +41,8 @@ mod quantities;
 mod refusals;
 mod rendered;
 mod restarts;
+#[path = "../demo/screen.rs"]
+mod screen;
 mod security;
 mod show;
 #[path = "../sim/support.rs"]

@@ -80,7 +80,8 @@ fn check_policy(policy: &PolicyDetails, admission: &Admission, found: &mut Vec<F
     let denies = |actions: &[String]| actions.iter().any(|action| action == "Deny");
     if !bindings.is_empty() && !bindings.iter().any(|binding| denies(&binding.spec.validation_actions)) {
         let binding = bindings[0];
-        let what = format!("its actions are {}, without Deny", binding.spec.validation_actions.join(", "));
+        let what =
+            format!("its validationActions are {}, without Deny", binding.spec.validation_actions.join(", "));
         let command = format!(
             "kubectl patch validatingadmissionpolicybinding {} --type merge --patch '{{\"spec\":{{\"validationActions\":\
              [\"Deny\"]}}}}'",

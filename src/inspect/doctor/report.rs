@@ -118,14 +118,14 @@ impl Report {
             (errors, 0) => counted(errors, "error"),
             (0, warnings) => counted(warnings, "warning"),
             (errors, warnings) => {
-                format!("{} and {}", counted(errors, "error"), counted(warnings, "warning"))
+                format!("{}, {}", counted(errors, "error"), counted(warnings, "warning"))
             }
         };
         match &self.summary {
             Some(Summary { nodes, covered_nodes, ready_agents, objects }) => format!(
-                "{}, {covered_nodes} of them covered by agents; {} Ready; {}: {result}",
+                "{}, {} desired, {ready_agents} Ready, {}: {result}",
                 counted(*nodes, "Node"),
-                counted(*ready_agents, "agent"),
+                counted(*covered_nodes, "agent"),
                 counted(*objects, "object"),
             ),
             None => result,
@@ -133,7 +133,7 @@ impl Report {
     }
 }
 
-fn counted(count: usize, name: &str) -> String {
+pub(super) fn counted(count: usize, name: &str) -> String {
     format!("{count} {name}{}", if count == 1 { "" } else { "s" })
 }
 
@@ -184,22 +184,8 @@ fn of_check(findings: &[Finding], width: usize, lines: &mut Vec<Line>) {
     }
 }
 
-/// Returns the text in lines of at most `width` columns, all but the first with one more step of indentation.
 fn wrapped(indent: &str, text: &str, style: Style, width: usize) -> Vec<Line> {
-    let mut lines = Vec::new();
-    let mut line = indent.to_owned();
-    for word in text.split_whitespace() {
-        let is_empty = line.trim().is_empty();
-        if !is_empty && line.chars().count() + 1 + word.chars().count() > width {
-            lines.push(Line::new(&line, style));
-            line = format!("{indent}  {word}");
-            continue;
-        }
-        line += if is_empty { "" } else { " " };
-        line += word;
-    }
-    lines.push(Line::new(&line, style));
-    lines
+    Line::new(format!("{indent}{text}"), style).wrapped(width)
 }
 
 #[cfg(test)]
@@ -227,7 +213,7 @@ mod tests {
             ODD.finding("Node a", "it is odd", Mend::Run("x a".to_owned())),
             SLOW.finding("Node a", "it is slow", wait),
         ]);
-        let expected = "2 errors and 2 warnings\n\nERROR Odd: It is odd.\n  Node a: it is odd\n    $ x a\n  Node b: it is odd\n    $ x b\n\n\
+        let expected = "2 errors, 2 warnings\n\nERROR Odd: It is odd.\n  Node a: it is odd\n    $ x a\n  Node b: it is odd\n    $ x b\n\n\
                         WARNING Slow: It takes long.\n  Node a: it is slow\n  Node c: it is slow\n    Wait.\n\nNot checked\n  \
                         the Nodes: denied\n    permission needed: `list` of nodes\n";
         assert_eq!(report.to_string(), expected);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::facts::Facts;
 use super::installed::{ObjectName, SchedulerPod};
+use super::report::counted;
 use crate::config::{Config, Consumer};
 use crate::inspect::{Check, Finding, Mend, Severity, shell_word};
 use crate::scheduler_config::{self, SchedulerConfigError};
@@ -30,7 +31,7 @@ pub(super) static OBJECTS_NEWER: Check = Check {
     name: "ObjectsNewerThanScheduler",
     severity: Severity::Error,
     looks_for: "objects were created after a scheduler with the overreserving cache has started",
-    why: "Its plugin ignores them until it is restarted.",
+    why: "The scheduler plugin ignores these objects until the scheduler restarts.",
 };
 pub(super) static SCHEDULER_NAME_UNSERVED: Check = Check {
     name: "SchedulerNameUnserved",
@@ -143,7 +144,7 @@ fn newer(facts: &Facts, pod: &SchedulerPod) -> Option<Finding> {
     if newer.is_empty() {
         return None;
     }
-    let what = format!("it started at {started}, before {}", named(&newer, "objects"));
+    let what = format!("it started at {started} and ignores {}", named(&newer, "object"));
     let (namespace, name) = (shell_word(&pod.name.0), shell_word(&pod.name.1));
     let command = format!("kubectl delete pod --namespace {namespace} {name}");
     Some(OBJECTS_NEWER.finding(pod.place(), what, Mend::Run(command)))
@@ -152,7 +153,7 @@ fn newer(facts: &Facts, pod: &SchedulerPod) -> Option<Finding> {
 fn named(names: &[&str], kind: &str) -> String {
     let some = names.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
     let dots = if names.len() > NAMED { ", ..." } else { "" };
-    format!("{} {kind} ({some}{dots})", names.len())
+    format!("{} ({some}{dots})", counted(names.len(), kind))
 }
 
 fn unserved(facts: &Facts) -> Vec<Finding> {
@@ -173,7 +174,7 @@ fn unserved(facts: &Facts) -> Vec<Finding> {
     }
     let finding = |(scheduler, pods): (&str, Vec<String>)| {
         let names: Vec<&str> = pods.iter().map(String::as_str).collect();
-        let what = format!("{} wait for it", named(&names, "pods"));
+        let what = format!("set in {}", named(&names, "pending pod"));
         let mend =
             "Start a scheduler with a profile of that name, or change schedulerName in the pods' owner."
                 .to_owned();

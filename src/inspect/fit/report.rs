@@ -1,6 +1,6 @@
 //! The answers as text.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -38,11 +38,16 @@ pub fn summary(workload: &Workload, answers: &[Answer], whole: bool, width: usiz
                 Line::new("yes", Style::Good)
             };
             let copies = several.then(|| Line::from(answer.copies.to_string()));
-            table
-                .push([answer.node.as_str().into(), fits].into_iter().chain(copies).chain([landing(answer)]));
+            table.push(
+                [answer.node.as_str().into(), fits]
+                    .into_iter()
+                    .chain(copies)
+                    .chain([Line::from(landing(workload, answer))]),
+            );
         }
         lines.push(Line::default());
         lines.extend(table.lines(width));
+        lines.extend(guesses(&fitting));
         if fitting.len() > most {
             lines.push(Line::new(
                 format!("and {} more nodes; -o wide lists all", fitting.len() - most),
@@ -70,25 +75,37 @@ fn is_guess(answer: &Answer) -> bool {
     matches!(&answer.outcome, Outcome::Yes { guesses, .. } if !guesses.is_empty())
 }
 
-/// `db on node-0, log on node-1`, and what is not known.
-fn landing(answer: &Answer) -> Line {
-    let Outcome::Yes { containers, guesses } = &answer.outcome else {
-        return if answer.fits() { Line::new("it runs there", Style::Plain) } else { Line::default() };
+/// What is not known of the nodes of which only a guess is possible.
+fn guesses(answers: &[&Answer]) -> Option<Line> {
+    let outcomes = answers.iter().map(|answer| &answer.outcome);
+    let known =
+        outcomes.filter_map(|one| if let Outcome::Yes { guesses, .. } = one { Some(guesses) } else { None });
+    let unknown: BTreeSet<&str> = known.flatten().copied().collect();
+    let unknown: Vec<&str> = unknown.into_iter().collect();
+    let text =
+        format!("perhaps: objects do not tell {}; `fit --local` on the node does", unknown.join(" and "));
+    (!unknown.is_empty()).then(|| Line::new(text, Style::Dim))
+}
+
+/// Whether the pod has one container, so that it need not be named.
+fn is_single(workload: &Workload) -> bool {
+    workload.spec.containers.len() == 1 && workload.spec.init_containers.is_none()
+}
+
+/// `db on node-0, log on node-1`, or `node-0` if there is only one container.
+fn landing(workload: &Workload, answer: &Answer) -> String {
+    let Outcome::Yes { containers, .. } = &answer.outcome else {
+        return if answer.fits() { "it runs there".to_owned() } else { String::new() };
     };
     let placed = containers.iter().filter(|one| !one.zones.is_empty());
     let text = |one: &super::Landing| {
         let cpus = if one.cpus.is_empty() { String::new() } else { format!(" (CPUs {})", one.cpus) };
-        let container =
-            if one.container.is_empty() { String::new() } else { format!("{} on ", one.container) };
+        let is_named = !one.container.is_empty() && !is_single(workload);
+        let container = if is_named { format!("{} on ", one.container) } else { String::new() };
         format!("{container}node-{}{cpus}", one.zones)
     };
     let placed: Vec<String> = placed.map(text).collect();
-    let placed = if placed.is_empty() { "nothing exclusive".to_owned() } else { placed.join(", ") };
-    let line = Line::new(placed, Style::Plain);
-    if guesses.is_empty() {
-        return line;
-    }
-    line.add(format!("; not known: {}", guesses.join(", ")), Style::Dim)
+    if placed.is_empty() { "nothing exclusive".to_owned() } else { placed.join(", ") }
 }
 
 fn others(answers: &[Answer], whole: bool, width: usize) -> Vec<Line> {
@@ -142,10 +159,11 @@ pub fn explanation(
             } else {
                 String::new()
             };
-            vec![
-                name.add(format!(" {fits} on {}{copies}", answer.node), style),
-                Line::new("  ", Style::Plain).join(landing(answer)),
-            ]
+            let unknown = format!("  Not known: {}", guesses.join(", "));
+            let unknown = (!guesses.is_empty()).then(|| Line::new(unknown, Style::Dim));
+            let title = name.add(format!(" {fits} on {}{copies}", answer.node), style);
+            let landing = Line::from(format!("  {}", landing(workload, answer)));
+            [title, landing].into_iter().chain(unknown).collect()
         }
         Outcome::Runs => vec![name.add(format!(" runs on {}", answer.node), Style::Good)],
         Outcome::NoObject => vec![
@@ -157,18 +175,21 @@ pub fn explanation(
             Line::new(format!("  The scheduler excludes it: {message}"), Style::Plain),
         ],
         Outcome::Refused { reason, message, container, .. } => {
-            let place =
-                if container.is_empty() { "the pod".to_owned() } else { format!("container {container}") };
+            let place = if container.is_empty() || is_single(workload) {
+                "the pod".to_owned()
+            } else {
+                format!("container {container}")
+            };
             vec![
                 name.add(format!(" does not fit on {}", answer.node), Style::Bad),
-                Line::new(format!("  The kubelet refuses {place}: {reason}: {message}"), Style::Plain),
+                Line::new(format!("  The kubelet rejects {place}: {reason}: {message}"), Style::Plain),
             ]
         }
     };
     lines.extend(plugin(answer));
     if let Some(explained) = explained {
         lines.extend(needs(explained, width));
-        lines.extend(changes(explained));
+        lines.extend(changes(workload, explained));
         lines.extend(room(explained));
     }
     lines
@@ -252,31 +273,34 @@ fn number(need: &Need, amount: u64) -> String {
     if is_memory(&need.resource) { format!("{}Gi", gib(amount)) } else { amount.to_string() }
 }
 
-fn changes(explained: &Explanation) -> Vec<Line> {
-    let list = explained
-        .changes
-        .iter()
-        .map(|change| Line::new(format!("  - {}", change_text(change)), Style::Plain));
+fn changes(workload: &Workload, explained: &Explanation) -> Vec<Line> {
+    let is_named = !is_single(workload);
+    let text = |change| Line::new(format!("  - {}", change_text(change, is_named)), Style::Plain);
+    let list = explained.changes.iter().map(text);
     let list: Vec<Line> = list.collect();
     if list.is_empty() {
         return list;
     }
-    let title = Line::new("  It would fit with any one of these changes:", Style::Bold);
+    let title = Line::new("  Any one of these changes would make it fit:", Style::Bold);
     [Line::default(), title].into_iter().chain(list).collect()
 }
 
-fn change_text(change: &Change) -> String {
+/// Returns a change as a sentence without its end. `is_named`: with the container's name.
+fn change_text(change: &Change, is_named: bool) -> String {
     match change {
         Change::Request { container, resource, amount } => {
             // Rounded down, which fits as well.
             let whole = if resource == "memory" { amount >> 20 << 20 } else { *amount };
             let amount = if is_memory(resource) { in_binary_units(whole) } else { amount.to_string() };
-            format!("container {container} requests {amount} of {resource}")
+            let of = if is_named { format!(" of container {container}") } else { String::new() };
+            format!("lower the {resource} request{of} to {amount}")
         }
-        Change::Scope => "the kubelet's topologyManagerScope is container".to_owned(),
-        Change::Policy(policy) => format!("the kubelet's topologyManagerPolicy is {}", policy_name(*policy)),
+        Change::Scope => "set the kubelet's topologyManagerScope to container".to_owned(),
+        Change::Policy(policy) => {
+            format!("set the kubelet's topologyManagerPolicy to {}", policy_name(*policy))
+        }
         Change::HugePages { zone, resource, bytes } => {
-            format!("node-{zone} has {} more of {resource}", in_binary_units(*bytes))
+            format!("add {} of {resource} to node-{zone}", in_binary_units(*bytes))
         }
     }
 }
@@ -320,7 +344,7 @@ impl Explanation {
             }
         };
         let needs: Vec<Value> = self.needs.iter().map(need).collect();
-        let changes: Vec<String> = self.changes.iter().map(change_text).collect();
+        let changes: Vec<String> = self.changes.iter().map(|change| change_text(change, true)).collect();
         json!({"needs": needs, "changes": changes, "room": room})
     }
 }
@@ -359,8 +383,7 @@ fn room(explained: &Explanation) -> Vec<Line> {
             Style::Warning,
         ),
         Some(Room::Sets(sets)) => {
-            let mut lines =
-                one("  There would be room after the end of any one of these:".to_owned(), Style::Bold);
+            let mut lines = one("  Ending any one of these would make room:".to_owned(), Style::Bold);
             for set in sets.iter().take(MAX_SETS) {
                 let pods: Vec<String> = set.iter().map(|at| pod_and_rank(&view.pods[*at])).collect();
                 let note = match view.violated_budgets(set) {

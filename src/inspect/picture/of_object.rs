@@ -49,8 +49,7 @@ fn zone(zone: &topology::Zone, all: &[&topology::Zone]) -> Zone {
 fn title(object: &PublishedObject, now: Timestamp) -> Line {
     let attribute = |name: &str| object.attributes.get(name).map(String::as_str);
     let summary = summary(attribute(POLICY), attribute(SCOPE), real_zones(&object.zones).len());
-    let ages =
-        format!("  changed {} ago, created {} ago", age(object.changed, now), age(object.meta.created, now));
+    let ages = format!("  changed {} ago, age {}", age(object.changed, now), age(object.meta.created, now));
     Line::new(&object.meta.name, Style::Bold).add(summary, Style::Plain).add(ages, Style::Dim)
 }
 

@@ -164,14 +164,14 @@ const FIELDS: [Field; 11] = [
     Field { column: || Column::text("NODE"), wide: false, cell: |row, _| Line::from(&*row.node) },
     Field { column: || Column::text("POLICY").flexible(), wide: false, cell: |row, _| policy(row) },
     Field {
-        column: || Column::number("ZONES"),
+        column: || Column::number("ZONES").optional(),
         wide: false,
         cell: |row, _| Line::from(row.zones.to_string()),
     },
     Field { column: || Column::number("CPU"), wide: false, cell: |row, _| row.cell("cpu") },
     Field { column: || Column::number("MEMORY"), wide: false, cell: |row, _| row.cell("memory") },
     Field {
-        column: || Column::text("DEVICES").flexible(),
+        column: || Column::text("DEVICES").flexible().optional(),
         wide: false,
         cell: |row, _| row.cell_of(|name| !is_native_resource(name)),
     },

@@ -88,6 +88,10 @@ impl World {
         self.cluster.dir()
     }
 
+    pub(super) fn kubeconfig(&self) -> PathBuf {
+        self.cluster.admin_kubeconfig()
+    }
+
     pub(super) fn kubeconfig_of(&self, user: &str) -> Result<PathBuf> {
         self.cluster.kubeconfig_as(user, &[])
     }

@@ -13,13 +13,14 @@ pub struct Column {
     heading: String,
     is_number: bool,
     is_flexible: bool,
+    is_optional: bool,
 }
 
 impl Column {
     /// Returns a column of text, aligned to the left.
     #[must_use]
     pub fn text(heading: impl Into<String>) -> Self {
-        Self { heading: heading.into(), is_number: false, is_flexible: false }
+        Self { heading: heading.into(), is_number: false, is_flexible: false, is_optional: false }
     }
 
     /// Returns a column of numbers, aligned to the right.
@@ -32,6 +33,12 @@ impl Column {
     #[must_use]
     pub fn flexible(self) -> Self {
         Self { is_flexible: true, ..self }
+    }
+
+    /// Makes it a column that is left out if the table is too wide even so. The first ones are left out first.
+    #[must_use]
+    pub fn optional(self) -> Self {
+        Self { is_optional: true, ..self }
     }
 }
 
@@ -82,20 +89,39 @@ impl Table {
     }
 
     /// Returns the lines. If the table is wider than `width` columns, the flexible columns are shortened, the widest
-    /// first. They keep a minimum width, so lines may still be too wide.
+    /// first, to a minimum width; then optional columns are left out. Lines may still be too wide.
     #[must_use]
     pub fn lines(&self, width: usize) -> Vec<Line> {
         let mut widths = self.widths();
-        let (widest, gaps) = (widths.iter().sum::<usize>(), widths.len().saturating_sub(1));
+        let shown = self.shown(&widths, width);
+        let (widest, gaps) =
+            (shown.iter().map(|at| widths[*at]).sum::<usize>(), shown.len().saturating_sub(1));
         let gap = GAPS.into_iter().find(|gap| widest + gaps * gap <= width).unwrap_or(GAPS[1]);
         for _ in 0..(widest + gaps * gap).saturating_sub(width) {
-            let widest = self.flexible().max_by_key(|at| widths[*at]).filter(|at| widths[*at] > MIN_FLEXIBLE);
+            let flexible = self.flexible().filter(|at| shown.contains(at));
+            let widest = flexible.max_by_key(|at| widths[*at]).filter(|at| widths[*at] > MIN_FLEXIBLE);
             let Some(widest) = widest else { break };
             widths[widest] -= 1;
         }
         let headings = self.columns.iter().map(|column| Line::new(&column.heading, Style::Bold)).collect();
         let headings = Some(headings).filter(|_| !self.has_no_headings);
-        headings.iter().chain(&self.rows).map(|cells| self.line(cells, &widths, gap)).collect()
+        headings.iter().chain(&self.rows).map(|cells| self.line(cells, &shown, &widths, gap)).collect()
+    }
+
+    /// Returns the positions of the columns for which there is room.
+    fn shown(&self, widths: &[usize], width: usize) -> Vec<usize> {
+        let mut least = widths.to_vec();
+        self.flexible().for_each(|at| least[at] = least[at].min(MIN_FLEXIBLE));
+        let mut shown: Vec<usize> = (0..widths.len()).collect();
+        let is_too_wide = |shown: &[usize]| {
+            shown.iter().map(|at| least[*at] + GAPS[1]).sum::<usize>().saturating_sub(GAPS[1]) > width
+        };
+        while is_too_wide(&shown)
+            && let Some(at) = shown.iter().position(|at| self.columns[*at].is_optional)
+        {
+            shown.remove(at);
+        }
+        shown
     }
 
     /// Returns the positions of the flexible columns.
@@ -117,13 +143,14 @@ impl Table {
         self.columns.iter().enumerate().map(width).collect()
     }
 
-    fn line(&self, cells: &[Line], widths: &[usize], gap: usize) -> Line {
+    fn line(&self, cells: &[Line], shown: &[usize], widths: &[usize], gap: usize) -> Line {
         let mut line = Line::default();
-        for (at, ((cell, width), column)) in cells.iter().zip(widths).zip(&self.columns).enumerate() {
-            if at > 0 {
+        for (number, at) in shown.iter().enumerate() {
+            if number > 0 {
                 line = line.add(" ".repeat(gap), Style::Plain);
             }
-            let cell = cell.clone().shortened(*width);
+            let (width, column) = (widths[*at], &self.columns[*at]);
+            let cell = cells[*at].clone().shortened(width);
             let fill = " ".repeat(width.saturating_sub(cell.width()));
             line = match column.is_number {
                 true => line.add(fill, Style::Plain).join(cell),
@@ -183,6 +210,23 @@ w                 128  <none>";
         table.push(["0123456789abcdef", "0123456789", "x"]);
         assert_eq!(text(&table, 27).lines().nth(1).unwrap(), "0123456789a…  0123456789  x");
         assert_eq!(text(&table, 23).lines().nth(1).unwrap(), "01234567…  01234567…  x");
+    }
+
+    #[test]
+    fn without_room_optional_columns_are_left_out() {
+        let columns = [
+            Column::text("NODE"),
+            Column::number("FREE").optional(),
+            Column::text("DEVICES").flexible().optional(),
+            Column::text("STATUS"),
+        ];
+        let mut table = Table::new(columns);
+        table.push(["worker", "7", "nic 1, gpu 2", "OK"]);
+        assert_eq!(text(&table, 30).lines().nth(1).unwrap(), "worker     7  nic 1, …  OK");
+        assert_eq!(text(&table, 29), "NODE    DEVICES      STATUS\nworker  nic 1, gpu…  OK");
+        assert_eq!(text(&table, 24).lines().nth(1).unwrap(), "worker  nic 1, …  OK");
+        assert_eq!(text(&table, 23), "NODE     STATUS\nworker   OK");
+        assert_eq!(text(&table, 5), "NODE\nworke");
     }
 
     #[test]

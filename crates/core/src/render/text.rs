@@ -106,6 +106,43 @@ impl Line {
         self
     }
 
+    /// Breaks a line of more than `width` columns at spaces. All but the first of the lines are indented by two more
+    /// columns. Words are not broken.
+    #[must_use]
+    pub fn wrapped(self, width: usize) -> Vec<Self> {
+        if self.width() <= width {
+            return vec![self];
+        }
+        let pieces = self.0.iter();
+        let all: Vec<(char, Style)> =
+            pieces.flat_map(|(text, style)| text.chars().map(|c| (c, *style))).collect();
+        let is_space = |at: &usize| all[*at].0 == ' ';
+        let own = (0..all.len()).take_while(is_space).count();
+        let (mut lines, mut start, mut text) = (Vec::new(), 0, own);
+        while start < all.len() {
+            let indent = if lines.is_empty() { 0 } else { own + 2 };
+            let most = (start + width.saturating_sub(indent)).max(text);
+            let fits = (all.len() <= most).then_some(all.len());
+            let before = || (text + 1..=most).rev().find(is_space);
+            let after = || (most + 1..all.len()).find(is_space);
+            let end = fits.or_else(before).or_else(after).unwrap_or(all.len());
+            let line = Self::new(" ".repeat(indent), Style::Plain);
+            lines.push(all[start..end].iter().fold(line, |line, (c, style)| line.add_char(*c, *style)));
+            start = (end..all.len()).find(|at| !is_space(at)).unwrap_or(all.len());
+            text = start;
+        }
+        lines
+    }
+
+    /// Appends a character to the last piece, if that has this style.
+    fn add_char(mut self, c: char, style: Style) -> Self {
+        match self.0.last_mut() {
+            Some((text, last)) if *last == style => text.push(c),
+            _ => self.0.push((c.to_string(), style)),
+        }
+        self
+    }
+
     /// Removes what is beyond `width` columns.
     fn cut(&mut self, width: usize) {
         let mut left = width;
@@ -171,6 +208,19 @@ mod tests {
         let page = page([&line, &Line::from(hostile)], usize::MAX, true);
         assert_eq!(page.matches('\x1b').count(), 2, "only that of the style, and its end: {page:?}");
         assert_eq!(page.lines().count(), 2);
+    }
+
+    #[test]
+    fn a_long_line_is_broken_at_spaces() {
+        let text = |line: Line, width| page(&line.wrapped(width), usize::MAX, true);
+        let line = || Line::new("  one two", Style::Bad).add(" three  four", Style::Plain);
+        assert_eq!(text(line(), 21), "\x1b[31m  one two\x1b[0m three  four");
+        assert_eq!(text(line(), 20), "\x1b[31m  one two\x1b[0m three\n    four");
+        assert_eq!(text(line(), 9), "\x1b[31m  one two\x1b[0m\n    three\n    four");
+        assert_eq!(text(line(), 8), "\x1b[31m  one\x1b[0m\n    \x1b[31mtwo\x1b[0m\n    three\n    four");
+        assert_eq!(text(line(), 0), text(line(), 8));
+        assert_eq!(text(Line::from("abc"), 1), "abc");
+        assert_eq!(text(Line::from("    "), 1), "");
     }
 
     #[test]
