@@ -301,7 +301,7 @@ fn amounts_beyond_any_machine_are_bounded() {
 
 #[test]
 fn an_object_beyond_any_machine_is_bounded() {
-    let mut object = object(&[4, 4], &[]);
+    let mut object = object(&[4, 4], &[("cpuManagerPolicy", "static")]);
     object.zones[1].id = 64;
     let nics = Amounts { capacity: 1 << 20, allocatable: 1 << 20, available: 1 << 20 };
     object.zones[0].resources.insert("example.com/nic".to_owned(), nics);
@@ -310,7 +310,8 @@ fn an_object_beyond_any_machine_is_bounded() {
         NodeView::of_object(&mut ZoneReader::default(), "w".into(), object, amounts, 36)
     };
     let view = read(object);
-    assert_eq!(view.state.nodes.iter().collect::<Vec<Id>>(), [0], "a kubelet panics at 64");
+    let cpus = view.state.cpus.as_ref().map(|cpus| cpus.allocatable().len());
+    assert_eq!((view.state.nodes.len(), cpus), (1, Some(7)), "a kubelet panics at 64");
     assert_eq!(view.state.devices.resources()["example.com/nic"].devices.len(), 4096);
     let policies =
         [(POLICY, "restricted"), ("cpuManagerPolicy", "static"), ("memoryManagerPolicy", "Static")];
