@@ -49,7 +49,8 @@ pub(crate) async fn create(client: &Client, options: &Options) -> Result<()> {
     post(client, "/api/v1/namespaces", &namespace).await?;
     let set = post(client, "/apis/apps/v1/namespaces/numacast/daemonsets", &agents()).await?;
     let set: Value = serde_json::from_str(&set)?;
-    let owner = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "numacast", "uid": set["metadata"]["uid"], "controller": true});
+    let uid = &set["metadata"]["uid"];
+    let owner = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "numacast", "uid": uid, "controller": true});
     let maker = Maker {
         client,
         owner,
@@ -160,8 +161,13 @@ fn object(name: &str, number: usize, fingerprint: &str) -> Value {
     json!({
         "apiVersion": "topology.node.k8s.io/v1alpha2", "kind": "NodeResourceTopology",
         "metadata": {"name": name},
-        "attributes": [attribute(POLICY, POLICIES[number % POLICIES.len()]), attribute(SCOPE, SCOPES[number / 4 % SCOPES.len()]),
-                       attribute(FINGERPRINT, fingerprint)],
+        "attributes": [
+            attribute(POLICY, POLICIES[number % POLICIES.len()]),
+            attribute(SCOPE, SCOPES[number / POLICIES.len() % SCOPES.len()]),
+            attribute("cpuManagerPolicy", "static"),
+            attribute("memoryManagerPolicy", "Static"),
+            attribute(FINGERPRINT, fingerprint),
+        ],
         "zones": zones,
     })
 }
