@@ -231,8 +231,7 @@ impl Options {
 async fn in_cluster(options: &Options, workloads: &[Workload]) -> anyhow::Result<ExitCode> {
     let cluster = options.cluster.cluster().await?;
     let fleet = options.fleet(&cluster).await?;
-    let mut answers: Vec<Vec<Answer>> =
-        workloads.iter().map(|workload| fit::answers(&fleet, workload)).collect();
+    let mut answers = fit::answers(&fleet, workloads);
     let explain = |(workload, answers): (&Workload, &Vec<Answer>)| {
         let [answer] = answers.as_slice() else { return None };
         fleet.nodes[0].explain(&fleet.budgets, workload, answer, options.make_room)
@@ -324,7 +323,7 @@ async fn pending(options: &Options) -> anyhow::Result<ExitCode> {
     }
     let fleet = options.fleet(&cluster).await?;
     let (workloads, messages): (Vec<Workload>, Vec<String>) = pods.into_iter().unzip();
-    let answers: Vec<Vec<Answer>> = workloads.iter().map(|workload| fit::answers(&fleet, workload)).collect();
+    let answers = fit::answers(&fleet, &workloads);
     if options.output == Output::Json {
         return print_json(&workloads, &answers);
     }

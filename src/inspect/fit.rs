@@ -6,6 +6,7 @@ mod local;
 mod report;
 mod workload;
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
@@ -243,35 +244,45 @@ impl Explanation {
     }
 }
 
-/// Returns the answers for all nodes, in their order.
+/// Returns for each workload the answers for all nodes, in their order.
 #[must_use]
-pub fn answers(fleet: &Fleet, workload: &Workload) -> Vec<Answer> {
+pub fn answers(fleet: &Fleet, workloads: &[Workload]) -> Vec<Vec<Answer>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let part = fleet.nodes.len().div_ceil(threads).max(1);
-    std::thread::scope(|scope| {
+    let of_nodes: Vec<Vec<Answer>> = std::thread::scope(|scope| {
         let parts = fleet.nodes.chunks(part).map(|nodes| {
             scope.spawn(move || {
                 let mut reader = ZoneReader::default();
-                nodes.iter().map(|node| answer(&mut reader, node, workload)).collect::<Vec<_>>()
+                nodes.iter().map(|node| answers_of_node(&mut reader, node, workloads)).collect::<Vec<_>>()
             })
         });
         let parts: Vec<_> = parts.collect();
         parts.into_iter().flat_map(|part| part.join().unwrap_or_default()).collect()
-    })
+    });
+    let mut of_workloads: Vec<Vec<Answer>> = workloads.iter().map(|_| Vec::new()).collect();
+    for answer in of_nodes {
+        of_workloads.iter_mut().zip(answer).for_each(|(answers, answer)| answers.push(answer));
+    }
+    of_workloads
 }
 
-fn answer(reader: &mut ZoneReader, node: &FleetNode, workload: &Workload) -> Answer {
-    let name = node.details.slim.name.clone();
-    if workload.node.as_ref() == Some(&name) {
-        return Answer::new(name, Outcome::Runs);
-    }
-    if let Some(message) = filters::excluded(&workload.spec, &node.details) {
-        return Answer::new(name, Outcome::Excluded { message: message.to_owned() });
-    }
-    match node.view(reader) {
-        Some(view) => Answer::of_view(&view, workload),
-        None => Answer::new(name, Outcome::NoObject),
-    }
+/// Returns the answer of a node for each workload. Its state is computed once, if any needs it.
+fn answers_of_node(reader: &mut ZoneReader, node: &FleetNode, workloads: &[Workload]) -> Vec<Answer> {
+    let name = &node.details.slim.name;
+    let view = OnceCell::new();
+    let mut answer = |workload: &Workload| {
+        if workload.node.as_ref() == Some(name) {
+            return Answer::new(name.clone(), Outcome::Runs);
+        }
+        if let Some(message) = filters::excluded(&workload.spec, &node.details) {
+            return Answer::new(name.clone(), Outcome::Excluded { message: message.to_owned() });
+        }
+        match view.get_or_init(|| node.view(reader)) {
+            Some(view) => Answer::of_view(view, workload),
+            None => Answer::new(name.clone(), Outcome::NoObject),
+        }
+    };
+    workloads.iter().map(&mut answer).collect()
 }
 
 /// Returns what of the pod's specification was not considered.
