@@ -80,8 +80,10 @@ impl Shape {
     /// matter. What is free there is not stranded.
     #[must_use]
     pub fn fragmentation_of(&self, by_zone: impl Fn(&str) -> Vec<Amounts>) -> Option<Fragmentation> {
-        let needs: Vec<Need> =
-            self.amounts().map(|(name, amount)| Need { amount: amount.into(), zones: by_zone(name) }).collect();
+        let needs: Vec<Need> = self
+            .amounts()
+            .map(|(name, amount)| Need { amount: amount.into(), zones: by_zone(name) })
+            .collect();
         if needs.iter().any(|need| need.sum(|of| of.allocatable) < need.amount) {
             return None;
         }
@@ -90,9 +92,8 @@ impl Shape {
             (0..zones).map(|zone| needs.iter().map(|need| need.pods_in(zone)).min().unwrap_or(0)).sum();
         let any = needs.iter().map(|need| need.free() / need.amount).min().unwrap_or(0);
         let stranded = self.0.keys().zip(&needs);
-        let stranded = stranded.map(|(name, need)| {
-            (name.clone(), saturated(need.free().saturating_sub(aligned * need.amount)))
-        });
+        let stranded = stranded
+            .map(|(name, need)| (name.clone(), saturated(need.free().saturating_sub(aligned * need.amount))));
         Some(Fragmentation { aligned: saturated(aligned), any: saturated(any), stranded: stranded.collect() })
     }
 }
@@ -240,7 +241,11 @@ mod tests {
         let amounts = |available| Amounts { capacity: 16, allocatable: 16.max(available), available };
         let zone = |(id, free): (usize, &[u64; 3])| Zone {
             id: u16::try_from(id).unwrap(),
-            resources: RESOURCES.iter().zip(free).map(|(name, free)| ((*name).into(), amounts(*free))).collect(),
+            resources: RESOURCES
+                .iter()
+                .zip(free)
+                .map(|(name, free)| ((*name).into(), amounts(*free)))
+                .collect(),
             ..Zone::default()
         };
         free.iter().enumerate().map(zone).collect()
@@ -290,17 +295,22 @@ mod tests {
         let pod = shape("cpu=4,example.com/gpu=1");
         let of = |free: &[[u64; 3]]| pod.fragmentation(&zones(free)).unwrap();
         // CPUs in one zone, GPUs in the other.
-        let split = Fragmentation { aligned: 0, any: 2, stranded: stranded(&[("cpu", 8), ("example.com/gpu", 2)]) };
+        let split =
+            Fragmentation { aligned: 0, any: 2, stranded: stranded(&[("cpu", 8), ("example.com/gpu", 2)]) };
         assert_eq!(of(&[[8, 0, 0], [0, 0, 2]]), split);
         // Two halves.
         assert_eq!((of(&[[2, 0, 1], [2, 0, 0]]).aligned, of(&[[2, 0, 1], [2, 0, 0]]).any), (0, 1));
         // All is used up to what is left over.
-        let full = Fragmentation { aligned: 2, any: 2, stranded: stranded(&[("cpu", 1), ("example.com/gpu", 0)]) };
+        let full =
+            Fragmentation { aligned: 2, any: 2, stranded: stranded(&[("cpu", 1), ("example.com/gpu", 0)]) };
         assert_eq!(of(&[[4, 0, 1], [5, 0, 1]]), full);
         assert_eq!(split.lost(), 2);
         let mut both = split;
         both.add(&full);
-        assert_eq!((both.aligned, both.any, &both.stranded), (2, 4, &stranded(&[("cpu", 9), ("example.com/gpu", 2)])));
+        assert_eq!(
+            (both.aligned, both.any, &both.stranded),
+            (2, 4, &stranded(&[("cpu", 9), ("example.com/gpu", 2)]))
+        );
     }
 
     #[test]
