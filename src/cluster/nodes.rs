@@ -122,7 +122,7 @@ impl From<RawDetails> for NodeDetails {
         let ready = status.conditions.iter().flatten().any(RawCondition::is_ready);
         let amount = |(name, quantity): (String, Value)| {
             let quantity = Quantity::deserialize(quantity).ok()?;
-            let amount = if name == "cpu" { quantity.ceil_milli() } else { quantity.ceil() };
+            let amount = quantity.of_node(&name);
             Some((name, amount))
         };
         Self {

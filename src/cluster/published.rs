@@ -110,7 +110,7 @@ impl PublishedObject {
             let amounts = Amounts {
                 capacity: resource.capacity.ceil(),
                 allocatable: resource.allocatable.ceil(),
-                available: resource.available.ceil(),
+                available: resource.available.floor(),
             };
             (resource.name, amounts)
         });

@@ -8,11 +8,12 @@ mod workload;
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::resume_unwind;
 
 use serde::Serialize;
 
 use crate::admission::{Guess, NodeAmounts, NodeSet, Placement, Refusal, ZoneReader};
-use crate::fit::{Change, Need, NodeView, ObjectView, Room, Verdict};
+use crate::fit::{Change, MAX_TRIES, Need, NodeView, ObjectView, Room, Verdict};
 use crate::machine::IdSet;
 use crate::nrt::POLICY;
 use crate::render::Line;
@@ -239,7 +240,7 @@ impl Explanation {
             Verdict::Refused(refusal) => (view.needs(wish, &refusal), view.changes(wish, &refusal)),
             _ => (Vec::new(), Vec::new()),
         };
-        let room = room.then(|| view.make_room(wish));
+        let room = room.then(|| view.make_room(wish, MAX_TRIES));
         Self { view, needs, changes, room }
     }
 }
@@ -257,7 +258,8 @@ pub fn answers(fleet: &Fleet, workloads: &[Workload]) -> Vec<Vec<Answer>> {
             })
         });
         let parts: Vec<_> = parts.collect();
-        parts.into_iter().flat_map(|part| part.join().unwrap_or_default()).collect()
+        let joined = parts.into_iter().map(|part| part.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        joined.flatten().collect()
     });
     let mut of_workloads: Vec<Vec<Answer>> = workloads.iter().map(|_| Vec::new()).collect();
     for answer in of_nodes {
@@ -315,13 +317,18 @@ impl FleetNode {
         answer: &Answer,
         room: bool,
     ) -> Option<Explanation> {
+        self.refusing(budgets, workload, answer).map(|view| Explanation::new(view, workload, room))
+    }
+
+    /// Returns the node's state with its pods, if its kubelet or what its pods have is why the pod does not fit.
+    fn refusing(&self, budgets: &[fleet::Budget], workload: &Workload, answer: &Answer) -> Option<NodeView> {
         if answer.fits() || filters::excluded(&workload.spec, &self.details).is_some() {
             return None;
         }
         let mut view = self.view(&mut ZoneReader::default())?;
         view.add_pods(&self.pods);
         fleet::add_budgets(&mut view, budgets);
-        Some(Explanation::new(view, workload, room))
+        Some(view)
     }
 }
 
@@ -331,27 +338,23 @@ const MAX_COPIES: u64 = 1000;
 /// The newest minor version of Kubernetes 1 that the model of admission knows.
 pub const NEWEST_MINOR: u32 = 37;
 
-/// The most nodes on which a room is searched.
+/// The most nodes on which a room is searched, and the most sets of pods that are tried on each.
 const MAX_ROOMS: usize = 50;
+const MAX_TRIES_OF_MANY: usize = 1000;
 
 /// Returns on which node the fewest pods would have to end, and which; nodes that the scheduler excludes for other
 /// reasons are left out.
 #[must_use]
 pub fn easiest_room(fleet: &Fleet, workload: &Workload, answers: &[Answer]) -> Vec<Line> {
-    let rooms = fleet
-        .nodes
-        .iter()
-        .zip(answers)
-        .filter_map(|(node, answer)| node.explain(&fleet.budgets, workload, answer, true))
-        .take(MAX_ROOMS);
-    let size = |explained: &Explanation| match &explained.room {
-        Some(Room::Sets(sets)) => sets.first().map(|set| (set.len(), explained.view.violated_budgets(set))),
-        _ => None,
-    };
-    let best =
-        rooms.filter_map(|explained| Some((size(&explained)?, explained))).min_by_key(|(size, _)| *size);
-    match best {
-        Some((_, explained)) => report::room_on(&explained),
+    let nodes = fleet.nodes.iter().zip(answers);
+    let views = nodes.filter_map(|(node, answer)| node.refusing(&fleet.budgets, workload, answer));
+    let rooms = views.take(MAX_ROOMS).filter_map(|view| {
+        let Room::Sets(sets) = view.make_room(&workload.wish, MAX_TRIES_OF_MANY) else { return None };
+        let first = sets.first()?;
+        Some(((first.len(), view.violated_budgets(first)), (view, sets)))
+    });
+    match rooms.min_by_key(|(size, _)| *size) {
+        Some((_, (view, sets))) => report::room_on(&view, &sets),
         None => report::no_room(),
     }
 }

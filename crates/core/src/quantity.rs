@@ -46,6 +46,18 @@ impl Quantity {
         u64::try_from(ceil_div(self.nano.max(0), NANO)).unwrap_or(u64::MAX)
     }
 
+    /// Returns the quantity rounded down to whole units; 0 for negative quantities.
+    #[must_use]
+    pub fn floor(self) -> u64 {
+        u64::try_from(self.nano.max(0) / NANO).unwrap_or(u64::MAX)
+    }
+
+    /// Returns the amount of a node's resource, rounded up: millicores of `cpu`, whole units of others.
+    #[must_use]
+    pub fn of_node(self, resource: &str) -> u64 {
+        if resource == "cpu" { self.ceil_milli() } else { self.ceil() }
+    }
+
     /// Returns the quantity in thousandths, rounded up; 0 for negative quantities.
     #[must_use]
     pub fn ceil_milli(self) -> u64 {

@@ -162,7 +162,7 @@ pub async fn pending_pods(
     let mut found = Vec::new();
     let mut pages = cluster.unbound_pods(namespace);
     while let Some(page) = pages.next().await? {
-        for pod in page {
+        for pod in page.into_iter().take(MAX_PENDING - found.len()) {
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             let metadata = &pod["metadata"];
             let name = format!("{}/{}", text(&metadata["namespace"]), text(&metadata["name"]));
@@ -176,6 +176,9 @@ pub async fn pending_pods(
     }
     Ok(found)
 }
+
+/// The most pending pods that are considered.
+const MAX_PENDING: usize = 1000;
 
 #[cfg(test)]
 mod tests {
@@ -206,7 +209,10 @@ mod tests {
             let pod =
                 json!({"spec": {"nodeName": "a", "containers": [container]}, "status": {"phase": phase}});
             let workload = Workload::of_cluster(pod, "Pod ns/p").unwrap();
-            super::super::answers(&fleet, &workload).iter().map(|answer| answer.fits()).collect::<Vec<_>>()
+            super::super::answers(&fleet, &[workload])[0]
+                .iter()
+                .map(|answer| answer.fits())
+                .collect::<Vec<_>>()
         };
         assert_eq!(answers("Running"), [true, true, false], "what it has does not count against it");
         assert_eq!(answers("Failed"), [false, true, false], "it is not bound to its node any more");

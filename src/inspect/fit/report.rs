@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Answer, Explanation, Outcome, Plugin, Workload, reasons};
 use crate::admission::TopologyPolicy;
-use crate::fit::{Change, Need, PodOnNode, Room, ZoneNeed};
+use crate::fit::{Change, Need, NodeView, PodOnNode, Room, ZoneNeed};
 use crate::quantity::{in_binary_units, is_memory};
 use crate::render::{Column, Line, Style, Table, gib};
 
@@ -15,6 +15,7 @@ const MAX_ROWS: usize = 50;
 const MAX_NAMES: usize = 4;
 /// The most sets of pods that are listed.
 const MAX_SETS: usize = 5;
+const MAX_JSON_SETS: usize = 100;
 /// The most pods that are named in one zone.
 const MAX_HOLDERS: usize = 4;
 
@@ -102,7 +103,8 @@ fn landing(workload: &Workload, answer: &Answer) -> String {
         let cpus = if one.cpus.is_empty() { String::new() } else { format!(" (CPUs {})", one.cpus) };
         let is_named = !one.container.is_empty() && !is_single(workload);
         let container = if is_named { format!("{} on ", one.container) } else { String::new() };
-        format!("{container}node-{}{cpus}", one.zones)
+        let nodes = if one.zones.len() == 1 { "node-" } else { "nodes " };
+        format!("{container}{nodes}{}{cpus}", one.zones)
     };
     let placed: Vec<String> = placed.map(text).collect();
     if placed.is_empty() { "nothing exclusive".to_owned() } else { placed.join(", ") }
@@ -340,7 +342,7 @@ impl Explanation {
                     let pods: Vec<String> = set.iter().map(name).collect();
                     json!({"pods": pods, "violatedBudgets": self.view.violated_budgets(set)})
                 };
-                json!({"sets": sets.iter().map(set).collect::<Vec<Value>>()})
+                json!({"sets": sets.iter().take(MAX_JSON_SETS).map(set).collect::<Vec<Value>>()})
             }
         };
         let needs: Vec<Value> = self.needs.iter().map(need).collect();
@@ -350,11 +352,9 @@ impl Explanation {
 }
 
 /// Where the fewest pods would have to end.
-pub(super) fn room_on(explained: &Explanation) -> Vec<Line> {
-    let title =
-        Line::new(format!("The fewest pods would have to end on {}:", explained.view.name), Style::Bold);
-    let sets = room(explained).into_iter().skip(2);
-    [Line::default(), title].into_iter().chain(sets).collect()
+pub(super) fn room_on(view: &NodeView, sets: &[Vec<usize>]) -> Vec<Line> {
+    let title = Line::new(format!("The fewest pods would have to end on {}:", view.name), Style::Bold);
+    [Line::default(), title].into_iter().chain(sets_of_pods(view, sets)).collect()
 }
 
 pub(super) fn no_room() -> Vec<Line> {
@@ -384,22 +384,24 @@ fn room(explained: &Explanation) -> Vec<Line> {
         ),
         Some(Room::Sets(sets)) => {
             let mut lines = one("  Ending any one of these would make room:".to_owned(), Style::Bold);
-            for set in sets.iter().take(MAX_SETS) {
-                let pods: Vec<String> = set.iter().map(|at| pod_and_rank(&view.pods[*at])).collect();
-                let note = match view.violated_budgets(set) {
-                    0 => "",
-                    _ => "; PodDisruptionBudgets do not allow that now",
-                };
-                lines.push(
-                    Line::new(format!("  - {}", pods.join(" and ")), Style::Plain).add(note, Style::Warning),
-                );
-            }
-            if sets.len() > MAX_SETS {
-                lines.push(Line::new(format!("  and {} more", sets.len() - MAX_SETS), Style::Dim));
-            }
+            lines.extend(sets_of_pods(view, sets));
             lines
         }
     }
+}
+
+fn sets_of_pods(view: &NodeView, sets: &[Vec<usize>]) -> Vec<Line> {
+    let line = |set: &Vec<usize>| {
+        let pods: Vec<String> = set.iter().map(|at| pod_and_rank(&view.pods[*at])).collect();
+        let note = match view.violated_budgets(set) {
+            0 => "",
+            _ => "; PodDisruptionBudgets do not allow that now",
+        };
+        Line::new(format!("  - {}", pods.join(" and ")), Style::Plain).add(note, Style::Warning)
+    };
+    let more = sets.len().saturating_sub(MAX_SETS);
+    let more = (more > 0).then(|| Line::new(format!("  and {more} more"), Style::Dim));
+    sets.iter().take(MAX_SETS).map(line).chain(more).collect()
 }
 
 fn pod_and_rank(pod: &PodOnNode) -> String {

@@ -223,7 +223,7 @@ fn daemon_tolerations() -> impl Iterator<Item = Toleration> {
 fn overhead(spec: &PodSpec) -> NodeAmounts {
     let amount = |(name, quantity): (&String, &k8s_openapi::apimachinery::pkg::api::resource::Quantity)| {
         let quantity: Quantity = quantity.0.parse().ok()?;
-        Some((name.clone(), if name == "cpu" { quantity.ceil_milli() } else { quantity.ceil() }))
+        Some((name.clone(), quantity.of_node(name)))
     };
     spec.overhead.iter().flatten().filter_map(amount).collect()
 }

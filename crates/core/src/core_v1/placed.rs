@@ -63,5 +63,5 @@ pub fn read_placed_pod(bytes: &[u8], wanted: &Wanted) -> Result<PlacedPod, Strin
 /// Returns millicores of `cpu`, and whole units of other resources.
 fn amount(name: &str, quantity: &str) -> Option<u64> {
     let quantity: Quantity = quantity.parse().ok()?;
-    Some(if name == "cpu" { quantity.ceil_milli() } else { quantity.ceil() })
+    Some(quantity.of_node(name))
 }

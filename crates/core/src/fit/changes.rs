@@ -35,6 +35,10 @@ pub enum Change {
 
 /// Larger requests of CPUs than this many more are not tried.
 const MOST_MORE_CPUS: u64 = 16;
+/// The most other amounts of one resource that are tried; the nearest first.
+const MOST_TRIES: usize = 512;
+/// The least memory that is worth a request, in bytes.
+const LEAST_MEMORY: u64 = 1 << 20;
 
 impl NodeView {
     /// Returns single changes of the pod or of the kubelet that make the refused pod fit: of each container's requests
@@ -75,7 +79,7 @@ impl NodeView {
                 changed.of_node = wish.of_node_with(&changed.pod);
                 self.fits(&changed)
             };
-            if let Some(amount) = candidates.into_iter().find(fits) {
+            if let Some(amount) = candidates.into_iter().take(MOST_TRIES).find(fits) {
                 let (container, resource) = (container.name.clone(), resource.to_owned());
                 changes.push(Change::Request { container, resource, amount });
             }
@@ -110,7 +114,7 @@ impl NodeView {
     fn free_amounts(&self, resource: &str, bytes: u64) -> Vec<u64> {
         let zones = self.state.nodes.iter();
         let mut free: Vec<u64> = zones.map(|zone| amounts(&self.state, zone, resource).1).collect();
-        free.retain(|free| *free > 0 && *free < bytes);
+        free.retain(|free| *free >= LEAST_MEMORY && *free < bytes);
         free.sort_unstable_by(|a, b| b.cmp(a));
         free.dedup();
         free

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::{NodeView, PodOnNode, Wish};
-use crate::admission::{Cpus, NodeAmounts};
+use crate::admission::{Cpus, NodeAmounts, TopologyPolicy};
 use crate::machine::Id;
 
-/// The most sets of pods that are tried on one node.
+/// The most sets of pods that are tried on one node, if it is the only one.
 pub const MAX_TRIES: usize = 20_000;
 
 /// Which pods would have to end.
@@ -26,21 +26,25 @@ pub enum Room {
 impl NodeView {
     /// Returns the smallest sets of pods whose end would let the pod fit, which it does not now.
     ///
-    /// Pods with equal resources in the same zones are exchangeable, so that one of them is tried for all.
+    /// Pods with equal resources in the same zones are exchangeable, so that one of them is tried for all. At most
+    /// `tries` sets are tried.
     #[must_use]
-    pub fn make_room(&self, wish: &Wish) -> Room {
+    pub fn make_room(&self, wish: &Wish, tries: usize) -> Room {
         let candidates = self.candidates(wish);
         let all: Vec<usize> = candidates.iter().flatten().copied().collect();
-        if !self.fits_without(&all, wish) {
-            let is_unknown = |pod: &PodOnNode| pod.keep.is_none() && !pod.elsewhere.is_empty();
-            return if self.pods.iter().any(is_unknown) { Room::Unknown } else { Room::Never };
+        let is_unknown = |pod: &PodOnNode| pod.keep.is_none() && !pod.elsewhere.is_empty();
+        let never = if self.pods.iter().any(is_unknown) { Room::Unknown } else { Room::Never };
+        // What is refused on an emptier node can fit on a fuller one, if the nodes of all resources have to be the same.
+        let is_strict = self.state.settings.policy == TopologyPolicy::Restricted;
+        if !is_strict && !self.fits_without(&all, wish) {
+            return never;
         }
-        let mut tries = 0;
+        let mut tried = 0;
         for size in 1..=all.len() {
             let mut found = Vec::new();
             for counts in Counts::new(&candidates, size) {
-                tries += 1;
-                if tries > MAX_TRIES {
+                tried += 1;
+                if tried > tries {
                     return Room::MoreThan(size - 1);
                 }
                 let chosen = counts.iter().zip(&candidates).flat_map(|(count, group)| &group[..*count]);
@@ -55,7 +59,7 @@ impl NodeView {
                 return Room::Sets(found);
             }
         }
-        Room::Never
+        never
     }
 
     /// Returns the pods that could matter, in groups of exchangeable ones, the cheapest of each first.

@@ -205,11 +205,11 @@ fn the_room_is_made_by_pods_that_may_end() {
         }
         other => panic!("{other:?}"),
     };
-    let of = |view: &NodeView, cpus| names(view, view.make_room(&wish(cpus, 1, 0)));
+    let of = |view: &NodeView, cpus| names(view, view.make_room(&wish(cpus, 1, 0), MAX_TRIES));
     // Node 0 has `static` and `important`, node 1 the others.
     assert_eq!(of(&view, 4), ["cheap", "important", "guarded"]);
     assert_eq!(of(&view, 7)[0], "cheap+guarded");
-    assert_eq!(view.make_room(&wish(9, 1, 0)), Room::Never);
+    assert_eq!(view.make_room(&wish(9, 1, 0), MAX_TRIES), Room::Never);
     view.budgets = [("ns/one".to_owned(), 1)].into();
     assert_eq!(of(&view, 4), ["guarded", "cheap", "important"]);
 }
@@ -265,12 +265,12 @@ fn an_object_and_its_pods_tell_who_has_what_where() {
     );
     assert_eq!(view.used["cpu"], 8500);
     // 5500 millicores are left, 5 CPUs in no zone.
-    let Room::Sets(sets) = view.make_room(&wish(5, 1, 0)) else { panic!("ending `a` makes room") };
+    let Room::Sets(sets) = view.make_room(&wish(5, 1, 0), MAX_TRIES) else { panic!("ending `a` makes room") };
     assert_eq!(sets, [[0]]);
     assert!(view.fit(&wish(4, 1, 0)).fits());
     let view = of(&[3, 3]);
     assert_eq!(view.pods[0].elsewhere["cpu"], 5);
-    assert_eq!(view.make_room(&wish(4, 1, 0)), Room::Unknown, "it would if `a` is in one zone");
+    assert_eq!(view.make_room(&wish(4, 1, 0), MAX_TRIES), Room::Unknown, "it would if `a` is in one zone");
 }
 
 #[test]
@@ -401,7 +401,7 @@ proptest! {
         let fitting: Vec<Vec<usize>> = sets.filter(|set| view.fits_without(set, &wish)).collect();
         let smallest = fitting.iter().map(Vec::len).min();
         let best = fitting.iter().filter(|set| Some(set.len()) == smallest).map(|set| view.cost(set)).min();
-        match view.make_room(&wish) {
+        match view.make_room(&wish, MAX_TRIES) {
             Room::Sets(found) => {
                 prop_assert_eq!(Some(found[0].len()), smallest);
                 prop_assert_eq!(Some(view.cost(&found[0])), best);
