@@ -77,7 +77,7 @@ const TOOLS: [Tool; 7] = [
     Tool::new(&[SHAPE[0], SHAPE[1], SHAPE[2], SHAPE[3], SHAPE[4], "-l", "pool=a"], " fits on ").within(3.0),
     Tool::new(&[SHAPE[0], SHAPE[1], SHAPE[2], SHAPE[3], SHAPE[4], "--node", "node-00004"], "node-00004")
         .within(3.0),
-    Tool::new(&["fit", "--pending"], "waits-00019").within(3.0),
+    Tool::new(&["fit", "--pending"], "waits-00019"),
     Tool::new(&["show"], "node-00042"),
     Tool::new(&["show", "-o", "wide", "--sort-by", "largest-cpu"], "node-00042"),
     Tool { lists: Some(20), ..Tool::new(&["doctor"], "ControllerMissing").within(10.0) },
