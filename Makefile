@@ -1,6 +1,6 @@
 # The commands for people. `make` alone lists them.
 
-.PHONY: help demo check test previous core pure matrix admission faults real-faults e2e cluster contract proxy-load pods-load fleet fleet-load model soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image release reproduce sbom site clean
+.PHONY: help demo check test previous core pure matrix admission faults real-faults e2e cluster contract proxy-load pods-load fleet fleet-load tools-load model soak fuzz mutants lint parts bench bench-agent bench-accounting shipped image release reproduce sbom site clean
 
 help:
 	@echo 'make demo    watch live NUMA zones: the real agent on a simulated node and cluster (ARGS=--help)'
@@ -19,6 +19,7 @@ help:
 	@echo 'make pods-load  a thousand clients that watch the shipped Pods API (three minutes; ARGS=--help)'
 	@echo 'make fleet   the shipped controller, with 5,000 Nodes and objects in a real API server (minutes; FLEET=10000)'
 	@echo 'make fleet-load  two hundred agents and the controller on real API servers, idle and in failures (half an hour; ARGS=--help)'
+	@echo 'make tools-load  the shipped fit, show and doctor on a real API server with 5,000 Nodes and objects (ten minutes; ARGS=--help)'
 	@echo 'make faults  a thousand faults of the simulated kubelet and API server (five minutes; ARGS=--help)'
 	@echo 'make model   a model of the scheduler plugin, its queue and the kubelets of one node and of fifty (minutes; ARGS=--help)'
 	@echo 'make soak    an event storm, idle connections and a million changes on the shipped binary (a quarter of an hour; ARGS=--help)'
@@ -97,6 +98,9 @@ fleet: parts shipped
 fleet-load:
 	tests/parts/build helm kube-apiserver@1.33 kube-apiserver@1.36
 	cargo test --locked --test fleet-load -- $(ARGS)
+
+tools-load: parts shipped
+	cargo test --locked --test tools-load -- --binary target/shipped/numacast --check $(ARGS)
 
 faults:
 	cargo test --locked --test faults -- $(ARGS)

@@ -52,7 +52,7 @@ enum Command {
     /// Tell on which nodes a pod fits, and why not on the others.
     ///
     /// The answer is that of the kubelet's own rules of admission, from the objects in the cluster, or with --local from this
-    /// node's sockets and files. Exit 0 if every pod fits on some node, 1 if not, 2 if that is not known.
+    /// node's sockets and files. Exit 0 if there is room for every pod, 1 if not, 2 if that is not known.
     Fit(Box<fit::Args>),
     Doctor(doctor::Args),
     /// Print this node's zones once; needs no API server.

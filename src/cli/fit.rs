@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::cluster::ClusterArgs;
 use super::completion::{namespace_completer, node_name_completer, pod_name_completer};
+use super::exit::Exit;
 use super::flags::{ConfigArgs, Flag, Flags, HOST_ROOT, KUBELET_DIR, KUBELET_SOCKET, NODE_NAME};
 use super::terminal::Terminal;
 use crate::agent::Recording;
@@ -202,7 +203,7 @@ async fn pod_of_cluster(options: &Options, pod: &str) -> anyhow::Result<Workload
     );
     let found = cluster.whole_pod(namespace, name).await?;
     let found = found.with_context(|| format!("there is no pod {namespace}/{name}"))?;
-    Workload::of_pod(found, &format!("Pod {namespace}/{name}")).map_err(anyhow::Error::msg)
+    Workload::of_cluster(found, &format!("Pod {namespace}/{name}")).map_err(anyhow::Error::msg)
 }
 
 impl Options {
@@ -210,7 +211,10 @@ impl Options {
         match (&self.selector, self.node.is_empty()) {
             (Some(labels), _) => Selection::Labels(labels.clone()),
             (None, true) => Selection::All,
-            (None, false) => Selection::Named(self.node.clone()),
+            (None, false) => {
+                let named: BTreeSet<&String> = self.node.iter().collect();
+                Selection::Named(named.into_iter().cloned().collect())
+            }
         }
     }
 
@@ -227,12 +231,10 @@ impl Options {
 async fn in_cluster(options: &Options, workloads: &[Workload]) -> anyhow::Result<ExitCode> {
     let cluster = options.cluster.cluster().await?;
     let fleet = options.fleet(&cluster).await?;
-    let mut answers: Vec<Vec<Answer>> =
-        workloads.iter().map(|workload| fit::answers(&fleet, workload)).collect();
+    let mut answers = fit::answers(&fleet, workloads);
     let explain = |(workload, answers): (&Workload, &Vec<Answer>)| {
         let [answer] = answers.as_slice() else { return None };
-        let view = fleet.nodes[0].view_with_pods(&fleet.budgets).filter(|_| !answer.fits())?;
-        Some(Explanation::new(view, workload, options.make_room))
+        fleet.nodes[0].explain(&fleet.budgets, workload, answer, options.make_room)
     };
     let explained: Vec<Option<Explanation>> = workloads.iter().zip(&answers).map(explain).collect();
     if options.output == Output::Json {
@@ -279,16 +281,19 @@ fn not_considered(workload: &Workload) -> Option<Line> {
     (!names.is_empty()).then(|| Line::new(text, Style::Warning))
 }
 
-/// 0 if there is room for every pod.
+/// Whether there is room for every pod.
 fn exit(workloads: &[Workload], answers: &[Vec<Answer>]) -> ExitCode {
-    let fits = |(workload, answers): (&Workload, &Vec<Answer>)| {
+    let exit = |(workload, answers): (&Workload, &Vec<Answer>)| {
         let copies = answers.iter().map(|answer| answer.copies).fold(0, u64::saturating_add);
-        copies >= workload.replicas
+        match copies >= workload.replicas {
+            true => Exit::Success,
+            false if answers.iter().any(Answer::is_unknown) => Exit::Unknown,
+            false => Exit::Failure,
+        }
     };
-    match workloads.iter().zip(answers).all(fits) {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
-    }
+    let exits: Vec<Exit> = workloads.iter().zip(answers).map(exit).collect();
+    let worst = [Exit::Failure, Exit::Unknown].into_iter().find(|exit| exits.contains(exit));
+    worst.unwrap_or(Exit::Success).into()
 }
 
 fn add_explanations(answers: &mut [Vec<Answer>], explained: &[Option<Explanation>]) {
@@ -318,7 +323,7 @@ async fn pending(options: &Options) -> anyhow::Result<ExitCode> {
     }
     let fleet = options.fleet(&cluster).await?;
     let (workloads, messages): (Vec<Workload>, Vec<String>) = pods.into_iter().unzip();
-    let answers: Vec<Vec<Answer>> = workloads.iter().map(|workload| fit::answers(&fleet, workload)).collect();
+    let answers = fit::answers(&fleet, &workloads);
     if options.output == Output::Json {
         return print_json(&workloads, &answers);
     }

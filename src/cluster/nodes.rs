@@ -18,7 +18,7 @@ use serde_json::Value;
 use super::list_watch::WATCH_SECONDS;
 use super::metadata::OnlyMetadata;
 use super::pages::{Listing, Pages};
-use super::slim_pod::RawStatus;
+use super::slim_pod::{RawCondition, RawStatus};
 use super::timed_backoff::TimedBackoff;
 use super::{Built, Cluster, ClusterError, Failure, chain};
 use crate::quantity::{NodeAmounts, Quantity};
@@ -26,8 +26,8 @@ use crate::watch_event::WatchEvent;
 
 /// Page size. A Node has some 15 KiB, mostly names of images, and a page is briefly held as text.
 const PAGE: u32 = 100;
-/// Page size of lists for people, who run a command rarely: fewer requests, some 8 MiB at a time.
-const PAGE_OF_PEOPLE: u32 = 500;
+/// Page size of lists for people, who run a command rarely: fewer requests, some 15 MiB at a time.
+const PAGE_OF_PEOPLE: u32 = 1000;
 
 /// What the controller decodes of each Node.
 #[derive(Clone, Debug, Default, Deserialize, Resource)]
@@ -71,6 +71,7 @@ struct RawSpec {
     taints: Option<Vec<Taint>>,
 }
 
+// No field is flattened: serde would keep all that it does not know, such as the names of the images, until the end.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct RawDetails {
@@ -82,8 +83,10 @@ struct RawDetails {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct CreatedMetadata {
-    #[serde(flatten)]
-    common: RawMetadata,
+    name: String,
+    uid: String,
+    resource_version: Option<String>,
+    labels: Option<BTreeMap<String, String>>,
     creation_timestamp: Option<Timestamp>,
 }
 
@@ -97,8 +100,7 @@ struct DetailedSpec {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct DetailedStatus {
-    #[serde(flatten)]
-    common: RawStatus,
+    conditions: Option<Vec<RawCondition>>,
     // Any JSON: one invalid quantity must not fail the whole list.
     allocatable: Option<BTreeMap<String, Value>>,
     capacity: Option<BTreeMap<String, Value>>,
@@ -115,19 +117,17 @@ struct NodeInfo {
 impl From<RawDetails> for NodeDetails {
     fn from(raw: RawDetails) -> Self {
         let RawDetails { metadata, spec, status } = raw;
-        let slim = RawNode {
-            metadata: metadata.common,
-            spec: RawSpec { taints: spec.taints },
-            status: status.common,
-        };
+        let CreatedMetadata { name, uid, resource_version, labels, creation_timestamp } = metadata;
+        let common = RawMetadata { name, uid, resource_version, labels };
+        let ready = status.conditions.iter().flatten().any(RawCondition::is_ready);
         let amount = |(name, quantity): (String, Value)| {
             let quantity = Quantity::deserialize(quantity).ok()?;
             let amount = if name == "cpu" { quantity.ceil_milli() } else { quantity.ceil() };
             Some((name, amount))
         };
         Self {
-            slim: slim.into(),
-            created: metadata.creation_timestamp,
+            slim: SlimNode::from_parts(common, spec.taints, ready),
+            created: creation_timestamp,
             unschedulable: spec.unschedulable,
             allocatable: status.allocatable.unwrap_or_default().into_iter().filter_map(amount).collect(),
             capacity: status.capacity.unwrap_or_default().into_iter().filter_map(amount).collect(),
@@ -139,14 +139,20 @@ impl From<RawDetails> for NodeDetails {
 
 impl From<RawNode> for SlimNode {
     fn from(raw: RawNode) -> Self {
-        let RawNode { metadata: RawMetadata { name, uid, resource_version, labels }, spec, status } = raw;
+        Self::from_parts(raw.metadata, raw.spec.taints, raw.status.is_ready())
+    }
+}
+
+impl SlimNode {
+    fn from_parts(metadata: RawMetadata, taints: Option<Vec<Taint>>, ready: bool) -> Self {
+        let RawMetadata { name, uid, resource_version, labels } = metadata;
         Self {
             metadata: ObjectMeta { name: Some(name.clone()), resource_version, ..ObjectMeta::default() },
             name,
             uid,
             labels: labels.unwrap_or_default(),
-            taints: spec.taints.unwrap_or_default(),
-            ready: status.is_ready(),
+            taints: taints.unwrap_or_default(),
+            ready,
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use super::nrt_meta::{self, NrtMeta, RawMetadata};
 use super::pages::Pages;
@@ -47,15 +48,25 @@ struct RawObject {
     topology_policies: Option<Vec<String>>,
     // Any JSON: one invalid zone must not fail the whole list.
     #[serde(default)]
-    zones: Option<Vec<serde_json::Value>>,
+    zones: Option<Vec<Box<RawValue>>>,
+}
+
+/// The type of a zone of which the rest cannot be read.
+#[derive(Default, Deserialize)]
+struct ZoneKind {
+    #[serde(rename = "type")]
+    kind: String,
 }
 
 impl From<RawObject> for PublishedObject {
     fn from(raw: RawObject) -> Self {
         let attributes = raw.attributes.unwrap_or_default();
         let (policy, scope) = policy_and_scope(&attributes, &raw.topology_policies.unwrap_or_default());
-        let zones = raw.zones.unwrap_or_default();
-        let types = zones.iter().map(|zone| zone["type"].as_str().unwrap_or_default());
+        let zones: Vec<_> = raw.zones.unwrap_or_default().iter().map(|zone| read_zone(zone)).collect();
+        let types = zones.iter().map(|zone| match zone {
+            Ok(zone) => &*zone.kind,
+            Err((kind, _)) => kind,
+        });
         let annotation = raw.metadata.annotation(FINGERPRINT_ANNOTATION);
         let mut object = Self {
             describes_node: describes_node(types),
@@ -72,10 +83,10 @@ impl From<RawObject> for PublishedObject {
             object.attributes.entry(FINGERPRINT.to_owned()).or_insert(fingerprint);
         }
         for zone in zones {
-            match serde_json::from_value::<NrtZone>(zone) {
+            match zone {
                 Ok(zone) if zone.kind != ZONE_TYPE => {}
                 Ok(zone) => object.add(zone),
-                Err(error) => object.errors.push(format!("a zone cannot be read: {error}")),
+                Err((_, error)) => object.errors.push(format!("a zone cannot be read: {error}")),
             }
         }
         object.zones.sort_by_key(|zone| zone.id);
@@ -106,6 +117,14 @@ impl PublishedObject {
         self.zones.push(Zone { id, costs: costs.collect(), resources: resources.collect() });
         self.zone_attributes.insert(id, by_name(zone.attributes.unwrap_or_default()));
     }
+}
+
+/// Returns a zone, or its type and why the rest cannot be read.
+fn read_zone(json: &RawValue) -> Result<NrtZone, (String, serde_json::Error)> {
+    serde_json::from_str(json.get()).map_err(|error| {
+        let kind: ZoneKind = serde_json::from_str(json.get()).unwrap_or_default();
+        (kind.kind, error)
+    })
 }
 
 /// Returns the first value of each name, which is the one that counts.
@@ -165,5 +184,23 @@ mod tests {
         assert!(object.describes_node);
         assert_eq!(object.errors.len(), 3, "{:?}", object.errors);
         assert!(object.errors[0].contains("\"x\"") && object.errors[1].contains("several zones node-1"));
+    }
+
+    #[test]
+    fn zones_may_be_any_json() {
+        let deep = ["[".repeat(10_000), "]".repeat(10_000)].concat();
+        for (odd, describes_node) in [
+            ("7", false),
+            ("null", false),
+            (r#"{"name":[],"type":{}}"#, false),
+            (r#"{"name":[],"type":"Rack"}"#, false),
+            (r#"{"name":[],"type":"Node"}"#, true),
+            (&deep, false),
+        ] {
+            let object: PublishedObject =
+                serde_json::from_str(&format!(r#"{{"metadata":{{"name":"w"}},"zones":[{odd}]}}"#)).unwrap();
+            assert_eq!((object.zones.len(), object.errors.len()), (0, 1), "{odd:.40}");
+            assert_eq!(object.describes_node, describes_node, "{odd:.40}");
+        }
     }
 }

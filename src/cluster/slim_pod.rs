@@ -77,9 +77,10 @@ pub(super) struct RawStatus {
     container_statuses: Option<Vec<RawContainer>>,
 }
 
+/// A condition of a pod or of a Node.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct RawCondition {
+pub(super) struct RawCondition {
     r#type: String,
     status: String,
     reason: String,
@@ -107,12 +108,15 @@ struct RawRunning {
 
 impl RawStatus {
     pub(super) fn is_ready(&self) -> bool {
-        let ready = |condition: &RawCondition| condition.r#type == "Ready" && condition.status == "True";
-        self.conditions.iter().flatten().any(ready)
+        self.conditions.iter().flatten().any(RawCondition::is_ready)
     }
 }
 
 impl RawCondition {
+    pub(super) fn is_ready(&self) -> bool {
+        self.r#type == "Ready" && self.status == "True"
+    }
+
     /// Returns true if the plugin rejected a node. Pods with scheduling gates have another reason.
     fn is_rejection(&self) -> bool {
         self.r#type == "PodScheduled"

@@ -48,7 +48,9 @@ pub fn cluster_checks() -> impl Iterator<Item = &'static Check> {
 
 /// Checks the cluster, and the configuration with which this many kubelets run, which needs `get` of `nodes/proxy`.
 pub async fn check_cluster(cluster: &Cluster, kubelets: usize) -> Report {
-    let facts = Facts::read(cluster, kubelets).await;
+    let mut facts = Facts::read(cluster, kubelets).await;
+    schedulers::note_hidden(&mut facts);
+    fingerprints::read_again(&mut facts, cluster).await;
     Report::new(&facts, findings(&facts))
 }
 

@@ -6,6 +6,7 @@ mod local;
 mod report;
 mod workload;
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
@@ -65,6 +66,9 @@ pub enum Outcome {
         #[serde(skip_serializing_if = "Vec::is_empty")]
         guesses: Vec<&'static str>,
     },
+    /// It is a pod of the cluster that is there already: its kubelet has admitted it.
+    #[serde(rename = "yes")]
+    Runs,
     /// The scheduler excludes the node.
     #[serde(rename = "no")]
     Excluded {
@@ -130,11 +134,25 @@ impl Answer {
     /// Returns true if the pod fits, perhaps as a guess.
     #[must_use]
     pub const fn fits(&self) -> bool {
-        matches!(self.outcome, Outcome::Yes { .. })
+        matches!(self.outcome, Outcome::Yes { .. } | Outcome::Runs)
+    }
+
+    /// Returns true if nothing is known of the node.
+    #[must_use]
+    pub const fn is_unknown(&self) -> bool {
+        matches!(self.outcome, Outcome::NoObject)
+    }
+
+    const fn new(node: String, outcome: Outcome) -> Self {
+        let copies = matches!(outcome, Outcome::Runs) as u64;
+        Self { node, outcome, copies, plugin: None, explanation: None }
     }
 
     /// Returns the answer for a pod and a node's state.
     fn of_view(view: &NodeView, workload: &Workload) -> Self {
+        if workload.node.as_ref() == Some(&view.name) {
+            return Self::new(view.name.clone(), Outcome::Runs);
+        }
         let outcome = match view.fit(&workload.wish) {
             Verdict::Fits { placements, guesses } => Outcome::yes(view, &placements, &guesses),
             Verdict::Insufficient(resources) => Outcome::insufficient(&resources),
@@ -142,7 +160,7 @@ impl Answer {
         };
         let copies = match (&outcome, workload.replicas) {
             (Outcome::Yes { .. }, 1) => 1,
-            (Outcome::Yes { .. }, most) => view.copies(&workload.wish, most),
+            (Outcome::Yes { .. }, most) => view.copies(&workload.wish, most.min(MAX_COPIES)),
             _ => 0,
         };
         Self { node: view.name.clone(), outcome, copies, plugin: plugin(view, workload), explanation: None }
@@ -226,33 +244,45 @@ impl Explanation {
     }
 }
 
-/// Returns the answers for all nodes, in their order.
+/// Returns for each workload the answers for all nodes, in their order.
 #[must_use]
-pub fn answers(fleet: &Fleet, workload: &Workload) -> Vec<Answer> {
+pub fn answers(fleet: &Fleet, workloads: &[Workload]) -> Vec<Vec<Answer>> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let part = fleet.nodes.len().div_ceil(threads).max(1);
-    std::thread::scope(|scope| {
+    let of_nodes: Vec<Vec<Answer>> = std::thread::scope(|scope| {
         let parts = fleet.nodes.chunks(part).map(|nodes| {
             scope.spawn(move || {
                 let mut reader = ZoneReader::default();
-                nodes.iter().map(|node| answer(&mut reader, node, workload)).collect::<Vec<_>>()
+                nodes.iter().map(|node| answers_of_node(&mut reader, node, workloads)).collect::<Vec<_>>()
             })
         });
         let parts: Vec<_> = parts.collect();
         parts.into_iter().flat_map(|part| part.join().unwrap_or_default()).collect()
-    })
+    });
+    let mut of_workloads: Vec<Vec<Answer>> = workloads.iter().map(|_| Vec::new()).collect();
+    for answer in of_nodes {
+        of_workloads.iter_mut().zip(answer).for_each(|(answers, answer)| answers.push(answer));
+    }
+    of_workloads
 }
 
-fn answer(reader: &mut ZoneReader, node: &FleetNode, workload: &Workload) -> Answer {
-    let name = node.details.slim.name.clone();
-    let other = |outcome| Answer { node: name.clone(), outcome, copies: 0, plugin: None, explanation: None };
-    if let Some(message) = filters::excluded(&workload.spec, &node.details) {
-        return other(Outcome::Excluded { message: message.to_owned() });
-    }
-    match node.view(reader) {
-        Some(view) => Answer::of_view(&view, workload),
-        None => other(Outcome::NoObject),
-    }
+/// Returns the answer of a node for each workload. Its state is computed once, if any needs it.
+fn answers_of_node(reader: &mut ZoneReader, node: &FleetNode, workloads: &[Workload]) -> Vec<Answer> {
+    let name = &node.details.slim.name;
+    let view = OnceCell::new();
+    let mut answer = |workload: &Workload| {
+        if workload.node.as_ref() == Some(name) {
+            return Answer::new(name.clone(), Outcome::Runs);
+        }
+        if let Some(message) = filters::excluded(&workload.spec, &node.details) {
+            return Answer::new(name.clone(), Outcome::Excluded { message: message.to_owned() });
+        }
+        match view.get_or_init(|| node.view(reader)) {
+            Some(view) => Answer::of_view(view, workload),
+            None => Answer::new(name.clone(), Outcome::NoObject),
+        }
+    };
+    workloads.iter().map(&mut answer).collect()
 }
 
 /// Returns what of the pod's specification was not considered.
@@ -275,15 +305,28 @@ impl FleetNode {
         Some(NodeView::of_object(reader, self.details.slim.name.clone(), object, amounts, minor))
     }
 
-    /// Returns the node's state with its pods; `None` without an object.
+    /// Explains why the pod does not fit; `None` if it does, without an object, or if the scheduler excludes the node
+    /// whatever its pods have.
     #[must_use]
-    pub fn view_with_pods(&self, budgets: &[fleet::Budget]) -> Option<NodeView> {
+    pub fn explain(
+        &self,
+        budgets: &[fleet::Budget],
+        workload: &Workload,
+        answer: &Answer,
+        room: bool,
+    ) -> Option<Explanation> {
+        if answer.fits() || filters::excluded(&workload.spec, &self.details).is_some() {
+            return None;
+        }
         let mut view = self.view(&mut ZoneReader::default())?;
         view.add_pods(&self.pods);
         fleet::add_budgets(&mut view, budgets);
-        Some(view)
+        Some(Explanation::new(view, workload, room))
     }
 }
+
+/// The most copies of one pod that are tried on a node.
+const MAX_COPIES: u64 = 1000;
 
 /// The newest minor version of Kubernetes 1 that the model of admission knows.
 pub const NEWEST_MINOR: u32 = 37;
@@ -295,10 +338,12 @@ const MAX_ROOMS: usize = 50;
 /// reasons are left out.
 #[must_use]
 pub fn easiest_room(fleet: &Fleet, workload: &Workload, answers: &[Answer]) -> Vec<Line> {
-    let excluded = |node: &FleetNode| filters::excluded(&workload.spec, &node.details).is_some();
-    let nodes = answers.iter().filter_map(|answer| fleet.node(&answer.node)).filter(|node| !excluded(node));
-    let views = nodes.take(MAX_ROOMS).filter_map(|node| node.view_with_pods(&fleet.budgets));
-    let rooms = views.map(|view| Explanation::new(view, workload, true));
+    let rooms = fleet
+        .nodes
+        .iter()
+        .zip(answers)
+        .filter_map(|(node, answer)| node.explain(&fleet.budgets, workload, answer, true))
+        .take(MAX_ROOMS);
     let size = |explained: &Explanation| match &explained.room {
         Some(Room::Sets(sets)) => sets.first().map(|set| (set.len(), explained.view.violated_budgets(set))),
         _ => None,

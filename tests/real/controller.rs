@@ -487,11 +487,6 @@ async fn a_leader_that_was_frozen_loses_the_lead() -> Result<()> {
     Ok(())
 }
 
-/// Runs the controller to its end on another thread; returns exit code, stdout and stderr.
-async fn run(kubeconfig: &Path, more: &[&str]) -> Result<(Option<i32>, String, String)> {
-    outcome(command(kubeconfig, more)).await
-}
-
 async fn purge(kubeconfig: &Path, more: &[&str]) -> Result<(Option<i32>, String, String)> {
     outcome(verb("purge", kubeconfig, more)).await
 }

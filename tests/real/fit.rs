@@ -182,6 +182,9 @@ async fn people_are_told_why() -> Result<()> {
     let (out, _, code) = text(&["--cpu", "9", "--memory", "1Gi"])?;
     ensure!(code == Some(1) && out.contains("The scheduler excludes it: Insufficient cpu"), "{out}");
 
+    let (out, err, code) = text(&["pod", &format!("{}/first", node.namespace())])?;
+    ensure!(code == Some(0) && out.contains("/first runs on"), "what it has counts against it: {out}{err}");
+
     // A Pending pod, which no scheduler will bind.
     let pods: Api<Pod> = Api::namespaced(node.client(), node.namespace());
     let mut waiting: Pod = pod("waiting").cpus(5).memory("1Gi").bound_to(node.name())?;

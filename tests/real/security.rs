@@ -26,6 +26,8 @@ const V1ALPHA2: &str = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologi
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
 const CONTROLLER: &str = "numacast-controller";
 const PURGE: &str = "numacast-purge";
+/// The account of `helm test`; it exists during the test only, and changes nothing.
+const CHECK: &str = "numacast-check";
 
 /// The result of an attempt, and which layer decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -1352,8 +1354,10 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     ];
     ensure!(purge == set(&expected), "{purge:#?}");
     let default = Chart::render(&parts, &json!({}))?;
+    let check = rights_of(&default, CHECK)?;
+    ensure!(check.iter().all(|right| right.starts_with("get ") || right.starts_with("list ")), "{check:#?}");
     let mut list = "| account | may |\n|---|---|\n".to_owned();
-    for account in [AGENT, CONTROLLER, PURGE] {
+    for account in [AGENT, CONTROLLER, PURGE, CHECK] {
         for right in rights_of(&default, account)? {
             writeln!(list, "| `{account}` | {right} |")?;
         }

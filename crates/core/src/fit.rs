@@ -96,6 +96,15 @@ impl Wish {
         of_node.insert("pods".to_owned(), 1);
         Self { pod, of_node }
     }
+
+    /// Returns what another pod requests of the node if it differs in nothing else.
+    fn of_node_with(&self, pod: &PodRequest) -> NodeAmounts {
+        let mut of_node = self.of_node.clone();
+        for (name, amount) in self.pod.of_node() {
+            of_node.entry(name).and_modify(|sum| *sum = sum.saturating_sub(amount));
+        }
+        sum([&of_node, &pod.of_node()])
+    }
 }
 
 impl From<&PlacedPod> for Wish {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::facts::Facts;
 use super::installed::AgentSet;
-use crate::core_v1::{ContainerDetails, InspectedPod};
+use crate::core_v1::{ContainerDetails, InspectedPod, PodDetails};
 use crate::inspect::{Check, Finding, Mend, Severity, shell_word};
 
 pub(super) static AGENTS_MISSING: Check = Check {
@@ -80,10 +80,19 @@ pub(super) struct Agent<'a> {
     pub(super) ready: bool,
 }
 
+/// Returns the pods of a DaemonSet.
+fn pods_of<'a>(
+    facts: &'a Facts,
+    set: &'a AgentSet,
+) -> impl Iterator<Item = (&'a InspectedPod, &'a PodDetails)> {
+    let pods = set.pods.iter().filter_map(|index| facts.pods.as_ref()?.get(*index));
+    pods.filter_map(|pod| Some((pod, pod.details.as_deref()?)))
+}
+
 /// Returns the agents by Node.
 pub(super) fn by_node(facts: &Facts) -> BTreeMap<&str, Vec<Agent<'_>>> {
     let mut agents: BTreeMap<&str, Vec<Agent<'_>>> = BTreeMap::new();
-    for (pod, details) in facts.agents.iter().flat_map(|set| set.pods(facts)) {
+    for (pod, details) in facts.agents.iter().flat_map(|set| pods_of(facts, set)) {
         if !pod.placed.node.is_empty() {
             agents.entry(&pod.placed.node).or_default().push(Agent { pod, ready: details.ready });
         }
@@ -124,7 +133,7 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
     }
     for set in &facts.agents {
         found.extend(of_images(facts, set));
-        for (pod, details) in set.pods(facts) {
+        for (pod, details) in pods_of(facts, set) {
             found.extend(details.containers.iter().flat_map(|one| of_container(facts, set, pod, one)));
         }
     }
@@ -206,7 +215,7 @@ fn of_images(facts: &Facts, set: &AgentSet) -> Vec<Finding> {
     };
     // Digests by container and architecture: those of another architecture may differ.
     let mut digests: BTreeMap<(&str, &str), BTreeMap<&str, Vec<&InspectedPod>>> = BTreeMap::new();
-    for (pod, details) in set.pods(facts) {
+    for (pod, details) in pods_of(facts, set) {
         for container in &details.containers {
             match set.images.get(&container.name) {
                 Some(image) if last_part(image) != last_part(&container.image) => {

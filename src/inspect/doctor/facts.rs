@@ -8,8 +8,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::installed::{AgentSet, ControllerSet, Runs, runs};
-use super::schedulers::SchedulerPod;
+use super::installed::{AgentSet, ControllerSet, ObjectName, Runs, SchedulerPod, runs};
 use crate::cluster::{
     BindingDetails, Cluster, ClusterError, CrdDetails, NodeDetails, Pages, PolicyDetails, PublishedObject,
     SlimDaemonSet,
@@ -20,9 +19,6 @@ use crate::nrt::{Form, Version};
 
 /// Maximum number of ConfigMaps that are read. An installation has about five.
 const MAX_CONFIG_MAPS: usize = 50;
-
-/// Namespace and name of an object.
-pub(super) type ObjectName = (String, String);
 
 /// What could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -114,7 +110,7 @@ const KUBELETS: Source =
 impl Facts {
     /// Reads the cluster, and the configuration of this many kubelets.
     pub(super) async fn read(cluster: &Cluster, kubelets: usize) -> Self {
-        let mut facts = Self { now: Timestamp::now(), ..Self::default() };
+        let mut facts = Self { now: now(), ..Self::default() };
         let (crd, policies, bindings, daemon_sets) = join!(
             cluster.crd(),
             all(cluster.admission_policies()),
@@ -128,17 +124,13 @@ impl Facts {
         facts.daemon_sets = facts.note(DAEMON_SETS, daemon_sets);
         let cluster = &cluster.clone().in_form(facts.form());
         facts.read_fleet(cluster).await;
-        facts.agents = AgentSet::all(&facts);
-        facts.controllers = ControllerSet::all(&facts);
-        facts.schedulers = SchedulerPod::all(&facts);
+        let pods = facts.pods.as_deref().unwrap_or_default();
+        facts.agents = AgentSet::all(facts.daemon_sets.as_deref().unwrap_or_default(), pods);
+        facts.controllers = ControllerSet::all(pods);
+        facts.schedulers = SchedulerPod::all(pods);
         facts.read_config_maps(cluster).await;
         facts.read_leases(cluster).await;
         facts.read_kubelets(cluster, kubelets).await;
-        for place in super::schedulers::hidden(&facts) {
-            let reason = "its file is on the node; compare it there with `numacast config scheduler --check`";
-            facts.skip(format!("the configuration of {place}"), reason);
-        }
-        facts.mismatched = super::fingerprints::mismatched(&mut facts, cluster).await;
         facts
     }
 
@@ -163,7 +155,7 @@ impl Facts {
     }
 
     /// Returns the version in which objects are read: the newest that is served.
-    fn form(&self) -> Form {
+    pub(super) fn form(&self) -> Form {
         let served = |crd: &CrdDetails, version: Version| {
             crd.spec.versions.iter().any(|one| one.served && one.name == version.name())
         };
@@ -246,6 +238,11 @@ impl Facts {
             }
         }
     }
+}
+
+#[allow(clippy::disallowed_methods, reason = "objects have their times by the wall clock")]
+fn now() -> Timestamp {
+    Timestamp::now()
 }
 
 async fn all<T: DeserializeOwned>(mut pages: Pages<T>) -> Result<Vec<T>, ClusterError> {

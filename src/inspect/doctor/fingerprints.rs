@@ -74,18 +74,18 @@ fn restart(facts: &Facts, node: &str) -> Mend {
     }
 }
 
-/// Returns the objects whose fingerprint is not that of the pods, and was not a moment later either, while neither
-/// changed.
-pub(super) async fn mismatched(facts: &mut Facts, cluster: &Cluster) -> Vec<String> {
+/// Reads the objects once more whose fingerprint is not that of the pods, and notes those that were not a moment later
+/// either, while neither changed.
+pub(super) async fn read_again(facts: &mut Facts, cluster: &Cluster) {
     let suspects = suspects(facts);
     if suspects.is_empty() {
-        return Vec::new();
+        return;
     }
+    let cluster = &cluster.clone().in_form(facts.form());
     tokio::time::sleep(BETWEEN).await;
-    let mut mismatched = Vec::new();
     for suspect in suspects.iter().take(READ_TWICE) {
         if suspect.is_confirmed(facts, cluster).await == Some(true) {
-            mismatched.push(suspect.node.clone());
+            facts.mismatched.push(suspect.node.clone());
         }
     }
     let more = suspects.len().saturating_sub(READ_TWICE);
@@ -93,7 +93,6 @@ pub(super) async fn mismatched(facts: &mut Facts, cluster: &Cluster) -> Vec<Stri
         let what = format!("the fingerprints of {more} more Nodes, which differed in one reading");
         facts.skip(what, "only some are read twice");
     }
-    mismatched
 }
 
 /// A Node whose fingerprint differed in the first reading.

@@ -4,11 +4,16 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::facts::{Facts, ObjectName};
+use jiff::Timestamp;
+
 use crate::cluster::{SlimContainer, SlimDaemonSet, runs_agents};
 use crate::config::{Config, Layers, Origin};
 use crate::controller::Coverage;
 use crate::core_v1::{InspectedPod, PodDetails};
+use crate::scheduler_config::{self, Profile};
+
+/// Namespace and name of an object.
+pub(super) type ObjectName = (String, String);
 
 /// What a pod runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,17 +57,17 @@ pub(super) struct AgentSet {
     pub(super) memory_limits: BTreeMap<String, u64>,
     pub(super) config_maps: Vec<ObjectName>,
     arguments: Vec<String>,
-    /// Its pods, as indexes into the facts' pods.
-    pods: Vec<usize>,
+    /// Its pods, as indexes into all pods.
+    pub(super) pods: Vec<usize>,
     /// The agents' configuration; `None` if it is not known.
     pub(super) config: Option<Config>,
 }
 
 impl AgentSet {
-    pub(super) fn all(facts: &Facts) -> Vec<Self> {
-        let agents = facts.daemon_sets.iter().flatten().filter(|one| runs_agents(one));
+    pub(super) fn all(daemon_sets: &[SlimDaemonSet], pods: &[InspectedPod]) -> Vec<Self> {
+        let agents = daemon_sets.iter().filter(|one| runs_agents(one));
         let mut sets: Vec<Self> = agents.map(Self::new).collect();
-        for (index, pod) in facts.pods.iter().flatten().enumerate() {
+        for (index, pod) in pods.iter().enumerate() {
             let Some(("DaemonSet", owner)) =
                 pod.placed.owner.as_ref().map(|(kind, name)| (kind.as_str(), name))
             else {
@@ -99,15 +104,6 @@ impl AgentSet {
         }
     }
 
-    /// Returns its pods.
-    pub(super) fn pods<'a>(
-        &'a self,
-        facts: &'a Facts,
-    ) -> impl Iterator<Item = (&'a InspectedPod, &'a PodDetails)> {
-        let pods = self.pods.iter().filter_map(|index| facts.pods.as_ref()?.get(*index));
-        pods.filter_map(|pod| Some((pod, pod.details.as_deref()?)))
-    }
-
     pub(super) fn place(&self) -> String {
         format!("DaemonSet {}/{}", self.name.0, self.name.1)
     }
@@ -129,9 +125,9 @@ pub(super) struct ControllerSet {
 }
 
 impl ControllerSet {
-    pub(super) fn all(facts: &Facts) -> Vec<Self> {
+    pub(super) fn all(pods: &[InspectedPod]) -> Vec<Self> {
         let mut sets: BTreeMap<String, Self> = BTreeMap::new();
-        for pod in facts.pods.iter().flatten().filter(|pod| !pod.placed.pod.phase.is_terminal()) {
+        for pod in pods.iter().filter(|pod| !pod.placed.pod.phase.is_terminal()) {
             let Some(details) = pod.details.as_deref().filter(|details| runs_in(details) == Runs::Controller)
             else {
                 continue;
@@ -164,8 +160,66 @@ impl ControllerSet {
     }
 }
 
+/// A pod that may run the plugin.
+#[derive(Debug)]
+pub(super) struct SchedulerPod {
+    pub(super) name: ObjectName,
+    pub(super) started: Option<Timestamp>,
+    pub(super) config_maps: Vec<ObjectName>,
+    /// Whether its configuration may be a file of the node.
+    pub(super) has_own_file: bool,
+    /// The configurations that name the plugin, and the ConfigMap of each.
+    pub(super) configs: Vec<(ObjectName, String)>,
+}
+
+impl SchedulerPod {
+    pub(super) fn all(pods: &[InspectedPod]) -> Vec<Self> {
+        let pods = pods.iter().filter(|pod| !pod.placed.pod.phase.is_terminal());
+        let of = |pod: &InspectedPod| {
+            let details = pod.details.as_deref().filter(|details| runs_in(details) == Runs::Scheduler)?;
+            let namespace = &pod.placed.pod.namespace;
+            Some(Self {
+                name: pod.placed.pod.full_name(),
+                started: details.started().and_then(|seconds| Timestamp::from_second(seconds).ok()),
+                config_maps: details
+                    .config_maps
+                    .iter()
+                    .map(|name| (namespace.clone(), name.clone()))
+                    .collect(),
+                has_own_file: details.has_host_path
+                    && details
+                        .containers
+                        .iter()
+                        .flat_map(|one| &one.arguments)
+                        .any(|one| one.starts_with("--config")),
+                configs: Vec::new(),
+            })
+        };
+        pods.filter_map(of).collect()
+    }
+
+    pub(super) fn configure(&mut self, maps: &BTreeMap<ObjectName, BTreeMap<String, String>>) {
+        let texts = self.config_maps.iter().filter_map(|name| Some((name, maps.get(name)?)));
+        let texts =
+            texts.flat_map(|(name, texts)| texts.values().map(move |text| (name.clone(), text.clone())));
+        self.configs = texts.filter(|(_, text)| text.contains(scheduler_config::PLUGIN)).collect();
+    }
+
+    pub(super) fn place(&self) -> String {
+        format!("Pod {}/{}", self.name.0, self.name.1)
+    }
+
+    pub(super) fn profiles(&self) -> impl Iterator<Item = Profile> {
+        self.configs.iter().flat_map(|(_, text)| scheduler_config::profiles(text).unwrap_or_default())
+    }
+
+    pub(super) fn has_plugin(&self) -> bool {
+        self.profiles().any(|profile| profile.has_plugin)
+    }
+}
+
 /// Returns what a pod runs.
-pub(super) fn runs_in(details: &PodDetails) -> Runs {
+fn runs_in(details: &PodDetails) -> Runs {
     let words = details.containers.iter().flat_map(|one| std::iter::once(&one.image).chain(&one.arguments));
     runs(&words.map(|word| Cow::Borrowed(word.as_str())).collect::<Vec<_>>())
 }

@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 
 use numacast_core::kubelet::parse_configz;
-use serde_json::Value;
 
 use super::facts::Facts;
 use super::objects::place;
 use crate::cluster::{NodeDetails, PublishedObject};
 use crate::inspect::{Check, Finding, Mend, Severity};
+use crate::kubelet::KubeletConfig;
 use crate::nrt::{POLICY, SCOPE};
-use crate::quantity::Quantity;
 
 pub(in crate::inspect) static CPU_MANAGER_NOT_STATIC: Check = Check {
     name: "CpuManagerNotStatic",
@@ -83,7 +82,9 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
     found.extend(of_pools(facts, ours()));
     for (node, configz) in &facts.kubelets {
         let object = ours().find(|object| object.meta.name == *node);
-        found.extend(of_configz(node, configz, object));
+        let details = facts.nodes.as_ref().and_then(|nodes| nodes.get(node));
+        let mem_total = details.and_then(|node| node.capacity.get("memory")).copied();
+        found.extend(of_configz(node, configz, mem_total, object));
     }
     found
 }
@@ -188,7 +189,12 @@ fn difference(pool: &str, name: &str, objects: &[&PublishedObject]) -> Option<Fi
     Some(POOL_DIFFERS.finding(format!("Nodes with {pool}"), what, configure("Set the same")))
 }
 
-fn of_configz(node: &str, configz: &[u8], object: Option<&PublishedObject>) -> Vec<Finding> {
+fn of_configz(
+    node: &str,
+    configz: &[u8],
+    mem_total: Option<u64>,
+    object: Option<&PublishedObject>,
+) -> Vec<Finding> {
     let Ok((config, _)) = parse_configz(configz) else { return Vec::new() };
     let mut found = Vec::new();
     if let Some(object) = object {
@@ -209,38 +215,21 @@ fn of_configz(node: &str, configz: &[u8], object: Option<&PublishedObject>) -> V
             found.push(POLICIES_STALE.finding(place(object), what, Mend::Do(mend)));
         }
     }
-    let config = serde_json::from_slice::<Value>(configz).unwrap_or_default();
-    if let Some(what) = reserved_memory(&config["kubeletconfig"]) {
+    if let Some(what) = reserved_memory(&config, mem_total) {
         let mend = configure("Let reservedMemory add up to that sum");
         found.push(RESERVED_MEMORY.finding(format!("Node {node}"), what, mend));
     }
     found
 }
 
-/// Returns what is wrong with `reservedMemory` in a KubeletConfiguration: its memory has to be the sum of
-/// `kubeReserved`, `systemReserved` and `evictionHard` (`pkg/kubelet/cm/memorymanager/memory_manager.go`). `None` if it
-/// is right, not set, or cannot be computed.
-pub(in crate::inspect) fn reserved_memory(config: &Value) -> Option<String> {
-    let quantity = |value: &Value| match value {
-        Value::Null => Some(Quantity::default()),
-        value => value.as_str().and_then(|text| text.parse::<Quantity>().ok()),
-    };
-    let entries = config["reservedMemory"].as_array().filter(|entries| !entries.is_empty())?;
-    let given: Option<Vec<Quantity>> =
-        entries.iter().map(|entry| quantity(&entry["limits"]["memory"])).collect();
-    let given = given?.into_iter().sum::<Quantity>().ceil();
-    let eviction = match &config["evictionHard"] {
-        // The kubelet's default; a map that is set replaces all of them.
-        Value::Null => "100Mi".parse().ok()?,
-        // A percentage depends on the machine.
-        set => quantity(&set["memory.available"])?,
-    };
-    let parts = [
-        quantity(&config["kubeReserved"]["memory"])?,
-        quantity(&config["systemReserved"]["memory"])?,
-        eviction,
-    ];
-    let sum = parts.into_iter().sum::<Quantity>().ceil();
+/// Returns what is wrong with `reservedMemory`; `None` if it is right, not set, or cannot be told.
+fn reserved_memory(config: &KubeletConfig, mem_total: Option<u64>) -> Option<String> {
+    let memory = || config.reserved_memory.values().filter_map(|limits| limits.get("memory"));
+    memory().next()?;
+    let given = memory().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+    // Only a threshold in percent depends on the machine.
+    let mem_total = mem_total.or_else(|| (!config.memory_eviction.ends_with('%')).then_some(0))?;
+    let sum = config.memory_reservation(mem_total)?;
     (given != sum).then(|| {
         format!(
             "reservedMemory has {given} bytes of memory, but kubeReserved, systemReserved and evictionHard add up to {sum}"
@@ -250,28 +239,34 @@ pub(in crate::inspect) fn reserved_memory(config: &Value) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
     #[test]
     fn reserved_memory_is_the_sum_of_the_reservations() {
-        let config = |memory: &str, eviction: Value| {
-            json!({"reservedMemory": [{"numaNode": 0, "limits": {"memory": memory}}, {"numaNode": 1, "limits": {"memory": "1Gi"}}],
+        let found = |memory: &str, eviction: Value, mem_total: Option<u64>| {
+            let config = json!({"reservedMemory": [{"numaNode": 0, "limits": {"memory": memory}}, {"numaNode": 1, "limits": {"memory": "1Gi"}}],
                    "kubeReserved": {"memory": "1Gi", "cpu": "1"}, "systemReserved": {"memory": "924Mi"},
-                   "evictionHard": eviction})
+                   "evictionHard": eviction});
+            let configz = json!({"kubeletconfig": config}).to_string();
+            let found = of_configz("w", configz.as_bytes(), mem_total, None);
+            found.into_iter().next().map(|finding| finding.what)
         };
-        assert_eq!(reserved_memory(&config("1Gi", Value::Null)), None);
-        assert_eq!(reserved_memory(&config("1Gi", json!({"memory.available": "100Mi"}))), None);
-        assert_eq!(
-            reserved_memory(&config("1Gi", json!({"memory.available": "5%"}))),
-            None,
-            "it cannot be told"
-        );
-        assert_eq!(reserved_memory(&json!({"kubeReserved": {"memory": "1Gi"}})), None, "nothing is set");
-        let wrong = reserved_memory(&config("2Gi", Value::Null)).unwrap();
+        assert_eq!(found("1Gi", Value::Null, None), None);
+        assert_eq!(found("1Gi", json!({"memory.available": "100Mi"}), None), None);
+        let percentage = json!({"memory.available": "50%"});
+        assert_eq!(found("1Gi", percentage.clone(), None), None, "it cannot be told");
+        assert_eq!(found("1Gi", percentage.clone(), Some(200 << 20)), None);
+        assert!(found("1Gi", percentage, Some(202 << 20)).is_some());
+        let wrong = found("2Gi", Value::Null, None).unwrap();
         assert!(wrong.contains("3221225472 bytes") && wrong.ends_with("2147483648"), "{wrong}");
-        assert!(reserved_memory(&config("1Gi", json!({}))).is_some(), "no eviction threshold at all");
+        assert!(found("1Gi", json!({}), None).is_some(), "no eviction threshold at all");
+        assert_eq!(
+            of_configz("w", b"{\"kubeletconfig\": {\"kubeReserved\": {\"memory\": \"1Gi\"}}}", None, None),
+            [],
+            "nothing is set"
+        );
     }
 
     #[test]

@@ -190,7 +190,7 @@ fn capacity(zones: &[Zone], resource: &str) -> Option<u64> {
 
 fn shown(resource: &str, amount: u64) -> String {
     match resource {
-        "cpu" if amount % 1000 == 0 => (amount / 1000).to_string(),
+        "cpu" if amount.is_multiple_of(1000) => (amount / 1000).to_string(),
         "cpu" => format!("{amount}m"),
         _ => amount.to_string(),
     }

@@ -2,14 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::Timestamp;
-
-use super::facts::{Facts, ObjectName};
-use super::installed::{Runs, runs_in};
+use super::facts::Facts;
+use super::installed::{ObjectName, SchedulerPod};
 use super::report::counted;
 use crate::config::{Config, Consumer};
 use crate::inspect::{Check, Finding, Mend, Severity, shell_word};
-use crate::scheduler_config::{self, Profile, SchedulerConfigError};
+use crate::scheduler_config::{self, SchedulerConfigError};
 
 pub(super) static SCHEDULER_MISSING: Check = Check {
     name: "SchedulerMissing",
@@ -54,66 +52,16 @@ const DEFAULT_SCHEDULER: &str = "default-scheduler";
 /// How many objects or pods a finding names.
 const NAMED: usize = 3;
 
-/// A pod that may run the plugin.
-#[derive(Debug)]
-pub(super) struct SchedulerPod {
-    name: ObjectName,
-    started: Option<Timestamp>,
-    pub(super) config_maps: Vec<ObjectName>,
-    /// Whether its configuration may be a file of the node.
-    has_own_file: bool,
-    /// The configurations that name the plugin, and the ConfigMap of each.
-    configs: Vec<(ObjectName, String)>,
-}
-
-impl SchedulerPod {
-    pub(super) fn all(facts: &Facts) -> Vec<Self> {
-        let pods = facts.pods.iter().flatten().filter(|pod| !pod.placed.pod.phase.is_terminal());
-        let of = |pod: &crate::core_v1::InspectedPod| {
-            let details = pod.details.as_deref().filter(|details| runs_in(details) == Runs::Scheduler)?;
-            let namespace = &pod.placed.pod.namespace;
-            Some(Self {
-                name: pod.placed.pod.full_name(),
-                started: details.started().and_then(|seconds| Timestamp::from_second(seconds).ok()),
-                config_maps: details
-                    .config_maps
-                    .iter()
-                    .map(|name| (namespace.clone(), name.clone()))
-                    .collect(),
-                has_own_file: details.has_host_path
-                    && details
-                        .containers
-                        .iter()
-                        .flat_map(|one| &one.arguments)
-                        .any(|one| one.starts_with("--config")),
-                configs: Vec::new(),
-            })
-        };
-        pods.filter_map(of).collect()
-    }
-
-    pub(super) fn configure(&mut self, maps: &BTreeMap<ObjectName, BTreeMap<String, String>>) {
-        let texts = self.config_maps.iter().filter_map(|name| Some((name, maps.get(name)?)));
-        let texts =
-            texts.flat_map(|(name, texts)| texts.values().map(move |text| (name.clone(), text.clone())));
-        self.configs = texts.filter(|(_, text)| text.contains(scheduler_config::PLUGIN)).collect();
-    }
-
-    fn place(&self) -> String {
-        format!("Pod {}/{}", self.name.0, self.name.1)
-    }
-
-    fn profiles(&self) -> impl Iterator<Item = Profile> {
-        self.configs.iter().flat_map(|(_, text)| scheduler_config::profiles(text).unwrap_or_default())
-    }
-
-    fn has_plugin(&self) -> bool {
-        self.profiles().any(|profile| profile.has_plugin)
+/// Notes the configurations that cannot be read.
+pub(super) fn note_hidden(facts: &mut Facts) {
+    for place in hidden(facts) {
+        let reason = "its file is on the node; compare it there with `numacast config scheduler --check`";
+        facts.skip(format!("the configuration of {place}"), reason);
     }
 }
 
 /// Returns the pods that may run the plugin with a configuration that is a file on the node, if no other does.
-pub(super) fn hidden(facts: &Facts) -> Vec<String> {
+fn hidden(facts: &Facts) -> Vec<String> {
     if facts.schedulers.iter().any(SchedulerPod::has_plugin) {
         return Vec::new();
     }
@@ -129,8 +77,7 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
     let configs = agent_configs(facts);
     let running = || facts.schedulers.iter().filter(|pod| pod.started.is_some());
     let reads_maps = !facts.unchecked.iter().any(|one| one.what == "ConfigMaps");
-    let is_expected =
-        !facts.agents.is_empty() && (configs.is_empty() || configs.iter().any(|config| uses_plugin(config)));
+    let is_expected = !facts.agents.is_empty() && (configs.is_empty() || configs.iter().any(uses_plugin));
     if is_expected && reads_maps && !running().any(SchedulerPod::has_plugin) && hidden(facts).is_empty() {
         let mend = "Set scheduler.enabled: true in the chart's values, or see docs/scheduler.md.".to_owned();
         let what = "no running pod mounts a ConfigMap with NodeResourceTopologyMatch";

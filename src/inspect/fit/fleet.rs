@@ -66,7 +66,7 @@ impl Fleet {
             let mut nodes = Vec::new();
             for name in names {
                 let details = cluster.node(name).await?;
-                let object = cluster.object::<PublishedObject>(name).await?;
+                let object = cluster.published_object(name).await?;
                 let pods = cluster.placed_pods(Some(name), &wanted).await?;
                 nodes.push(FleetNode::new(details, object, pods));
             }
@@ -76,7 +76,7 @@ impl Fleet {
         let (mut details, mut objects) = (Vec::new(), BTreeMap::new());
         let nodes = cluster.node_details(labels).for_each(|node| details.push(node));
         let add = |object: PublishedObject| _ = objects.insert(object.meta.name.clone(), object);
-        let read_objects = cluster.objects().for_each(add);
+        let read_objects = cluster.published_objects().for_each(add);
         let ((), (), pods) = tokio::try_join!(nodes, read_objects, cluster.placed_pods(None, &wanted))?;
         let mut of_nodes: BTreeMap<String, Vec<PlacedPod>> = BTreeMap::new();
         for pod in pods {
@@ -98,12 +98,6 @@ impl Fleet {
         let budgets = cluster.disruption_budgets().await?;
         self.budgets = budgets.iter().filter_map(Budget::of).collect();
         Ok(())
-    }
-
-    /// Returns the node of this name.
-    #[must_use]
-    pub fn node(&self, name: &str) -> Option<&FleetNode> {
-        self.nodes.iter().find(|node| node.details.slim.name == name)
     }
 }
 
@@ -175,7 +169,7 @@ pub async fn pending_pods(
             let conditions = pod["status"]["conditions"].as_array().cloned().unwrap_or_default();
             let scheduled = conditions.iter().find(|condition| condition["type"] == "PodScheduled");
             let message = scheduled.map(|condition| text(&condition["message"])).unwrap_or_default();
-            if let Ok(workload) = Workload::of_pod(pod, &name) {
+            if let Ok(workload) = Workload::of_cluster(pod, &name) {
                 found.push((workload, message));
             }
         }
@@ -188,6 +182,35 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_pod_of_the_cluster_runs_where_it_is_and_may_fit_elsewhere() {
+        let object = |name: &str, available: u64| {
+            let cpu = json!({"name": "cpu", "capacity": 4, "allocatable": 4, "available": available});
+            let zone = json!({"name": "node-0", "type": "Node", "resources": [cpu]});
+            let attributes = [("topologyManagerPolicy", "restricted"), ("cpuManagerPolicy", "static")];
+            let attributes = attributes.map(|(name, value)| json!({"name": name, "value": value}));
+            serde_json::from_value(
+                json!({"metadata": {"name": name}, "zones": [zone], "attributes": attributes}),
+            )
+        };
+        let node = |name: &str, available: u64| {
+            let allocatable = json!({"cpu": "4", "memory": "8Gi", "pods": "9"});
+            let details = json!({"metadata": {"name": name}, "status": {"allocatable": allocatable}});
+            let details = serde_json::from_value(details).unwrap();
+            FleetNode::new(details, Some(object(name, available).unwrap()), Vec::new())
+        };
+        let fleet = Fleet { nodes: vec![node("a", 0), node("b", 4), node("c", 2)], budgets: Vec::new() };
+        let answers = |phase: &str| {
+            let container = json!({"name": "c", "resources": {"limits": {"cpu": "3", "memory": "1Gi"}}});
+            let pod =
+                json!({"spec": {"nodeName": "a", "containers": [container]}, "status": {"phase": phase}});
+            let workload = Workload::of_cluster(pod, "Pod ns/p").unwrap();
+            super::super::answers(&fleet, &workload).iter().map(|answer| answer.fits()).collect::<Vec<_>>()
+        };
+        assert_eq!(answers("Running"), [true, true, false], "what it has does not count against it");
+        assert_eq!(answers("Failed"), [false, true, false], "it is not bound to its node any more");
+    }
 
     #[test]
     fn budgets_select_pods_of_their_namespace() {

@@ -94,7 +94,9 @@ fn is_single(workload: &Workload) -> bool {
 
 /// `db on node-0, log on node-1`, or `node-0` if there is only one container.
 fn landing(workload: &Workload, answer: &Answer) -> String {
-    let Outcome::Yes { containers, .. } = &answer.outcome else { return String::new() };
+    let Outcome::Yes { containers, .. } = &answer.outcome else {
+        return if answer.fits() { "it runs there".to_owned() } else { String::new() };
+    };
     let placed = containers.iter().filter(|one| !one.zones.is_empty());
     let text = |one: &super::Landing| {
         let cpus = if one.cpus.is_empty() { String::new() } else { format!(" (CPUs {})", one.cpus) };
@@ -128,7 +130,7 @@ fn others(answers: &[Answer], whole: bool, width: usize) -> Vec<Line> {
 /// Returns why a pod does not fit, in a few words.
 pub(super) fn reason(outcome: &Outcome) -> String {
     match outcome {
-        Outcome::Yes { .. } => "it fits".to_owned(),
+        Outcome::Yes { .. } | Outcome::Runs => "it fits".to_owned(),
         Outcome::NoObject => "no object: no agent has run on it".to_owned(),
         Outcome::Excluded { message } => message.clone(),
         Outcome::Refused { reason, resources, .. } if resources.is_empty() => (*reason).to_owned(),
@@ -163,6 +165,7 @@ pub fn explanation(
             let landing = Line::from(format!("  {}", landing(workload, answer)));
             [title, landing].into_iter().chain(unknown).collect()
         }
+        Outcome::Runs => vec![name.add(format!(" runs on {}", answer.node), Style::Good)],
         Outcome::NoObject => vec![
             name.add(format!(": nothing is known of {}", answer.node), Style::Warning),
             Line::new("  It has no object: no agent has run on it.", Style::Plain),
@@ -194,13 +197,14 @@ pub fn explanation(
 
 /// What the scheduler plugin says, if it checks the node.
 fn plugin(answer: &Answer) -> Option<Line> {
-    Some(match (answer.plugin?, answer.fits()) {
-        (Plugin::Accepts, true) => Line::new("  The scheduler plugin accepts the node.", Style::Dim),
-        (Plugin::Accepts, false) => Line::new(
+    Some(match (answer.plugin?, &answer.outcome) {
+        (Plugin::Accepts, Outcome::Refused { .. }) => Line::new(
             "  The scheduler plugin accepts the node: scheduled there, the pod would fail.",
             Style::Warning,
         ),
-        (Plugin::Rejects(message), fits) => {
+        (Plugin::Accepts, _) => Line::new("  The scheduler plugin accepts the node.", Style::Dim),
+        (Plugin::Rejects(message), _) => {
+            let fits = answer.fits();
             let although = if fits { ", although the kubelet would admit the pod" } else { "" };
             let style = if fits { Style::Warning } else { Style::Plain };
             Line::new(format!("  The scheduler plugin rejects the node: {message}{although}"), style)
@@ -329,6 +333,7 @@ impl Explanation {
         let room = match &self.room {
             None => Value::Null,
             Some(Room::Never) => json!({"sets": []}),
+            Some(Room::Unknown) => json!({"sets": null}),
             Some(Room::MoreThan(count)) => json!({"moreThan": count}),
             Some(Room::Sets(sets)) => {
                 let set = |set: &Vec<usize>| {
@@ -355,7 +360,7 @@ pub(super) fn room_on(explained: &Explanation) -> Vec<Line> {
 pub(super) fn no_room() -> Vec<Line> {
     vec![
         Line::default(),
-        Line::new("Ending pods would not make room on any node that was tried.", Style::Bad),
+        Line::new("On the nodes that were tried no pods are known whose end would make room.", Style::Bad),
     ]
 }
 
@@ -367,6 +372,11 @@ fn room(explained: &Explanation) -> Vec<Line> {
         Some(Room::Never) => one(
             "  Ending pods would not make room, apart from those that start again at once.".to_owned(),
             Style::Bad,
+        ),
+        Some(Room::Unknown) => one(
+            "  Which pods would have to end is not known: the object does not tell in which zones they are."
+                .to_owned(),
+            Style::Warning,
         ),
         Some(Room::MoreThan(count)) => one(
             format!("  More than {count} pods would have to end; that many were not tried."),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::PodSpec;
+use k8s_openapi::api::core::v1::{PodSpec, Toleration};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -13,8 +13,6 @@ use crate::quantity::Quantity;
 
 /// The most pods in one manifest.
 const MAX_WORKLOADS: usize = 100;
-/// The most copies of one pod that are considered on a node.
-pub(super) const MAX_COPIES: u64 = 1000;
 
 /// Why a manifest cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -54,7 +52,7 @@ pub struct Workload {
     pub wish: Wish,
     /// Its specification.
     pub spec: PodSpec,
-    /// Its node, if it is bound.
+    /// The node on which it is, if it is a pod of the cluster that has not terminated.
     pub node: Option<String>,
     /// What its RuntimeClass adds to its requests.
     pub overhead: NodeAmounts,
@@ -102,16 +100,21 @@ impl Workload {
         if kind.ends_with("List") {
             return items.into_iter().try_for_each(|item| Self::add(item, namespace, workloads));
         }
+        // A Job does not run more pods than it has to complete.
+        let job = |spec: &Value| {
+            let wanted = |key: &str| spec[key].as_u64();
+            wanted("parallelism").unwrap_or(1).min(wanted("completions").unwrap_or(u64::MAX))
+        };
         let (replicas, pod) = match kind.as_str() {
             "Pod" => (1, whole),
             "Deployment" | "StatefulSet" | "ReplicaSet" | "ReplicationController" => {
                 (spec["replicas"].as_u64().unwrap_or(1), spec["template"].clone())
             }
             "DaemonSet" => (1, spec["template"].clone()),
-            "Job" => (spec["parallelism"].as_u64().unwrap_or(1), spec["template"].clone()),
+            "Job" => (job(&spec), spec["template"].clone()),
             "CronJob" => {
-                let job = &spec["jobTemplate"]["spec"];
-                (job["parallelism"].as_u64().unwrap_or(1), job["template"].clone())
+                let spec = &spec["jobTemplate"]["spec"];
+                (job(spec), spec["template"].clone())
             }
             other => return Err(WorkloadError::OtherKind(format!("{other:?}"))),
         };
@@ -123,8 +126,24 @@ impl Workload {
         let name = format!("{kind} {namespace}/{name}");
         let workload = Self::of_pod(pod, &name)
             .map_err(|reason| WorkloadError::Invalid { name: name.clone(), reason })?;
-        workloads.push(Self { replicas: replicas.clamp(1, MAX_COPIES), ..workload });
+        let mut workload = Self { replicas: replicas.max(1), ..workload };
+        if kind == "DaemonSet" {
+            workload.spec.tolerations.get_or_insert_default().extend(daemon_tolerations());
+        }
+        workloads.push(workload);
         Ok(())
+    }
+
+    /// Returns a pod of the cluster as if it could still go to any node. On the one where it is, it runs.
+    ///
+    /// # Errors
+    /// One sentence.
+    pub fn of_cluster(pod: Value, name: &str) -> Result<Self, String> {
+        let has_ended = ["Succeeded", "Failed"].iter().any(|phase| pod["status"]["phase"] == *phase);
+        let mut workload = Self::of_pod(pod, name)?;
+        let bound = workload.spec.node_name.take();
+        workload.node = bound.filter(|node| !node.is_empty() && !has_ended);
+        Ok(workload)
     }
 
     /// Returns a pod from its JSON; its metadata may be incomplete.
@@ -166,7 +185,7 @@ impl Workload {
             name: name.to_owned(),
             replicas: 1,
             wish: Wish::new(PodRequest::from(&read), &overhead),
-            node: spec.node_name.clone().filter(|node| !node.is_empty()),
+            node: None,
             spec,
             overhead,
         })
@@ -180,6 +199,25 @@ impl Workload {
         let container = json!({"name": "pod", "resources": {"limits": amounts}});
         Self::of_pod(json!({"spec": {"containers": [container]}}), "a pod")
     }
+}
+
+/// What a DaemonSet's pods tolerate besides what it says (upstream: `pkg/controller/daemon/util`,
+/// `AddOrUpdateDaemonPodTolerations`).
+fn daemon_tolerations() -> impl Iterator<Item = Toleration> {
+    let conditions = [
+        ("not-ready", "NoExecute"),
+        ("unreachable", "NoExecute"),
+        ("disk-pressure", "NoSchedule"),
+        ("memory-pressure", "NoSchedule"),
+        ("pid-pressure", "NoSchedule"),
+        ("unschedulable", "NoSchedule"),
+    ];
+    conditions.into_iter().map(|(condition, effect)| Toleration {
+        key: Some(format!("node.kubernetes.io/{condition}")),
+        operator: Some("Exists".to_owned()),
+        effect: Some(effect.to_owned()),
+        ..Toleration::default()
+    })
 }
 
 fn overhead(spec: &PodSpec) -> NodeAmounts {
@@ -211,14 +249,18 @@ spec:
     fn every_kind_with_pods_is_read() {
         let template = "template: {spec: {containers: [{name: c, resources: {requests: {cpu: 500m}}}]}}";
         let text = format!(
-            "{POD}---\nkind: Deployment\nmetadata: {{name: web}}\nspec: {{replicas: 3, {template}}}\n---\n\
-             kind: List\nitems:\n- kind: Job\n  metadata: {{generateName: run-}}\n  spec: {{parallelism: 2, {template}}}\n\
+            "{POD}---\nkind: Deployment\nmetadata: {{name: web}}\nspec: {{replicas: 3000, {template}}}\n---\n\
+             kind: List\nitems:\n- kind: Job\n  metadata: {{generateName: run-}}\n  spec: {{parallelism: 5, completions: 2, {template}}}\n\
              - kind: CronJob\n  metadata: {{name: night}}\n  spec: {{jobTemplate: {{spec: {{{template}}}}}}}\n"
         );
         let read = Workload::read(&text, "mine").unwrap();
         let names: Vec<(&str, u64)> = read.iter().map(|one| (one.name.as_str(), one.replicas)).collect();
-        let expected =
-            [("Pod db/db-0", 1), ("Deployment mine/web", 3), ("Job mine/run-", 2), ("CronJob mine/night", 1)];
+        let expected = [
+            ("Pod db/db-0", 1),
+            ("Deployment mine/web", 3000),
+            ("Job mine/run-", 2),
+            ("CronJob mine/night", 1),
+        ];
         assert_eq!(names, expected);
         let pod = &read[0].wish.pod;
         assert!(pod.guaranteed, "requests are the limits");
@@ -243,6 +285,29 @@ spec:
             error(&POD.repeat(MAX_WORKLOADS + 1).replace("\nkind: Pod", "\n---\nkind: Pod"))
                 .contains("more than")
         );
+    }
+
+    #[test]
+    fn a_pod_of_the_cluster_may_go_to_any_node() {
+        let of = |phase: &str| {
+            let containers = json!([{"name": "c"}]);
+            let pod =
+                json!({"spec": {"nodeName": "w", "containers": containers}, "status": {"phase": phase}});
+            Workload::of_cluster(pod, "Pod a/b").unwrap()
+        };
+        assert_eq!((of("Running").node.as_deref(), of("Running").spec.node_name), (Some("w"), None));
+        assert_eq!(of("Failed").node, None, "its kubelet refused it");
+    }
+
+    #[test]
+    fn the_pods_of_a_daemon_set_go_to_cordoned_nodes() {
+        let read = |kind: &str| {
+            let text = format!("kind: {kind}\nspec: {{template: {{spec: {{containers: [{{name: c}}]}}}}}}");
+            Workload::read(&text, "default").unwrap().remove(0)
+        };
+        let cordoned = crate::cluster::NodeDetails { unschedulable: true, ..Default::default() };
+        let excluded = |kind: &str| super::super::filters::excluded(&read(kind).spec, &cordoned).is_some();
+        assert!(!excluded("DaemonSet") && excluded("Deployment"));
     }
 
     #[test]

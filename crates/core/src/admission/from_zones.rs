@@ -37,6 +37,8 @@ pub enum Guess {
 const MOST_CPUS: u64 = 8192;
 /// The most devices of one resource in one zone that are considered.
 const MOST_DEVICES: u64 = 4096;
+/// The most NUMA nodes that a kubelet can have.
+const MOST_ZONES: Id = 64;
 
 /// Reads objects. Nodes of one kind of machine share its CPU topology.
 #[derive(Clone, Debug, Default)]
@@ -67,7 +69,8 @@ impl ZoneReader {
             allocates_zero_bytes: minor < 37,
         };
         // A filler zone has nothing.
-        let is_real = |zone: &&Zone| zone.resources.values().any(|amounts| amounts.capacity > 0);
+        let has_any = |zone: &&Zone| zone.resources.values().any(|amounts| amounts.capacity > 0);
+        let is_real = |zone: &&Zone| zone.id < MOST_ZONES && has_any(zone);
         let zones: Vec<&Zone> = zones.iter().filter(is_real).collect();
         let distances: Distances = zones
             .iter()
@@ -195,8 +198,8 @@ fn devices(zones: &[&Zone], allocatable: &NodeAmounts) -> Devices {
     let mut resources: BTreeMap<String, Resource> = BTreeMap::new();
     for zone in zones {
         for (name, amounts) in zone.resources.iter().filter(|(name, _)| name.contains('/')) {
-            let ids =
-                (0..amounts.capacity).map(|number| (format!("{}/{number}", zone.id), NodeSet::one(zone.id)));
+            let ids = (0..amounts.capacity.min(MOST_DEVICES))
+                .map(|number| (format!("{}/{number}", zone.id), NodeSet::one(zone.id)));
             let here = resource(ids);
             let all = resources.entry(name.clone()).or_default();
             all.registered = true;

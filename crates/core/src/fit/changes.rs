@@ -72,6 +72,7 @@ impl NodeView {
             let fits = |amount: &u64| {
                 let mut changed = wish.clone();
                 set(&mut changed.pod.containers[at], *amount);
+                changed.of_node = wish.of_node_with(&changed.pod);
                 self.fits(&changed)
             };
             if let Some(amount) = candidates.into_iter().find(fits) {
@@ -81,9 +82,10 @@ impl NodeView {
         };
         let cpus = container.cpu_milli / 1000;
         if wish.pod.guaranteed && container.cpu_milli.is_multiple_of(1000) && cpus > 1 {
-            let fewer = (1..cpus).rev();
+            let has = self.state.cpus.as_ref().map_or(0, |cpus| cpus.allocatable().len());
+            let fewer = (1..cpus.min(has.saturating_add(1))).rev();
             // Full cores are the only reason why more can fit.
-            let more = cpus + 1..=cpus.saturating_add(MOST_MORE_CPUS);
+            let more = cpus.saturating_add(1)..=cpus.saturating_add(MOST_MORE_CPUS).min(has);
             let set = |container: &mut ContainerRequest, cpus: u64| container.cpu_milli = cpus * 1000;
             add("cpu", fewer.collect(), &set);
             add("cpu", more.collect(), &set);
@@ -95,7 +97,9 @@ impl NodeView {
             });
         }
         for (resource, count) in &container.devices {
-            let candidates = (1..*count).rev().collect();
+            let known = self.state.devices.resources().get(resource);
+            let has = known.map_or(0, |known| known.devices.len() as u64);
+            let candidates = (1..(*count).min(has.saturating_add(1))).rev().collect();
             add(resource, candidates, &|container, count| {
                 container.devices.insert(resource.clone(), count);
             });

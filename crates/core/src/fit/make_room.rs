@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{NodeView, PodOnNode, Wish};
-use crate::admission::{self, Cpus, NodeAmounts};
+use crate::admission::{Cpus, NodeAmounts};
 use crate::machine::Id;
 
 /// The most sets of pods that are tried on one node.
@@ -17,6 +17,8 @@ pub enum Room {
     Sets(Vec<Vec<usize>>),
     /// Not even the end of every pod helps that is not started again at once.
     Never,
+    /// The object does not tell in which zones some pods are whose end might help.
+    Unknown,
     /// More than this many pods would have to end.
     MoreThan(usize),
 }
@@ -30,7 +32,8 @@ impl NodeView {
         let candidates = self.candidates(wish);
         let all: Vec<usize> = candidates.iter().flatten().copied().collect();
         if !self.fits_without(&all, wish) {
-            return Room::Never;
+            let is_unknown = |pod: &PodOnNode| pod.keep.is_none() && !pod.elsewhere.is_empty();
+            return if self.pods.iter().any(is_unknown) { Room::Unknown } else { Room::Never };
         }
         let mut tries = 0;
         for size in 1..=all.len() {

@@ -155,7 +155,8 @@ impl Unassigned {
             let amounts =
                 holder.memory.iter().chain(&holder.devices).map(|(name, amount)| (name.clone(), *amount));
             for (name, amount) in amounts.chain((holder.cpus > 0).then(|| ("cpu".to_owned(), holder.cpus))) {
-                *pod.elsewhere.entry(name).or_default() += amount;
+                let sum = pod.elsewhere.entry(name).or_default();
+                *sum = sum.saturating_add(amount);
             }
             return;
         };
@@ -186,8 +187,12 @@ pub(super) fn of_kubelet(state: &KubeletState<'_>, placed: Option<&[PlacedPod]>)
         names.map(|(uid, name)| (name.clone(), uid.as_str())).collect();
     let mut pods: BTreeMap<(String, String), PodOnNode> = BTreeMap::new();
     for placed in placed.into_iter().flatten().filter(|placed| !placed.pod.phase.is_terminal()) {
-        uids.insert(placed.pod.full_name(), placed.pod.uid.as_str());
-        pods.insert(placed.pod.full_name(), PodOnNode::new(placed));
+        let pod = PodOnNode::new(placed);
+        // The kubelet knows a static pod by another UID.
+        if pod.keep != Some(Keep::Static) {
+            uids.insert(placed.pod.full_name(), placed.pod.uid.as_str());
+        }
+        pods.insert(placed.pod.full_name(), pod);
     }
     for usage in &state.usage.pods {
         let unknown = || PodOnNode {

@@ -5,7 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::admission::tests::{container, node_with, pod};
 use crate::admission::{CpuOptions, Scope, TopologyPolicy};
-use crate::kubelet::MemoryBlock;
+use crate::kubelet::{Allocatable, Checkpoints, ContainerUsage, KubeletConfig, MemoryBlock, PodUsage, Usage};
+use crate::machine::Machine;
 use crate::nrt::{Amounts, POLICY, SCOPE};
 use crate::pod::ContainerKind::{App, Init};
 use crate::randomised::fewer_cases;
@@ -103,6 +104,16 @@ fn ordinary_resources_come_first() {
     assert_eq!(view.fit(&wish(5, 1, 0)), Verdict::Insufficient(vec!["cpu".to_owned()]));
     let unknown = NodeView { allocatable: None, ..view };
     assert!(!unknown.fit(&wish(5, 1, 0)).fits() && unknown.insufficient(&wish(5, 1, 0)).is_empty());
+}
+
+#[test]
+fn a_node_without_such_devices_is_excluded() {
+    let view = with(&[]);
+    let mut gpu = pod(&[container(App, 1, 1, 0)]);
+    gpu.containers[0].devices.insert("example.com/gpu".to_owned(), 1);
+    assert!(view.state.clone().admit(&gpu).is_ok(), "the kubelet ignores what it has never heard of");
+    let verdict = view.fit(&Wish::new(gpu, &NodeAmounts::new()));
+    assert_eq!(verdict, Verdict::Insufficient(vec!["example.com/gpu".to_owned()]));
 }
 
 #[test]
@@ -267,6 +278,88 @@ fn an_object_and_its_pods_tell_who_has_what_where() {
     let Room::Sets(sets) = view.make_room(&wish(5, 1, 0)) else { panic!("ending `a` makes room") };
     assert_eq!(sets, [[0]]);
     assert!(view.fit(&wish(4, 1, 0)).fits());
+    let view = of(&[3, 3]);
+    assert_eq!(view.pods[0].elsewhere["cpu"], 5);
+    assert_eq!(view.make_room(&wish(4, 1, 0)), Room::Unknown, "it would if `a` is in one zone");
+}
+
+#[test]
+fn amounts_beyond_any_machine_are_bounded() {
+    let view = NodeView { allocatable: None, ..with(&[]) };
+    for wish in [wish(u64::MAX / 1000, 1, 0), wish(1, 1, u64::MAX), wish(1, u64::MAX / GIB, 0)] {
+        let amounts: Vec<u64> = view
+            .changes(&wish, &refusal(&view, &wish))
+            .iter()
+            .filter_map(|change| match change {
+                Change::Request { amount, .. } => Some(*amount),
+                _ => None,
+            })
+            .collect();
+        assert!(matches!(amounts.as_slice(), [8 | 2 | 8_589_934_592]), "{amounts:?}");
+    }
+}
+
+#[test]
+fn an_object_beyond_any_machine_is_bounded() {
+    let mut object = object(&[4, 4], &[("cpuManagerPolicy", "static")]);
+    object.zones[1].id = 64;
+    let nics = Amounts { capacity: 1 << 20, allocatable: 1 << 20, available: 1 << 20 };
+    object.zones[0].resources.insert("example.com/nic".to_owned(), nics);
+    let read = |object: ObjectView| {
+        let amounts = (NodeAmounts::new(), NodeAmounts::new());
+        NodeView::of_object(&mut ZoneReader::default(), "w".into(), object, amounts, 36)
+    };
+    let view = read(object);
+    let cpus = view.state.cpus.as_ref().map(|cpus| cpus.allocatable().len());
+    assert_eq!((view.state.nodes.len(), cpus), (1, Some(7)), "a kubelet panics at 64");
+    assert_eq!(view.state.devices.resources()["example.com/nic"].devices.len(), 4096);
+    let policies =
+        [(POLICY, "restricted"), ("cpuManagerPolicy", "static"), ("memoryManagerPolicy", "Static")];
+    let empty = NodeView { allocatable: None, ..read(self::object(&[], &policies)) };
+    assert!(!empty.fit(&wish(1, 1, 0)).fits());
+}
+
+#[test]
+fn a_static_pod_has_what_its_checkpoint_says() {
+    let usage = Usage {
+        pods: vec![PodUsage { namespace: "ns".into(), name: "db".into(), ..PodUsage::default() }],
+        ..Usage::default()
+    };
+    let container = ContainerUsage { name: "init".into(), cpus: "3".parse().unwrap(), ..Default::default() };
+    let checkpoints = Checkpoints {
+        names: [("hash".to_owned(), ("ns".to_owned(), "db".to_owned()))].into(),
+        pods: [("hash".to_owned(), vec![container])].into(),
+        ..Checkpoints::default()
+    };
+    let state = KubeletState {
+        minor: 36,
+        machine: &Machine::default(),
+        cpus: &BTreeMap::new(),
+        config: &KubeletConfig::default(),
+        allocatable: &Allocatable::default(),
+        usage: &usage,
+        checkpoints: Some(&checkpoints),
+        ended: &BTreeSet::new(),
+    };
+    let cpus = |owner: &str, uid: &str| {
+        let mut placed = placed("db", 1000);
+        placed.pod.uid = uid.to_owned();
+        placed.owner = Some((owner.to_owned(), "w".to_owned()));
+        NodeView::of_kubelet("w".into(), &state, None, Some(&[placed])).pods[0].cpus.to_string()
+    };
+    assert_eq!(cpus("Node", "mirror"), "3", "the mirror pod has another UID");
+    assert_eq!(cpus("StatefulSet", "new"), "", "an earlier pod of this name had it");
+}
+
+#[test]
+fn more_cpus_must_be_left_on_the_node() {
+    let options = CpuOptions { full_cores_only: true, ..CpuOptions::default() };
+    let mut view = view(SINGLE, Scope::Container, options);
+    view.used = [("cpu".to_owned(), 11_500)].into();
+    let wish = wish(3, 1, 0);
+    let changes = view.changes(&wish, &refusal(&view, &wish));
+    let request = |amount| Change::Request { container: "app-3".into(), resource: "cpu".into(), amount };
+    assert!(changes.contains(&request(2)) && !changes.contains(&request(4)), "{changes:?}");
 }
 
 /// Random pods on a small node, and one more.
@@ -327,7 +420,7 @@ proptest! {
                 }
             }
             Room::Never => prop_assert_eq!(smallest, None),
-            Room::MoreThan(size) => prop_assert!(false, "not even {} pods are too many", size),
+            other => prop_assert!(false, "{:?}", other),
         }
     }
 
