@@ -185,8 +185,16 @@ impl NodeView {
 
     fn insufficient(&self, wish: &Wish) -> Vec<String> {
         let Some(allocatable) = &self.allocatable else { return Vec::new() };
-        admission::insufficient(&wish.of_node, allocatable, &self.used)
+        insufficient(&wish.of_node, allocatable, &self.used)
     }
+}
+
+/// Returns the resources of which the scheduler finds too little. Unlike the kubelet, it also rejects nodes that do not
+/// have an extended resource at all (upstream: `noderesources.Fits`).
+fn insufficient(requested: &NodeAmounts, allocatable: &NodeAmounts, used: &NodeAmounts) -> Vec<String> {
+    let is_absent = |name: &&String| name.contains('/') && !allocatable.contains_key(*name);
+    let absent = requested.keys().filter(is_absent).cloned();
+    admission::insufficient(requested, allocatable, used).into_iter().chain(absent).collect()
 }
 
 /// Returns the sums of amounts.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{NodeView, PodOnNode, Wish};
-use crate::admission::{self, Cpus, NodeAmounts};
+use crate::admission::{Cpus, NodeAmounts};
 use crate::machine::Id;
 
 /// The most sets of pods that are tried on one node.
@@ -123,7 +123,7 @@ impl NodeView {
             }
         }
         let allocatable = self.allocatable.as_ref();
-        let is_sufficient = |of: &NodeAmounts| admission::insufficient(&wish.of_node, of, &used).is_empty();
+        let is_sufficient = |of: &NodeAmounts| super::insufficient(&wish.of_node, of, &used).is_empty();
         allocatable.is_none_or(is_sufficient) && state.admit(&wish.pod).is_ok()
     }
 

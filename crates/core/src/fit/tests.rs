@@ -87,6 +87,18 @@ fn a_pod_that_fits_is_placed_and_counted() {
 }
 
 #[test]
+fn a_node_without_an_extended_resource_is_excluded() {
+    let mut view = with(&[]);
+    let gpu = "a.io/gpu".to_owned();
+    let mut wanted = wish(1, 1, 0);
+    wanted.of_node.insert(gpu.clone(), 1);
+    assert_eq!(view.fit(&wanted), Verdict::Insufficient(vec![gpu.clone()]));
+    assert_eq!((view.copies(&wanted, 2), view.make_room(&wanted)), (0, Room::Never));
+    view.allocatable.as_mut().unwrap().insert(gpu, 1);
+    assert!(view.fit(&wanted).fits());
+}
+
+#[test]
 fn ordinary_resources_come_first() {
     let view = with(&[("a", wish(7, 1, 0)), ("b", wish(4, 1, 0))]);
     assert_eq!(view.fit(&wish(5, 1, 0)), Verdict::Insufficient(vec!["cpu".to_owned()]));
