@@ -56,7 +56,7 @@ pub use koordinator_devices::{Device, KoordinatorDevices};
 pub use list_watch::{ListWatchEvent, ListWatchStream};
 pub use nodes::{KubeletEndpoint, NodeDetails, SlimNode};
 pub use nrt_meta::{KEEP, NrtMeta, Writers};
-pub use nrt_summary::{NrtSummary, is_built_in};
+pub use nrt_summary::{ByZone, NrtSummary, is_built_in};
 pub use object_watch::{ObjectEvent, ObjectWatch};
 pub use pages::Pages;
 pub use pods::{PodFrame, PodListDecoder};

@@ -12,10 +12,10 @@ use super::terminal::{Terminal, now};
 use crate::cluster::{Cluster, PublishedObject};
 use crate::core_v1::PlacedPod;
 use crate::inspect::Picture;
-use crate::inspect::show::{Fleet, Objects, Row, Scope, SortBy};
+use crate::inspect::show::{ChosenShape, Fleet, Objects, Row, Scope, SortBy, WantedShape};
 use crate::names::is_dns_name;
 use crate::pod::Wanted;
-use crate::render::page;
+use crate::render::{Line, page};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -25,13 +25,17 @@ pub(super) struct Args {
     /// Only nodes with these labels, as in `kubectl get nodes -l`
     #[arg(short = 'l', long, value_name = "SELECTOR", conflicts_with = "nodes")]
     selector: Option<String>,
+    /// Also show how many pods of this shape fit, such as cpu=8,memory=16Gi,nvidia.com/gpu=1, each within one zone,
+    /// and what is free but of no use to them; `running` is the shape of most Guaranteed pods that run
+    #[arg(long, value_name = "SHAPE")]
+    shape: Option<WantedShape>,
     /// The order of the table
     #[arg(long, value_enum, default_value_t, value_name = "KEY")]
     sort_by: SortBy,
     /// Keep showing changes, until it is interrupted. On a terminal the screen is redrawn, otherwise lines are added
     #[arg(short, long)]
     watch: bool,
-    /// How nodes are printed [default: picture if nodes are named, else table]
+    /// How nodes are printed [default: picture if nodes are named without a shape, else table]
     #[arg(short, long, value_enum)]
     output: Option<Output>,
     /// Tables without their first line
@@ -45,7 +49,7 @@ pub(super) struct Args {
 enum Output {
     /// A line per node. Resources are free/allocatable and, in parentheses, the most that is free in one zone
     Table,
-    /// A table with age, huge pages, and who writes the object
+    /// A table with age, huge pages, what is free in the zone with the most free CPUs, and who writes the object
     Wide,
     /// Each zone with bars, and who has exclusive resources in it
     Picture,
@@ -58,17 +62,31 @@ enum Output {
 }
 
 /// How nodes are printed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Form {
     output: Output,
     fleet: Fleet,
     sort_by: SortBy,
+    shape: Option<ChosenShape>,
+}
+
+impl Form {
+    fn row(&self, object: &PublishedObject) -> Row {
+        Row::new(object, self.shape.as_ref().map(|chosen| &chosen.shape))
+    }
+
+    /// Returns what is said about all rows, below them: nothing without a shape.
+    fn summary(&self, rows: &[Row]) -> Vec<Line> {
+        let shape = self.shape.as_ref().filter(|_| !self.fleet.no_headers);
+        shape.map(|shape| vec![Line::default(), shape.summary(rows)]).unwrap_or_default()
+    }
 }
 
 pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let form = args.form()?;
+    let mut form = args.form()?;
     super::block_on(async {
         let cluster = args.cluster.cluster().await?;
+        form.shape = args.chosen_shape(&cluster).await?;
         let scope = args.scope(&cluster).await?;
         match form.output {
             _ if args.watch => watch::watch(&cluster, &scope, form).await,
@@ -81,7 +99,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 impl Args {
     fn form(&self) -> anyhow::Result<Form> {
-        let default = if self.nodes.is_empty() { Output::Table } else { Output::Picture };
+        let is_table = self.nodes.is_empty() || self.shape.is_some();
+        let default = if is_table { Output::Table } else { Output::Picture };
         let output = self.output.unwrap_or(default);
         let is_table = matches!(output, Output::Table | Output::Wide);
         if self.watch && !is_table && output != Output::Picture {
@@ -92,11 +111,31 @@ impl Args {
         if self.sort_by != SortBy::Node && !is_table && output != Output::Name {
             bail!("--sort-by is only for tables and names");
         }
+        if self.shape.is_some() && !is_table && output != Output::Name {
+            bail!("--shape is only for tables and names");
+        }
+        if self.sort_by.needs_shape() && self.shape.is_none() {
+            bail!("--sort-by pods and stranded need a --shape");
+        }
         if let Some(name) = self.nodes.iter().find(|name| !is_dns_name(name)) {
             bail!("{name:?} cannot be the name of a node");
         }
-        let fleet = Fleet { wide: output == Output::Wide, no_headers: self.no_headers };
-        Ok(Form { output, fleet, sort_by: self.sort_by })
+        let (wide, has_shape) = (output == Output::Wide, self.shape.is_some());
+        let fleet = Fleet { wide, has_shape, no_headers: self.no_headers };
+        Ok(Form { output, fleet, sort_by: self.sort_by, shape: None })
+    }
+
+    async fn chosen_shape(&self, cluster: &Cluster) -> anyhow::Result<Option<ChosenShape>> {
+        match &self.shape {
+            None => Ok(None),
+            Some(WantedShape::Of(shape)) => Ok(Some(shape.clone().into())),
+            Some(WantedShape::Running) => {
+                let pods = cluster.placed_pods(None, &Wanted::default()).await?;
+                let none =
+                    "no running pod has exclusive CPUs: name a shape such as --shape cpu=8,memory=16Gi";
+                Ok(Some(ChosenShape::of_most(&pods).context(none)?))
+            }
+        }
     }
 
     async fn scope(&self, cluster: &Cluster) -> anyhow::Result<Scope> {
@@ -140,7 +179,7 @@ async fn print_rows(cluster: &Cluster, scope: &Scope, form: Form) -> anyhow::Res
     let (mut rows, mut found) = (Vec::new(), Found::default());
     let mut objects = Objects::<PublishedObject>::new(cluster, scope);
     while let Some(page) = objects.next(|node| found.add_missing(node)).await? {
-        rows.extend(page.iter().map(Row::from));
+        rows.extend(page.iter().map(|object| form.row(object)));
     }
     found.objects = rows.len();
     form.sort_by.sort(&mut rows);
@@ -150,7 +189,8 @@ async fn print_rows(cluster: &Cluster, scope: &Scope, form: Form) -> anyhow::Res
         let terminal = Terminal::now();
         // What does not fit even so is wrapped by the terminal, as kubectl's tables are.
         let width = if form.fleet.wide { usize::MAX } else { terminal.width() };
-        let lines = form.fleet.table(&rows, now()).lines(width);
+        let mut lines = form.fleet.table(&rows, now()).lines(width);
+        lines.extend(form.summary(&rows));
         super::print(&(page(&lines, usize::MAX, terminal.colour) + "\n"))?;
     }
     Ok(found.exit(scope))

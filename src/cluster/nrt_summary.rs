@@ -10,7 +10,7 @@ use crate::quantity::Quantity;
 /// Maximum length of a resource's name in a message: that of a qualified name.
 const MAX_NAME: usize = 317;
 
-/// An object, reduced to the totals of each resource.
+/// An object, reduced to what its zones have of each resource.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(from = "RawObject")]
 pub struct NrtSummary {
@@ -20,13 +20,41 @@ pub struct NrtSummary {
     pub policy: Option<String>,
     /// The kubelet's Topology Manager scope.
     pub scope: Option<String>,
-    /// Totals over all zones, by resource, without invalid quantities.
-    pub resources: BTreeMap<String, Amounts>,
+    /// What zones have, by resource, without invalid quantities.
+    pub resources: BTreeMap<String, ByZone>,
     /// The resource of the first invalid quantity, and the error.
     pub invalid: Option<String>,
     /// Whether a zone is a NUMA node or there is no zone at all. Otherwise no scheduler reads the object as
     /// that of a Node.
     pub describes_node: bool,
+}
+
+/// What zones have of a resource: their positions in the object, ascending, and the amounts. Zones without it are
+/// missing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ByZone(Vec<(usize, Amounts)>);
+
+impl ByZone {
+    fn add(&mut self, zone: usize, more: Amounts) {
+        match self.0.last_mut() {
+            Some((last, amounts)) if *last == zone => *amounts = amounts.plus(more),
+            _ => self.0.push((zone, more)),
+        }
+    }
+
+    /// Returns the total over all zones.
+    pub fn total(&self) -> Amounts {
+        self.0.iter().fold(Amounts::default(), |total, (_, amounts)| total.plus(*amounts))
+    }
+
+    /// Returns the amounts of the zones in their order, up to the last one that has the resource.
+    pub fn in_order(&self) -> Vec<Amounts> {
+        let mut zones = vec![Amounts::default(); self.0.last().map_or(0, |(last, _)| last + 1)];
+        for (zone, amounts) in &self.0 {
+            zones[*zone] = *amounts;
+        }
+        zones
+    }
 }
 
 /// The huge page sizes of Kubernetes' architectures.
@@ -71,7 +99,7 @@ struct RawResource {
 }
 
 impl RawResource {
-    fn totals(&self) -> Result<Amounts, String> {
+    fn amounts(&self) -> Result<Amounts, String> {
         Ok(Amounts {
             capacity: rounded_up(&self.capacity)?,
             allocatable: rounded_up(&self.allocatable)?,
@@ -91,15 +119,15 @@ impl From<RawObject> for NrtSummary {
     fn from(raw: RawObject) -> Self {
         let zones = raw.zones.unwrap_or_default();
         let describes_node = describes_node(zones.iter().map(|zone| &*zone.r#type));
-        let mut resources: BTreeMap<String, Amounts> = BTreeMap::new();
+        let mut resources: BTreeMap<String, ByZone> = BTreeMap::new();
         let mut invalid = None;
-        let numa = zones.into_iter().filter(|zone| zone.r#type == ZONE_TYPE);
-        for resource in numa.flat_map(|zone| zone.resources.unwrap_or_default()) {
-            match resource.totals() {
-                Ok(more) => {
-                    let totals = resources.entry(resource.name).or_default();
-                    *totals = totals.plus(more);
-                }
+        let numa = zones.into_iter().filter(|zone| zone.r#type == ZONE_TYPE).enumerate();
+        let of_zone = |(at, zone): (usize, RawZone)| {
+            zone.resources.unwrap_or_default().into_iter().map(move |resource| (at, resource))
+        };
+        for (zone, resource) in numa.flat_map(of_zone) {
+            match resource.amounts() {
+                Ok(more) => resources.entry(resource.name).or_default().add(zone, more),
                 Err(error) if invalid.is_none() => {
                     let name: String = resource.name.chars().take(MAX_NAME).collect();
                     invalid = Some(format!("{name}: {error}"));
@@ -120,6 +148,12 @@ mod tests {
 
     use super::*;
 
+    impl From<Amounts> for ByZone {
+        fn from(amounts: Amounts) -> Self {
+            Self(vec![(0, amounts)])
+        }
+    }
+
     impl NrtSummary {
         /// Returns the summary of a Node's object without resources.
         pub(crate) fn new(meta: NrtMeta) -> Self {
@@ -129,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_reduced_to_totals() {
+    fn an_object_is_reduced_to_amounts() {
         let zone = |kind: &str, cpus: Value| {
             json!({"name": "z", "type": kind, "costs": [{"name": "z", "value": 10}], "resources": [
                 {"name": "cpu", "capacity": cpus, "allocatable": "7", "available": 3},
@@ -147,12 +181,15 @@ mod tests {
         let gi = 1 << 30;
         let cpu = Amounts { capacity: 16, allocatable: 14, available: 6 };
         let memory = Amounts { capacity: 32 * gi, allocatable: 30 * gi, available: 2 };
-        assert_eq!((summary.resources["cpu"], summary.resources["memory"]), (cpu, memory));
+        assert_eq!((summary.resources["cpu"].total(), summary.resources["memory"].total()), (cpu, memory));
+        let of_zone = Amounts { capacity: 8, allocatable: 7, available: 3 };
+        assert_eq!(summary.resources["cpu"].in_order(), [of_zone; 2]);
         assert!(summary.describes_node && summary.invalid.is_none());
         let summary =
             object(vec![zone("Node", json!("8")), zone("Node", json!("1e-3x")), zone("Node", json!(["x"]))]);
         let cpu = Amounts { capacity: 8, allocatable: 7, available: 3 };
-        assert_eq!((summary.resources["cpu"], summary.resources["memory"].capacity), (cpu, 48 * gi));
+        let [of_cpu, of_memory] = ["cpu", "memory"].map(|name| &summary.resources[name]);
+        assert_eq!((of_cpu.total(), of_memory.total().capacity), (cpu, 48 * gi));
         let invalid = "cpu: `1e-3x` is not a Kubernetes quantity such as 4, 500m, 64Mi or 16Gi";
         assert_eq!(summary.invalid.as_deref(), Some(invalid));
         assert!(!object(vec![zone("Rack", json!("64"))]).describes_node);

@@ -1,4 +1,5 @@
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -7,6 +8,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Period;
 use crate::controller::SchedulerPods;
+use crate::fragmentation::Shape;
+use crate::names::is_name_part;
+
+/// Maximum number of shapes: each adds a few series to the metrics.
+const MAX_SHAPES: usize = 10;
 
 /// The controller. The fields that are not keys are set by flags and the environment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -62,6 +68,15 @@ pub struct Controller {
     /// allowed disruption the scheduler knows the object of a new Node after at most two minutes. Requires
     /// `create` of `pods/eviction` in their namespace. Static pods cannot be restarted this way.
     pub restart_scheduler: bool,
+    /// Shapes of pods, by name, such as `{large: "cpu=8,memory=64Gi,nvidia.com/gpu=1"}`, to export how many fit.
+    ///
+    /// At most ten. The amounts are what a Guaranteed pod requests: whole CPUs, memory, huge pages, devices.
+    /// `numacast_fleet_shape_pods` is how many of its pods fit, each within one zone, and how many would fit if
+    /// zones did not matter; `numacast_fleet_shape_stranded` is what is free but of no use to them. The alert
+    /// `NumacastFragmented` fires if none fits within one zone although one would if zones did not matter.
+    #[serde(deserialize_with = "shapes")]
+    #[schemars(with = "BTreeMap<String, String>", extend("maxProperties" = MAX_SHAPES))]
+    pub shapes: BTreeMap<String, Shape>,
     /// Objects of deleted Nodes.
     pub garbage: Garbage,
 }
@@ -106,6 +121,20 @@ fn percentage<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error
     valid.ok_or_else(|| serde::de::Error::custom(format!("`{percent}` is not a whole number from 0 to 100")))
 }
 
+fn shapes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, Shape>, D::Error> {
+    let shapes: BTreeMap<String, Shape> = BTreeMap::deserialize(deserializer)?;
+    if let Some(name) = shapes.keys().find(|name| !is_name_part(name)) {
+        let valid = "at most 63 letters, digits, dashes, underscores and dots";
+        return Err(serde::de::Error::custom(format!(
+            "`{name}` cannot be the name of a shape: write {valid}"
+        )));
+    }
+    if shapes.len() > MAX_SHAPES {
+        return Err(serde::de::Error::custom(format!("there are more than {MAX_SHAPES} shapes")));
+    }
+    Ok(shapes)
+}
+
 impl Default for Controller {
     fn default() -> Self {
         Self {
@@ -116,6 +145,7 @@ impl Default for Controller {
             nudge: Nudge::Auto,
             scheduler: None,
             restart_scheduler: false,
+            shapes: BTreeMap::new(),
             garbage: Garbage::default(),
         }
     }
@@ -199,6 +229,32 @@ mod tests {
         assert_eq!(read("5s"), Ok(Nudge::Every(Period::seconds(5))));
         let error = read("soon").unwrap_err();
         assert!(error.contains("`soon` is not a duration such as 500ms, 10s or 5m, nor auto"), "{error}");
+    }
+
+    #[test]
+    fn shapes_have_names_and_are_few() {
+        let read = |shapes: &str| {
+            serde_saphyr::from_str::<Controller>(&format!("shapes: {shapes}"))
+                .map(|controller| {
+                    controller.shapes.values().map(Shape::to_string).collect::<Vec<_>>().join(" ")
+                })
+                .map_err(|error| error.to_string())
+        };
+        let two = "{large: 'cpu=8,memory=64Gi,nvidia.com/gpu=1', small_1: cpu=1}";
+        assert_eq!(read(two).unwrap(), "cpu=8,memory=64Gi,nvidia.com/gpu=1 cpu=1");
+        let many: Vec<String> = (0..=MAX_SHAPES).map(|n| format!("a{n}: cpu=1")).collect();
+        for (shapes, words) in [
+            ("{'': cpu=1}", "`` cannot be the name of a shape"),
+            ("{'a b': cpu=1}", "`a b` cannot be the name of a shape"),
+            ("{a: cpu=1.5}", "cpu=1500m is not a whole number"),
+            ("[cpu=1]", "expected"),
+            ("{a: {cpu: 1}}", "expected"),
+            (&format!("{{{}}}", many.join(", ")), "there are more than 10 shapes"),
+        ] {
+            let error = read(shapes).unwrap_err();
+            assert!(error.contains(words), "{shapes}: {error}");
+        }
+        assert!(read(&format!("{{{}}}", many[1..].join(", "))).is_ok());
     }
 
     #[test]

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::names::{is_device_resource, is_dns_name};
-use crate::quantity::{Quantity, hugepages_name};
+use crate::names::{check_zone_resource, is_dns_name};
 use crate::util::glob::PodPattern;
 
 /// The key for every node, as in NFD and RTE.
@@ -73,7 +72,7 @@ fn resources<'de, D: Deserializer<'de>>(
 ) -> Result<BTreeMap<String, BTreeSet<String>>, D::Error> {
     let lists: BTreeMap<String, BTreeSet<String>> = BTreeMap::deserialize(deserializer)?;
     let nodes = lists.keys().map(|node| check_node(node));
-    let names = lists.values().flatten().map(|name| check_resource(name));
+    let names = lists.values().flatten().map(|name| check_zone_resource(name));
     nodes.chain(names).collect::<Result<(), String>>().map_err(serde::de::Error::custom)?;
     Ok(lists)
 }
@@ -94,25 +93,6 @@ fn check_node(name: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!("`{name}` is not a node name; write the name of one node, or `*` for every node"))
-}
-
-fn check_resource(name: &str) -> Result<(), String> {
-    if let Some(size) = name.strip_prefix("hugepages-")
-        && let Ok(size) = size.parse::<Quantity>()
-        && size.ceil() > 0
-    {
-        return match hugepages_name(size.ceil()) {
-            known if known == name => Ok(()),
-            known => Err(format!("`{name}` is not how zones name these pages; write `{known}`")),
-        };
-    }
-    if name == "cpu" || name == "memory" || is_device_resource(name) {
-        return Ok(());
-    }
-    Err(format!(
-        "`{name}` is not a resource of a zone; zones have cpu, memory, hugepages-<size> such as hugepages-2Mi, and \
-         devices such as example.com/nic"
-    ))
 }
 
 #[cfg(test)]

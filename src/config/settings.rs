@@ -203,6 +203,7 @@ impl Config {
             },
             scheduler: controller.scheduler.clone(),
             restart_scheduler: controller.restart_scheduler,
+            shapes: controller.shapes.clone(),
             form: Form { policies: false, ..self.form() },
             events: self.publish.events,
         })

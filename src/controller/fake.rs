@@ -1,5 +1,6 @@
 //! A fake API server for tests, with programmable responses and delays.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
@@ -71,6 +72,8 @@ impl Parts {
             nudge: Some(NudgePlan::default()),
             scheduler: None,
             restart_scheduler: false,
+            shapes: BTreeMap::new(),
+
             form: Form::default(),
             events: true,
         };

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use crate::cluster::{NrtSummary, is_built_in};
+use crate::cluster::{ByZone, NrtSummary, is_built_in};
+use crate::fragmentation::{Fragmentation, Shape};
 use crate::nrt::Amounts;
 
 /// Maximum number of resources. Their names come from devices; a cluster has some dozens.
@@ -41,6 +42,8 @@ pub(super) struct Fleet {
     pub(super) newest: Option<Timestamp>,
     scheduler_started: Option<Timestamp>,
     pub(super) names: BTreeSet<Box<str>>,
+    /// How the configured shapes fit, by name.
+    pub(super) shapes: BTreeMap<String, (Shape, Fragmentation)>,
 }
 
 fn label(text: Option<&str>, known: &[&'static str]) -> &'static str {
@@ -54,18 +57,31 @@ impl Fleet {
         Self { scheduler_started, ..Self::default() }
     }
 
+    /// Also sums up how these shapes fit.
+    pub(super) fn with_shapes(self, shapes: &BTreeMap<String, Shape>) -> Self {
+        let empty = |(name, shape): (&String, &Shape)| {
+            let stranded = shape.amounts().map(|(name, _)| (name.to_owned(), 0)).collect();
+            (name.clone(), (shape.clone(), Fragmentation { stranded, ..Fragmentation::default() }))
+        };
+        Self { shapes: shapes.iter().map(empty).collect(), ..self }
+    }
+
     pub(super) fn add(&mut self, summary: NrtSummary) {
         let NrtSummary { meta, policy, scope, resources, invalid, describes_node } = summary;
         let kind = (label(policy.as_deref(), &POLICIES), label(scope.as_deref(), &SCOPES));
         *self.objects_by_policy.entry(kind).or_default() += 1;
         self.foreign += u64::from(meta.writers.other.is_some());
+        for (shape, all) in self.shapes.values_mut() {
+            let by_zone = |name: &str| resources.get(name).map(ByZone::in_order).unwrap_or_default();
+            shape.fragmentation_of(by_zone).iter().for_each(|of_node| all.add(of_node));
+        }
         let (native, other): (Vec<_>, Vec<_>) =
             resources.into_iter().partition(|(name, _)| is_built_in(name));
-        for (name, totals) in native.into_iter().chain(other.into_iter().take(MAX_RESOURCES_PER_OBJECT)) {
+        for (name, by_zone) in native.into_iter().chain(other.into_iter().take(MAX_RESOURCES_PER_OBJECT)) {
             let has_room = self.resources.len() < MAX_RESOURCES || is_built_in(&name);
             if has_room || self.resources.contains_key(&name) {
                 let all = self.resources.entry(name).or_default();
-                *all = all.plus(totals);
+                *all = all.plus(by_zone.total());
             }
         }
         if self.invalid.is_none() {
@@ -88,6 +104,8 @@ impl Fleet {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
     use crate::cluster::NrtMeta;
 
@@ -97,7 +115,7 @@ mod tests {
         NrtSummary {
             policy: policy.map(str::to_owned),
             scope: Some(scope.to_owned()),
-            resources: [("cpu".to_owned(), totals)].into(),
+            resources: [("cpu".to_owned(), totals.into())].into(),
             ..NrtSummary::new(meta)
         }
     }
@@ -115,6 +133,33 @@ mod tests {
         assert_eq!(fleet.resources["cpu"], cpu);
         assert_eq!((fleet.foreign, fleet.names.len()), (1, 4));
         assert!(fleet.names.contains("a") && !fleet.names.contains("e"));
+    }
+
+    #[test]
+    fn shapes_are_fitted_to_the_zones_of_each_object() {
+        let object = |name: &str, free: &[[u64; 2]]| -> NrtSummary {
+            let zone = |[cpus, gpus]: &[u64; 2]| {
+                let resource =
+                    |name, free| json!({"name": name, "capacity": 8, "allocatable": 8, "available": free});
+                json!({"type": "Node", "resources": [resource("cpu", cpus), resource("a.b/gpu", gpus)]})
+            };
+            let zones: Vec<Value> = free.iter().map(zone).collect();
+            serde_json::from_value(json!({"metadata": {"name": name}, "zones": zones})).unwrap()
+        };
+        let shapes = [("large", "cpu=4,a.b/gpu=1"), ("nic", "cpu=1,a.b/nic=1")];
+        let shapes = shapes.map(|(name, shape)| (name.to_owned(), shape.parse().unwrap())).into();
+        let mut fleet = Fleet::default().with_shapes(&shapes);
+        fleet.add(object("split", &[[8, 0], [0, 2]]));
+        fleet.add(object("aligned", &[[4, 1], [1, 1]]));
+        fleet.add(object("empty", &[]));
+        let of = |name: &str| {
+            let (_, Fragmentation { aligned, any, stranded }) = &fleet.shapes[name];
+            (*aligned, *any, stranded.values().copied().collect::<Vec<_>>())
+        };
+        // Devices come before CPUs.
+        assert_eq!(of("large"), (1, 3, vec![3, 9]));
+        assert_eq!(of("nic"), (0, 0, vec![0, 0]), "no node is for it");
+        assert!(Fleet::default().shapes.is_empty());
     }
 
     #[test]
@@ -144,7 +189,7 @@ mod tests {
         let mut fleet = Fleet::default();
         for of in 0..100 {
             let mut many = summary(&of.to_string(), None, "", 0);
-            many.resources = (0..5000).map(|n| (format!("a{of}-{n}"), Amounts::default())).collect();
+            many.resources = (0..5000).map(|n| (format!("a{of}-{n}"), ByZone::default())).collect();
             fleet.add(many);
         }
         assert_eq!(fleet.resources.len(), MAX_RESOURCES);
@@ -157,7 +202,7 @@ mod tests {
     fn the_number_of_resources_per_object_is_limited() {
         let mut fleet = Fleet::default();
         let mut many = summary("a", None, "", 1);
-        many.resources.extend((0..5000).map(|n| (format!("a/{n}"), Amounts::default())));
+        many.resources.extend((0..5000).map(|n| (format!("a/{n}"), ByZone::default())));
         fleet.add(many);
         assert_eq!(fleet.resources.len(), MAX_RESOURCES_PER_OBJECT + 1);
         assert_eq!(fleet.resources["cpu"].capacity, 1);

@@ -4,6 +4,7 @@ use std::time::Duration;
 use super::fleet::Fleet;
 use super::health::Health;
 use crate::cluster::{ClusterError, is_built_in};
+use crate::fragmentation::Fragmentation;
 use crate::telemetry::registry::{Counter, Family, Gauge, OptionalGauge, Registry, label, unix_seconds};
 
 /// The controller's metrics. Updates also go to its health.
@@ -19,6 +20,8 @@ pub(crate) struct Metrics {
     last_pass: Family<1, Gauge>,
     objects_by_policy: Family<2, Gauge>,
     resources: Family<2, Gauge>,
+    shape_pods: Family<2, Gauge>,
+    shape_stranded: Family<2, Gauge>,
     // Only the leader has these, and only while the value is known.
     pub(super) garbage: OptionalGauge,
     pub(super) rejected_pods: OptionalGauge,
@@ -98,6 +101,23 @@ impl Metrics {
                     label("type", "`capacity`, `allocatable` or `available`"),
                 ],
             ),
+            shape_pods: registry.gauges(
+                "numacast_fleet_shape_pods",
+                "Pods of each of `controller.shapes` that fit into what is free, one shape at a time",
+                [
+                    label("shape", "the shape's name"),
+                    label(
+                        "placement",
+                        "`aligned`: each within one zone; `any`: if zones did not matter",
+                    ),
+                ],
+            ),
+            shape_stranded: registry.gauges(
+                "numacast_fleet_shape_stranded",
+                "Free CPUs, bytes or devices, on nodes that are large enough for the shape, that none of its pods can \
+                 use within one zone",
+                [label("shape", "the shape's name"), label("resource", "the shape's resources")],
+            ),
             garbage: registry.optional_gauge(
                 "numacast_garbage_objects",
                 "Objects without a Node, including those of just deleted Nodes",
@@ -143,6 +163,8 @@ impl Metrics {
         self.held_back.set(0);
         self.objects_by_policy.clear();
         self.resources.clear();
+        self.shape_pods.clear();
+        self.shape_stranded.clear();
         let Self { garbage, rejected_pods, daemon_set, covered, not_ready, missing, foreign, newer, .. } =
             self;
         for gauge in [garbage, rejected_pods, daemon_set, covered, not_ready, missing, foreign, newer] {
@@ -181,9 +203,20 @@ impl Metrics {
                 ([name.as_str(), "available"], totals.available),
             ]
         }));
+        self.shapes(fleet);
         self.foreign.set(Some(fleet.foreign));
         self.newer.set(fleet.newer_than_scheduler());
         self.missing.set(missing.map(|missing| missing as u64));
+    }
+
+    fn shapes(&self, fleet: &Fleet) {
+        let shapes = || fleet.shapes.iter().map(|(name, (_, fragmentation))| (name.as_str(), fragmentation));
+        self.shape_pods.replace(shapes().flat_map(|(name, Fragmentation { aligned, any, .. })| {
+            [([name, "aligned"], *aligned), ([name, "any"], *any)]
+        }));
+        self.shape_stranded.replace(shapes().flat_map(|(name, Fragmentation { stranded, .. })| {
+            stranded.iter().map(move |(resource, amount)| ([name, resource.as_str()], *amount))
+        }));
     }
 
     /// Records that all objects were aggregated. The next pass starts after about `next`.
@@ -212,7 +245,8 @@ mod tests {
         metrics.leads(true);
         metrics.held_back.set(1);
         let totals = Amounts { capacity: 3, allocatable: 2, available: 1 };
-        let mut fleet = Fleet::new(None);
+        let shape = [("large".to_owned(), "cpu=4".parse().unwrap())].into();
+        let mut fleet = Fleet::new(None).with_shapes(&shape);
         fleet.objects_by_policy = [(("restricted", "pod"), 5)].into();
         fleet.resources = [("cpu".to_owned(), totals)].into();
         fleet.foreign = 1;
@@ -222,6 +256,8 @@ mod tests {
         let only_leaders = [
             ("numacast_fleet_objects", r#"{policy="restricted",scope="pod"} 5"#),
             ("numacast_fleet_resources", r#"{resource="cpu",type="allocatable"} 2"#),
+            ("numacast_fleet_shape_pods", r#"{shape="large",placement="aligned"} 0"#),
+            ("numacast_fleet_shape_stranded", r#"{shape="large",resource="cpu"} 0"#),
             ("numacast_fleet_covered_nodes", " 7"),
             ("numacast_fleet_nodes_without_ready_agent", " 1"),
             ("numacast_fleet_missing_objects", " 2"),

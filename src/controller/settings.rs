@@ -1,8 +1,10 @@
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::garbage_collection::Rules;
 use super::nudge::NudgePlan;
 use super::scheduler_pods::SchedulerPods;
+use crate::fragmentation::Shape;
 use crate::nrt::Form;
 
 /// The controller's settings.
@@ -30,6 +32,8 @@ pub struct Settings {
     pub scheduler: Option<SchedulerPods>,
     /// Whether to evict these pods then.
     pub restart_scheduler: bool,
+    /// Shapes of pods, by name, whose fit is part of the totals.
+    pub shapes: BTreeMap<String, Shape>,
     /// The API version in which objects are read.
     pub form: Form,
     /// Whether to post Kubernetes Events.

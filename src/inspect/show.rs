@@ -1,12 +1,14 @@
 //! Reads the objects that `show` prints.
 
 mod fleet;
+mod shape;
 
 use std::collections::BTreeSet;
 
 use crate::cluster::{Cluster, ClusterError, OfNode};
 
 pub use fleet::{Fleet, Row, SortBy};
+pub use shape::{ChosenShape, WantedShape};
 
 /// The nodes to show.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -588,6 +588,32 @@ pub(crate) const CASES: &[Case] = &[
         more: &[],
     },
     Case {
+        alert: "NumacastFragmented",
+        at: 16,
+        not_at: Some(14),
+        fires: &[
+            (r#"numacast_fleet_shape_pods{C, shape="large", placement="aligned"}"#, "0x20"),
+            (r#"numacast_fleet_shape_pods{C, shape="large", placement="any"}"#, "3x20"),
+            // Another shape fits.
+            (r#"numacast_fleet_shape_pods{C, shape="small", placement="aligned"}"#, "1x20"),
+            (r#"numacast_fleet_shape_pods{C, shape="small", placement="any"}"#, "2x20"),
+            LEADS,
+        ],
+        // One fits meanwhile, and nothing is free for another shape. Also outdated values of a former leader.
+        quiet: &[
+            (r#"numacast_fleet_shape_pods{C, shape="large", placement="aligned"}"#, "0x10 1 0x10"),
+            (r#"numacast_fleet_shape_pods{C, shape="large", placement="any"}"#, "3x20"),
+            (r#"numacast_fleet_shape_pods{C, shape="small", placement="aligned"}"#, "0x20"),
+            (r#"numacast_fleet_shape_pods{C, shape="small", placement="any"}"#, "0x20"),
+            LEADS,
+            (r#"numacast_fleet_shape_pods{D, shape="large", placement="aligned"}"#, "0x20"),
+            (r#"numacast_fleet_shape_pods{D, shape="large", placement="any"}"#, "3x20"),
+            OTHER_FOLLOWS,
+        ],
+        of: Of::Controller,
+        more: &[("shape", "large")],
+    },
+    Case {
         alert: "NumacastFleetMetricsStale",
         at: 25,
         not_at: Some(20),

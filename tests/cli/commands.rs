@@ -290,10 +290,15 @@ fn show_rejects_what_cannot_be_shown() {
         ),
         (&["--sort-by", "free-cpu", "-o", "yaml"], "numacast: --sort-by is only for tables and names"),
         (&["--sort-by", "free-cpu", "worker"], "numacast: --sort-by is only for tables and names"),
+        (&["--sort-by", "pods"], "numacast: --sort-by pods and stranded need a --shape"),
+        (&["--shape", "cpu=1", "-o", "json"], "numacast: --shape is only for tables and names"),
         (&["worker", "../pods"], "numacast: \"../pods\" cannot be the name of a node"),
     ] {
         assert_eq!(numacast(&[&["show"], args].concat()).error(), expected);
     }
+    let shape = numacast(&["show", "--shape", "cpu=500m"]);
+    let expected = "'cpu=500m' for '--shape <SHAPE>': cpu=500m is not a whole number";
+    assert!(shape.code == Some(2) && shape.stderr.contains(expected), "{}", shape.stderr);
     let both = numacast(&["show", "worker", "-l", "a=b"]);
     assert_eq!(both.code, Some(2));
     let expected = "'[NODE]...' cannot be used with '--selector <SELECTOR>'";

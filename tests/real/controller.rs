@@ -178,7 +178,8 @@ async fn objects_of_removed_nodes_are_deleted_and_nothing_else() -> Result<()> {
 
     fleet.delete_nodes(second).await?;
     let started = Instant::now();
-    let mut controller = Controller::start("controller", &cluster, &kubeconfig, &[])?;
+    let shapes = "controller.shapes={large: 'cpu=20,example.com/nic=1'}";
+    let mut controller = Controller::start("controller", &cluster, &kubeconfig, &["--set", shapes])?;
     let expected: BTreeSet<String> = rest.iter().chain(&stay).cloned().collect();
     until("the objects of the second are gone", async || same(&fleet.object_names().await?, &expected))
         .await?;
@@ -192,6 +193,14 @@ async fn objects_of_removed_nodes_are_deleted_and_nothing_else() -> Result<()> {
     let cpus = 64.0 * (rest.len() + 2) as f64;
     controller.shows("numacast_fleet_resources{resource=\"cpu\",type=\"capacity\"}", cpus).await?;
     controller.shows("numacast_fleet_foreign_objects", 3.0).await?;
+    // Each has 16 free CPUs and 4 devices in either zone.
+    let nodes = (rest.len() + 2) as f64;
+    for (placement, pods) in [("aligned", 0.0), ("any", nodes)] {
+        let series = format!("numacast_fleet_shape_pods{{shape=\"large\",placement=\"{placement}\"}}");
+        controller.shows(&series, pods).await?;
+    }
+    let stranded = "numacast_fleet_shape_stranded{shape=\"large\",resource=\"cpu\"}";
+    controller.shows(stranded, 32.0 * nodes).await?;
     let policy = "numacast_fleet_objects{policy=\"single-numa-node\",scope=\"pod\"}";
     controller.shows(policy, (rest.len() + 3) as f64).await?;
     eprintln!(

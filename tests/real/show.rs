@@ -229,6 +229,44 @@ async fn a_fleet_is_a_table() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_shape_shows_what_is_stranded() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
+    let fleet = Fleet::start(&parts).await?;
+    let shape = "cpu=5,memory=4Gi,example.com/nic=1";
+    let (code, shown, errors) = fleet.show(&["--shape", shape]).await?;
+    ensure!(code == Some(0) && errors.is_empty(), "{code:?}: {errors}");
+    same(&without_ages(&shown), &without_ages(&documented(&format!("numacast show --shape {shape}"))?))?;
+
+    let names = async |by: &str| -> Result<String> {
+        let (_, text, _) = fleet.show(&["-o", "name", "--shape", shape, "--sort-by", by]).await?;
+        Ok(text.lines().collect::<Vec<_>>().join(" "))
+    };
+    let (by_pods, by_stranded) = (names("pods").await?, names("stranded").await?);
+    ensure!(by_pods == "epyc-snc power9 xeon grace plain", "{by_pods}");
+    ensure!(by_stranded == "xeon epyc-snc power9 grace plain", "{by_stranded}");
+
+    let (code, _, errors) = fleet.show(&["--shape", "running"]).await?;
+    let none =
+        "numacast: no running pod has exclusive CPUs: name a shape such as --shape cpu=8,memory=16Gi\n";
+    ensure!(code == Some(1) && errors == none, "{code:?}: {errors}");
+    for (name, cpus) in [("a", "2"), ("b", "3"), ("c", "2")] {
+        let resources = json!({"cpu": cpus, "memory": "1Gi"});
+        let pod: Pod =
+            serde_json::from_value(json!({"metadata": {"name": name}, "spec": {"nodeName": "xeon",
+            "containers": [{"name": "c", "image": "a", "resources": {"limits": resources}}]}}))?;
+        let pods: Api<Pod> = Api::default_namespaced(fleet.client.clone());
+        pods.create(&PostParams::default(), &pod).await?;
+        let running = Patch::Merge(json!({"status": {"phase": "Running"}}));
+        pods.patch_status(name, &PatchParams::default(), &running).await?;
+    }
+    let (_, shown, errors) = fleet.show(&["xeon", "--shape", "running"]).await?;
+    let summary =
+        "\ncpu=2,memory=1Gi (requested by 2 running pods): 5 pods fit, 5 if zones did not matter; stranded: ";
+    ensure!(shown.contains(summary) && shown.starts_with("NODE "), "{shown}{errors}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn objects_are_printed_as_by_kubectl() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let fleet = Fleet::start(&parts).await?;

@@ -9,6 +9,7 @@
 pub mod admission;
 pub mod core_v1;
 pub mod fit;
+pub mod fragmentation;
 pub mod holders;
 pub mod kubelet;
 pub mod machine;

@@ -1,5 +1,7 @@
 //! Validation of Kubernetes names: of nodes, resources, labels and annotations.
 
+use crate::quantity::{Quantity, hugepages_name};
+
 /// Checks the name of a device resource.
 ///
 /// # Errors
@@ -9,6 +11,29 @@ pub fn check_device(name: &str) -> Result<(), String> {
         true => Ok(()),
         false => Err(format!("`{name}` is not a device resource such as example.com/nic")),
     }
+}
+
+/// Checks the name of a resource that zones may have.
+///
+/// # Errors
+/// If it is not one; the error is one sentence.
+pub fn check_zone_resource(name: &str) -> Result<(), String> {
+    if let Some(size) = name.strip_prefix("hugepages-")
+        && let Ok(size) = size.parse::<Quantity>()
+        && size.ceil() > 0
+    {
+        return match hugepages_name(size.ceil()) {
+            known if known == name => Ok(()),
+            known => Err(format!("`{name}` is not how zones name these pages; write `{known}`")),
+        };
+    }
+    if name == "cpu" || name == "memory" || is_device_resource(name) {
+        return Ok(());
+    }
+    Err(format!(
+        "`{name}` is not a resource of a zone; zones have cpu, memory, hugepages-<size> such as hugepages-2Mi, and \
+         devices such as example.com/nic"
+    ))
 }
 
 /// Returns true if the name is valid for a device resource: a domain, a slash and a name.

@@ -149,7 +149,7 @@ impl<'a> View<'a> {
 
     /// Returns the change, if there is one.
     fn insert(&mut self, object: PublishedObject) -> Option<Change> {
-        let (name, row) = (object.meta.name.clone(), Row::from(&object));
+        let (name, row) = (object.meta.name.clone(), self.form.row(&object));
         let before = self.nodes.get_mut(&name);
         if !self.scope.contains(&name) || before.as_ref().is_some_and(|shown| shown.row == row) {
             return None;
@@ -228,19 +228,23 @@ impl<'a> View<'a> {
         crate::cli::print(&format!("{start}{drawn}\x1b[J"))
     }
 
+    fn rows(&self) -> Vec<Row> {
+        let mut rows: Vec<Row> = self.nodes.values().map(|shown| shown.row.clone()).collect();
+        self.form.sort_by.sort(&mut rows);
+        rows
+    }
+
     fn lines(&self, width: usize, height: usize) -> Vec<Line> {
-        let error = self.error.as_ref().map(|error| Line::new(error, Style::Bad));
-        let height = height.saturating_sub(usize::from(error.is_some()));
+        let rows = self.rows();
+        let mut footer = self.form.summary(&rows);
+        footer.extend(self.error.as_ref().map(|error| Line::new(error, Style::Bad)));
+        let height = height.saturating_sub(footer.len());
         let mut lines = match self.form.output {
             Output::Picture => self.pictures(width, height),
-            _ => {
-                let mut rows: Vec<Row> = self.nodes.values().map(|shown| shown.row.clone()).collect();
-                self.form.sort_by.sort(&mut rows);
-                self.form.fleet.table(&rows, now()).lines(width)
-            }
+            _ => self.form.fleet.table(&rows, now()).lines(width),
         };
         truncate(&mut lines, height, "lines");
-        lines.extend(error);
+        lines.extend(footer);
         lines
     }
 

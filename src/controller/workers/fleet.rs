@@ -27,7 +27,8 @@ impl Workers<'_> {
         loop {
             let started = Instant::now();
             let pods = self.scheduler_pods(&scheduler).await;
-            let mut fleet = Fleet::new(pods.iter().map(|(_, started)| *started).min());
+            let mut fleet =
+                Fleet::new(pods.iter().map(|(_, started)| *started).min()).with_shapes(&self.settings.shapes);
             let read = self.cluster.topology_summaries().for_each(|summary| fleet.add(summary)).await;
             let next = self.settings.fleet_interval.max(started.elapsed() * MIN_INTERVAL_PER_PASS);
             match read {

@@ -6,9 +6,10 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 
 use crate::cluster::PublishedObject;
+use crate::fragmentation::{Fragmentation, Shape, largest_block};
 use crate::names::is_native_resource;
 use crate::nrt::{FINGERPRINT, POLICY, SCOPE};
-use crate::quantity::is_huge_pages;
+use crate::quantity::{is_huge_pages, is_memory};
 use crate::render::{Column, Line, Style, Table, resource_label};
 use crate::scheduler::Fingerprint;
 use crate::util::age::age;
@@ -24,6 +25,10 @@ pub struct Row {
     scope: Option<String>,
     zones: usize,
     resources: BTreeMap<String, Free>,
+    /// What is free in the zone with the most free CPUs.
+    largest: BTreeMap<String, u64>,
+    /// How the shape fits, if there is one and the node is large enough.
+    pub(super) fragmentation: Option<Fragmentation>,
     status: Status,
     /// The field managers of the zones.
     writers: Vec<String>,
@@ -80,8 +85,10 @@ impl Status {
     }
 }
 
-impl From<&PublishedObject> for Row {
-    fn from(object: &PublishedObject) -> Self {
+impl Row {
+    /// Returns the row of an object, with how the shape fits, if there is one.
+    #[must_use]
+    pub fn new(object: &PublishedObject, shape: Option<&Shape>) -> Self {
         let mut resources: BTreeMap<String, Free> = BTreeMap::new();
         for (name, amounts) in object.zones.iter().flat_map(|zone| &zone.resources) {
             let free = resources.entry(name.clone()).or_default();
@@ -98,6 +105,8 @@ impl From<&PublishedObject> for Row {
             scope: object.attributes.get(SCOPE).cloned(),
             zones: super::super::picture::real_zones(&object.zones).len(),
             resources,
+            largest: largest(object),
+            fragmentation: shape.and_then(|shape| shape.fragmentation(&object.zones)),
             status: Status::of(object),
             writers: ours.into_iter().chain(writers.other.clone()).collect(),
             created: object.meta.created,
@@ -106,11 +115,63 @@ impl From<&PublishedObject> for Row {
     }
 }
 
+/// Returns what is free in the zone with the most free CPUs.
+fn largest(object: &PublishedObject) -> BTreeMap<String, u64> {
+    let resources = largest_block(&object.zones).into_iter().flat_map(|zone| &zone.resources);
+    resources.map(|(name, amounts)| (name.clone(), amounts.available)).collect()
+}
+
+/// Formats amounts other than 0, CPUs and memory first: `cpu 4, memory 7.7Gi, gpu 1`.
+pub(super) fn amounts(amounts: &BTreeMap<String, u64>) -> String {
+    let rank = |name: &str| match name {
+        "cpu" => 0,
+        "memory" => 1,
+        _ if is_huge_pages(name) => 2,
+        _ => 3,
+    };
+    let mut sorted: Vec<_> = amounts.iter().map(|(name, amount)| (name, number(name, *amount))).collect();
+    sorted.retain(|(_, number)| number != "0");
+    sorted.sort_by_key(|(name, _)| rank(name));
+    let texts =
+        sorted.iter().map(|(name, number)| format!("{} {number}{}", resource_label(name), unit(name)));
+    texts.collect::<Vec<_>>().join(", ")
+}
+
+fn number(resource: &str, amount: u64) -> String {
+    if is_memory(resource) { gib(amount) } else { amount.to_string() }
+}
+
+fn unit(resource: &str) -> &'static str {
+    if is_memory(resource) { "Gi" } else { "" }
+}
+
+fn cell_of_amounts(of: &BTreeMap<String, u64>) -> Line {
+    match amounts(of) {
+        none if none.is_empty() => Line::new("-", Style::Dim),
+        text => Line::from(text),
+    }
+}
+
 impl Row {
     /// Returns the row as it is shown after the object was deleted.
     #[must_use]
     pub fn deleted(self) -> Self {
         Self { status: Status::Deleted, ..self }
+    }
+
+    /// Returns how many pods fit, and how many would if zones did not matter.
+    fn pods(&self) -> Line {
+        match &self.fragmentation {
+            None => Line::new("-", Style::Dim),
+            Some(of) => {
+                let style = if of.lost() > 0 { Style::Warning } else { Style::Plain };
+                Line::new(format!("{}/{}", of.aligned, of.any), style)
+            }
+        }
+    }
+
+    fn stranded(&self) -> Line {
+        cell_of_amounts(self.fragmentation.as_ref().map_or(&BTreeMap::new(), |of| &of.stranded))
     }
 
     fn free(&self, resource: &str) -> Free {
@@ -138,11 +199,10 @@ impl Row {
 
 impl Free {
     fn text(self, resource: &str) -> String {
-        let is_bytes = resource == "memory" || is_huge_pages(resource);
-        let number = |value: u64| if is_bytes { gib(value) } else { value.to_string() };
-        let unit = if is_bytes { "Gi" } else { "" };
         let Self { allocatable, available, largest } = self;
-        format!("{}/{}{unit} ({})", number(available), number(allocatable), number(largest))
+        let [available, allocatable, largest] =
+            [available, allocatable, largest].map(|amount| number(resource, amount));
+        format!("{available}/{allocatable}{} ({largest})", unit(resource))
     }
 }
 
@@ -152,40 +212,56 @@ fn gib(bytes: u64) -> String {
     if whole < 10 && tenths > 0 { format!("{whole}.{tenths}") } else { whole.to_string() }
 }
 
-/// A column: its form, whether only wide tables have it, and its cells.
+/// A column: its form, the tables that have it, and its cells.
 struct Field {
     column: fn() -> Column,
-    wide: bool,
+    of: Of,
     cell: fn(&Row, Timestamp) -> Line,
 }
 
+/// The tables that have a column.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Of {
+    All,
+    Wide,
+    /// Those with a shape.
+    Shape,
+}
+
 /// The columns in their order.
-const FIELDS: [Field; 11] = [
-    Field { column: || Column::text("NODE"), wide: false, cell: |row, _| Line::from(&*row.node) },
-    Field { column: || Column::text("POLICY").flexible(), wide: false, cell: |row, _| policy(row) },
+const FIELDS: [Field; 14] = [
+    Field { column: || Column::text("NODE"), of: Of::All, cell: |row, _| Line::from(&*row.node) },
+    Field { column: || Column::text("POLICY").flexible(), of: Of::All, cell: |row, _| policy(row) },
     Field {
         column: || Column::number("ZONES").optional(),
-        wide: false,
+        of: Of::All,
         cell: |row, _| Line::from(row.zones.to_string()),
     },
-    Field { column: || Column::number("CPU"), wide: false, cell: |row, _| row.cell("cpu") },
-    Field { column: || Column::number("MEMORY"), wide: false, cell: |row, _| row.cell("memory") },
+    Field { column: || Column::number("CPU"), of: Of::All, cell: |row, _| row.cell("cpu") },
+    Field { column: || Column::number("MEMORY"), of: Of::All, cell: |row, _| row.cell("memory") },
     Field {
         column: || Column::text("DEVICES").flexible().optional(),
-        wide: false,
+        of: Of::All,
         cell: |row, _| row.cell_of(|name| !is_native_resource(name)),
     },
-    Field { column: || Column::text("STATUS"), wide: false, cell: |row, _| row.status.cell() },
+    Field { column: || Column::number("PODS"), of: Of::Shape, cell: |row, _| row.pods() },
+    Field { column: || Column::text("STRANDED").flexible(), of: Of::Shape, cell: |row, _| row.stranded() },
+    Field { column: || Column::text("STATUS"), of: Of::All, cell: |row, _| row.status.cell() },
     Field {
         column: || Column::text("CHANGED"),
-        wide: false,
+        of: Of::All,
         cell: |row, now| Line::from(age(row.changed, now)),
     },
-    Field { column: || Column::text("AGE"), wide: true, cell: |row, now| Line::from(age(row.created, now)) },
-    Field { column: || Column::text("HUGEPAGES"), wide: true, cell: |row, _| row.cell_of(is_huge_pages) },
+    Field {
+        column: || Column::text("AGE"),
+        of: Of::Wide,
+        cell: |row, now| Line::from(age(row.created, now)),
+    },
+    Field { column: || Column::text("HUGEPAGES"), of: Of::Wide, cell: |row, _| row.cell_of(is_huge_pages) },
+    Field { column: || Column::text("LARGEST"), of: Of::Wide, cell: |row, _| cell_of_amounts(&row.largest) },
     Field {
         column: || Column::text("WRITERS"),
-        wide: true,
+        of: Of::Wide,
         cell: |row, _| Line::from(row.writers.join(",")),
     },
 ];
@@ -215,9 +291,19 @@ pub enum SortBy {
     LargestMemory,
     /// Those that did not change for longest first
     Changed,
+    /// Most pods of the --shape that fit first
+    Pods,
+    /// Most pods of the --shape that only zones keep from fitting first
+    Stranded,
 }
 
 impl SortBy {
+    /// Returns true if it orders by how a shape fits.
+    #[must_use]
+    pub const fn needs_shape(self) -> bool {
+        matches!(self, Self::Pods | Self::Stranded)
+    }
+
     /// Sorts the rows.
     pub fn sort(self, rows: &mut [Row]) {
         rows.sort_by(|a, b| a.node.cmp(&b.node));
@@ -228,6 +314,10 @@ impl SortBy {
             Self::FreeMemory => rows.sort_by_key(|row| Reverse(row.free("memory").available)),
             Self::LargestMemory => rows.sort_by_key(|row| Reverse(row.free("memory").largest)),
             Self::Changed => rows.sort_by_key(|row| row.changed),
+            Self::Pods => rows.sort_by_key(|row| Reverse(row.fragmentation.as_ref().map(|of| of.aligned))),
+            Self::Stranded => {
+                rows.sort_by_key(|row| Reverse(row.fragmentation.as_ref().map(Fragmentation::lost)))
+            }
         }
     }
 }
@@ -237,6 +327,8 @@ impl SortBy {
 pub struct Fleet {
     /// Whether it has all columns.
     pub wide: bool,
+    /// Whether it shows how a shape fits.
+    pub has_shape: bool,
     /// Whether it has no line of headings.
     pub no_headers: bool,
 }
@@ -245,7 +337,12 @@ impl Fleet {
     /// Returns the table of these rows.
     #[must_use]
     pub fn table<'a>(self, rows: impl IntoIterator<Item = &'a Row>, now: Timestamp) -> Table {
-        let fields = || FIELDS.iter().filter(|field| self.wide || !field.wide);
+        let has = |field: &&Field| match field.of {
+            Of::All => true,
+            Of::Wide => self.wide,
+            Of::Shape => self.has_shape,
+        };
+        let fields = || FIELDS.iter().filter(has);
         let mut table = Table::new(fields().map(|field| (field.column)()));
         if self.no_headers {
             table = table.without_headings();
@@ -266,9 +363,9 @@ mod tests {
 
     fn object(name: &str, zones: &[(u64, u64)], more: &Value) -> PublishedObject {
         let zone = |(id, (cpus, gib)): (usize, &(u64, u64))| {
-            let resource = |name: &str, available: Value| json!({"name": name, "capacity": 64, "allocatable": 60, "available": available});
+            let resource = |name: &str, unit: u64, available: u64| json!({"name": name, "capacity": 64 * unit, "allocatable": 60 * unit, "available": available * unit});
             json!({"name": format!("node-{id}"), "type": "Node",
-                   "resources": [resource("cpu", json!(cpus)), resource("memory", json!(gib << 30))]})
+                   "resources": [resource("cpu", 1, *cpus), resource("memory", 1 << 30, *gib)]})
         };
         let zones: Vec<Value> = zones.iter().enumerate().map(zone).collect();
         let mut object = json!({"metadata": {"name": name}, "zones": zones});
@@ -279,7 +376,7 @@ mod tests {
     }
 
     fn row(name: &str, zones: &[(u64, u64)]) -> Row {
-        Row::from(&object(name, zones, &json!({})))
+        Row::new(&object(name, zones, &json!({})), None)
     }
 
     #[test]
@@ -287,7 +384,7 @@ mod tests {
         let withheld = json!([{"name": FINGERPRINT, "value": Fingerprint::WITHHELD.to_string()}]);
         let managed = |manager: &str| json!([{"manager": manager, "fieldsV1": {"f:zones": {}}}]);
         let by_other = json!({"name": "w", "managedFields": managed("nfd")});
-        let status = |zones: &[(u64, u64)], more: Value| Row::from(&object("w", zones, &more)).status;
+        let status = |zones: &[(u64, u64)], more: Value| Row::new(&object("w", zones, &more), None).status;
         let one = &[(1, 1)];
         assert_eq!(status(one, json!({})), Status::Ok);
         assert_eq!(
@@ -332,6 +429,43 @@ mod tests {
     }
 
     #[test]
+    fn a_shape_adds_columns_an_order_and_a_summary() {
+        let shape: Shape = "cpu=4,memory=1Gi".parse().unwrap();
+        let of = |name: &str, zones: &[(u64, u64)]| Row::new(&object(name, zones, &json!({})), Some(&shape));
+        let mut rows = [
+            of("a", &[(2, 9), (2, 9)]),
+            of("b", &[]),
+            of("c", &[(9, 3), (3, 0)]),
+            of("d", &[(4, 1), (4, 1)]),
+        ];
+        let cells = |rows: &[Row]| -> Vec<String> {
+            let fleet = Fleet { has_shape: true, no_headers: true, ..Fleet::default() };
+            let lines = fleet.table(rows, Timestamp::UNIX_EPOCH).lines(usize::MAX);
+            let cells = |line: &str| -> Vec<String> {
+                line.split("   ").map(str::trim).filter(|cell| !cell.is_empty()).map(str::to_owned).collect()
+            };
+            page(&lines, usize::MAX, false)
+                .lines()
+                .map(|line| [0, 6, 7].map(|at| cells(line)[at].clone()).join(" "))
+                .collect()
+        };
+        let [a, b, c, d] = ["a 0/1 cpu 4, memory 18Gi", "b - -", "c 2/3 cpu 4, memory 1Gi", "d 2/2 -"];
+        assert_eq!(cells(&rows), [a, b, c, d]);
+        SortBy::Pods.sort(&mut rows);
+        assert_eq!(cells(&rows), [c, d, a, b]);
+        SortBy::Stranded.sort(&mut rows);
+        assert_eq!(cells(&rows), [a, c, d, b]);
+        let summary = |rows: &[Row]| {
+            page(&[super::super::ChosenShape::from(shape.clone()).summary(rows)], usize::MAX, false)
+        };
+        let name = "cpu=4,memory=1Gi";
+        let all = format!("{name}: 4 pods fit, 6 if zones did not matter; stranded: cpu 8, memory 19Gi");
+        assert_eq!(summary(&rows), all);
+        assert_eq!(summary(&rows[2..]), format!("{name}: 2 pods fit, 2 if zones did not matter"));
+        assert_eq!(summary(&rows[3..]), format!("{name}: no node is large enough"));
+    }
+
+    #[test]
     fn amounts_are_rounded_down_and_do_not_overflow() {
         for (bytes, expected) in [
             (0, "0"),
@@ -346,14 +480,14 @@ mod tests {
         let huge = json!({"name": "cpu", "capacity": "9E", "allocatable": "9E", "available": "9E"});
         let zone = |id: u16| json!({"name": format!("node-{id}"), "type": "Node", "resources": [huge]});
         let object = object("w", &[], &json!({"zones": [zone(0), zone(1), zone(2)]}));
-        assert_eq!(Row::from(&object).free("cpu").allocatable, u64::MAX);
+        assert_eq!(Row::new(&object, None).free("cpu").allocatable, u64::MAX);
     }
 
     #[test]
     fn names_do_not_control_the_terminal() {
         let attributes = json!([{"name": POLICY, "value": "\u{1b}[2J"}, {"name": SCOPE, "value": "\n"}]);
-        let row = Row::from(&object("w", &[(1, 1)], &json!({"attributes": attributes})));
-        let fleet = Fleet { wide: true, no_headers: true };
+        let row = Row::new(&object("w", &[(1, 1)], &json!({"attributes": attributes})), None);
+        let fleet = Fleet { wide: true, no_headers: true, ..Fleet::default() };
         let text = page(&fleet.table([&row], Timestamp::UNIX_EPOCH).lines(usize::MAX), usize::MAX, false);
         assert!(text.starts_with("w   ?[2J/?   1   1/60 (1)"), "{text}");
     }

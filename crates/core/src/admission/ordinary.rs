@@ -27,24 +27,22 @@ impl PodRequest {
         amounts
     }
 
-    /// Returns the resources of which the kubelet finds too little left for this pod: [`insufficient`], but for extended
-    /// resources that the node does not have at all, with which only the scheduler excludes it.
+    /// Returns the resources of which the node has too little left for this pod: [`insufficient`].
     #[must_use]
     pub fn insufficient(&self, allocatable: &NodeAmounts, used: &NodeAmounts) -> Vec<String> {
-        let mut names = insufficient(&self.of_node(), allocatable, used);
-        names.retain(|name| !name.contains('/') || allocatable.contains_key(name));
-        names
+        insufficient(&self.of_node(), allocatable, used)
     }
 }
 
 /// Returns the resources of which a node has too little left, in the order in which the kubelet and the scheduler name
-/// them.
+/// them. Extended resources that the node does not have are left out, as in the kubelet.
 #[must_use]
 pub fn insufficient(requested: &NodeAmounts, allocatable: &NodeAmounts, used: &NodeAmounts) -> Vec<String> {
     let amount = |amounts: &NodeAmounts, name: &str| amounts.get(name).copied().unwrap_or(0);
     let lacks = |name: &&String| {
+        let is_absent = name.contains('/') && !allocatable.contains_key(*name);
         let free = amount(allocatable, name).saturating_sub(amount(used, name));
-        amount(requested, name) > free
+        !is_absent && amount(requested, name) > free
     };
     let mut names: Vec<String> = requested.keys().filter(lacks).cloned().collect();
     names.sort_by_key(|name| match name.as_str() {

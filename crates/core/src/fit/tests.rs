@@ -107,16 +107,6 @@ fn ordinary_resources_come_first() {
 }
 
 #[test]
-fn a_node_without_such_devices_is_excluded() {
-    let view = with(&[]);
-    let mut gpu = pod(&[container(App, 1, 1, 0)]);
-    gpu.containers[0].devices.insert("example.com/gpu".to_owned(), 1);
-    assert!(view.state.clone().admit(&gpu).is_ok(), "the kubelet ignores what it has never heard of");
-    let verdict = view.fit(&Wish::new(gpu, &NodeAmounts::new()));
-    assert_eq!(verdict, Verdict::Insufficient(vec!["example.com/gpu".to_owned()]));
-}
-
-#[test]
 fn a_refusal_says_what_each_zone_has_and_who_has_the_rest() {
     let view = with(&[("a", wish(4, 1, 1)), ("b", wish(5, 2, 0))]);
     let wish = wish(6, 1, 1);
