@@ -223,7 +223,7 @@ w                 128  <none>";
         let mut table = Table::new(columns);
         table.push(["worker", "7", "nic 1, gpu 2", "OK"]);
         assert_eq!(text(&table, 30).lines().nth(1).unwrap(), "worker     7  nic 1, …  OK");
-        assert_eq!(text(&table, 29), "NODE    DEVICES      STATUS\nworker  nic 1, gpu…  OK");
+        assert_eq!(text(&table, 29), "NODE    DEVICES       STATUS\nworker  nic 1, gpu 2  OK");
         assert_eq!(text(&table, 24).lines().nth(1).unwrap(), "worker  nic 1, …  OK");
         assert_eq!(text(&table, 23), "NODE     STATUS\nworker   OK");
         assert_eq!(text(&table, 5), "NODE\nworke");
