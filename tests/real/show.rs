@@ -136,6 +136,14 @@ fn without_ages(text: &str) -> String {
 }
 
 /// Fails with both texts if they differ.
+/// Returns what `docs/tools.md` shows as the output of a command.
+fn documented(command: &str) -> Result<String> {
+    let text = include_str!("../../docs/tools.md");
+    let (_, after) = text.split_once(&format!("$ {command}\n")).context("the document has the command")?;
+    let (output, _) = after.split_once("```").context("the block ends")?;
+    Ok(output.to_owned())
+}
+
 fn same(found: &str, expected: &str) -> Result<()> {
     ensure!(found == expected, "found:\n{found}\nexpected:\n{expected}");
     Ok(())

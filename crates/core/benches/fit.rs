@@ -2,6 +2,8 @@
 //!
 //! Each object has eight zones of 64 CPUs, memory, huge pages and eight devices; each node 20 pods.
 
+#![allow(clippy::print_stdout)] // it prints its figures
+
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

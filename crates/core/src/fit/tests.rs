@@ -93,7 +93,7 @@ fn a_node_without_an_extended_resource_is_excluded() {
     let mut wanted = wish(1, 1, 0);
     wanted.of_node.insert(gpu.clone(), 1);
     assert_eq!(view.fit(&wanted), Verdict::Insufficient(vec![gpu.clone()]));
-    assert_eq!((view.copies(&wanted, 2), view.make_room(&wanted)), (0, Room::Never));
+    assert_eq!((view.copies(&wanted, 2), view.make_room(&wanted, MAX_TRIES)), (0, Room::Never));
     view.allocatable.as_mut().unwrap().insert(gpu, 1);
     assert!(view.fit(&wanted).fits());
 }
@@ -311,10 +311,8 @@ fn an_object_beyond_any_machine_is_bounded() {
 
 #[test]
 fn a_static_pod_has_what_its_checkpoint_says() {
-    let usage = Usage {
-        pods: vec![PodUsage { namespace: "ns".into(), name: "db".into(), ..PodUsage::default() }],
-        ..Usage::default()
-    };
+    let usage =
+        Usage { pods: vec![PodUsage { namespace: "ns".into(), name: "db".into(), ..PodUsage::default() }] };
     let container = ContainerUsage { name: "init".into(), cpus: "3".parse().unwrap(), ..Default::default() };
     let checkpoints = Checkpoints {
         names: [("hash".to_owned(), ("ns".to_owned(), "db".to_owned()))].into(),
