@@ -34,9 +34,11 @@ impl NodeView {
         let all: Vec<usize> = candidates.iter().flatten().copied().collect();
         let is_unknown = |pod: &PodOnNode| pod.keep.is_none() && !pod.elsewhere.is_empty();
         let never = if self.pods.iter().any(is_unknown) { Room::Unknown } else { Room::Never };
-        // What is refused on an emptier node can fit on a fuller one, if the nodes of all resources have to be the same.
+        // What is refused on an emptier node can fit on a fuller one: with `restricted`, and if the first container takes
+        // the node that the second needs.
+        let is_one = wish.pod.containers.len() == 1;
         let is_strict = self.state.settings.policy == TopologyPolicy::Restricted;
-        if !is_strict && !self.fits_without(&all, wish) {
+        if is_one && !is_strict && !self.fits_without(&all, wish) {
             return never;
         }
         let mut tried = 0;

@@ -353,13 +353,12 @@ fn more_cpus_must_be_left_on_the_node() {
 /// Random pods on a small node, and one more.
 fn pods() -> impl Strategy<Value = (Vec<(Wish, i32, u8)>, Wish)> {
     let container = |(init, cpus, gib, nics): (bool, u64, u64, u64)| {
-        let mut container = container(if init { Init } else { App }, cpus, gib, nics);
-        container.name = format!("{init}-{cpus}-{gib}-{nics}");
-        container
+        container(if init { Init } else { App }, cpus, gib, nics)
     };
     let one = (prop::bool::weighted(0.2), 0..6_u64, 1..4_u64, 0..2_u64).prop_map(container);
     let wish = prop::collection::vec(one, 1..3).prop_map(|mut containers| {
         containers.sort_by_key(|container| container.kind != Init);
+        (0..).zip(&mut containers).for_each(|(at, container): (u8, _)| container.name = format!("c{at}"));
         Wish::new(pod(&containers), &NodeAmounts::new())
     });
     let pods = prop::collection::vec((wish.clone(), 0..3_i32, 0..6_u8), 1..9);
@@ -391,7 +390,9 @@ proptest! {
                 pod.budgets = budgets.map(|(_, name)| name.to_owned()).collect();
             }
         }
-        prop_assume!(!view.fits(&wish));
+        if view.fits(&wish) {
+            return Ok(());
+        }
         let sets = (0..1_usize << view.pods.len()).map(|mask| -> Vec<usize> {
             (0..view.pods.len()).filter(|at| mask >> at & 1 == 1).collect()
         });
