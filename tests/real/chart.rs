@@ -414,7 +414,8 @@ async fn pods_are_admitted_where_the_documents_say() -> Result<()> {
     let controller = controllers.get("numacast-controller").await?.spec.context("no spec")?.template;
     let rendered =
         operator.run("helm", "template numacast charts/numacast --show-only templates/tests/check.yaml")?;
-    let check: Pod = serde_saphyr::from_str(&rendered)?;
+    let check = rendered.split("\n---\n").last().context("no Pod")?;
+    let check: Pod = serde_saphyr::from_str(check)?;
     let rendered =
         operator.run("helm", "template numacast charts/numacast --show-only templates/purge-hook.yaml")?;
     let purge = rendered.split("\n---\n").last().context("no Job")?;
