@@ -12,6 +12,7 @@ mod doctor;
 mod exit;
 mod fit;
 mod flags;
+mod input;
 mod pods;
 mod pods_api;
 mod program;

@@ -1,6 +1,5 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail, ensure};
@@ -159,7 +158,7 @@ impl WhatArgs {
 
     fn workloads(&self, namespace: Option<&str>) -> anyhow::Result<Vec<Workload>> {
         if let Some(file) = &self.filename {
-            let text = read(file).with_context(|| format!("cannot read {}", file.display()))?;
+            let text = super::input::read(file, MAX_BYTES)?;
             return Workload::read(&text, namespace.unwrap_or("default"))
                 .with_context(|| file.display().to_string());
         }
@@ -176,18 +175,6 @@ impl WhatArgs {
         }
         Ok(vec![Workload::of_amounts(&amounts).map_err(anyhow::Error::msg)?])
     }
-}
-
-fn read(file: &Path) -> anyhow::Result<String> {
-    let input: Box<dyn Read> = if file == Path::new("-") {
-        Box::new(std::io::stdin())
-    } else {
-        Box::new(std::fs::File::open(file)?)
-    };
-    let mut text = String::new();
-    input.take(MAX_BYTES + 1).read_to_string(&mut text)?;
-    ensure!(text.len() as u64 <= MAX_BYTES, "it is larger than {MAX_BYTES} bytes");
-    Ok(text)
 }
 
 async fn pod_of_cluster(options: &Options, pod: &str) -> anyhow::Result<Workload> {
@@ -231,37 +218,44 @@ impl Options {
 async fn in_cluster(options: &Options, workloads: &[Workload]) -> anyhow::Result<ExitCode> {
     let cluster = options.cluster.cluster().await?;
     let fleet = options.fleet(&cluster).await?;
-    let mut answers = fit::answers(&fleet, workloads);
+    let answers = fit::answers(&fleet, workloads);
     let explain = |(workload, answers): (&Workload, &Vec<Answer>)| {
         let [answer] = answers.as_slice() else { return None };
         fleet.nodes[0].explain(&fleet.budgets, workload, answer, options.make_room)
     };
-    let explained: Vec<Option<Explanation>> = workloads.iter().zip(&answers).map(explain).collect();
+    let explained = workloads.iter().zip(&answers).map(explain).collect();
+    print_answers(options, workloads, answers, explained, Some(&fleet))
+}
+
+/// Prints the answers for each pod: one node in full, several in a table. `fleet` are the nodes, if they are those of the
+/// cluster.
+fn print_answers(
+    options: &Options,
+    workloads: &[Workload],
+    mut answers: Vec<Vec<Answer>>,
+    explained: Vec<Option<Explanation>>,
+    fleet: Option<&Fleet>,
+) -> anyhow::Result<ExitCode> {
     if options.output == Output::Json {
-        add_explanations(&mut answers, &explained);
+        for (answer, explained) in answers.iter_mut().flatten().zip(&explained) {
+            answer.explanation = explained.as_ref().map(Explanation::to_json);
+        }
         return print_json(workloads, &answers);
     }
     let terminal = Terminal::now();
+    let width = terminal.width();
     let mut lines = Vec::new();
     for ((workload, answers), explained) in workloads.iter().zip(&answers).zip(&explained) {
         if !lines.is_empty() {
             lines.push(Line::default());
         }
         match answers.as_slice() {
-            [answer] => {
-                lines.extend(fit::explanation(workload, answer, explained.as_ref(), terminal.width()));
-            }
-            several => {
-                lines.extend(fit::summary(
-                    workload,
-                    several,
-                    options.output == Output::Wide,
-                    terminal.width(),
-                ));
-                if options.make_room && !several.iter().any(Answer::fits) {
-                    lines.extend(fit::easiest_room(&fleet, workload, several));
-                }
-            }
+            [answer] => lines.extend(fit::explanation(workload, answer, explained.as_ref(), width)),
+            several => lines.extend(fit::summary(workload, several, options.output == Output::Wide, width)),
+        }
+        let Some(fleet) = fleet else { continue };
+        if options.make_room && answers.len() > 1 && !answers.iter().any(Answer::fits) {
+            lines.extend(fit::easiest_room(fleet, workload, answers));
         }
         lines.extend(not_considered(workload));
     }
@@ -294,12 +288,6 @@ fn exit(workloads: &[Workload], answers: &[Vec<Answer>]) -> ExitCode {
     let exits: Vec<Exit> = workloads.iter().zip(answers).map(exit).collect();
     let worst = [Exit::Failure, Exit::Unknown].into_iter().find(|exit| exits.contains(exit));
     worst.unwrap_or(Exit::Success).into()
-}
-
-fn add_explanations(answers: &mut [Vec<Answer>], explained: &[Option<Explanation>]) {
-    for (answer, explained) in answers.iter_mut().flatten().zip(explained) {
-        answer.explanation = explained.as_ref().map(Explanation::to_json);
-    }
 }
 
 fn print_json(workloads: &[Workload], answers: &[Vec<Answer>]) -> anyhow::Result<ExitCode> {
@@ -336,27 +324,13 @@ async fn pending(options: &Options) -> anyhow::Result<ExitCode> {
 async fn local(options: &Options, workloads: &[Workload]) -> anyhow::Result<ExitCode> {
     let local = read_local(options).await?;
     local.warnings.iter().for_each(super::print_error);
-    let mut answers: Vec<Vec<Answer>> =
-        workloads.iter().map(|workload| vec![local.answer(workload)]).collect();
+    let answers: Vec<Vec<Answer>> = workloads.iter().map(|workload| vec![local.answer(workload)]).collect();
     let explain = |(workload, answers): (&Workload, &Vec<Answer>)| {
         let fits = answers.iter().all(Answer::fits);
         (!fits).then(|| Explanation::new(local.view.clone(), workload, options.make_room))
     };
-    let explained: Vec<Option<Explanation>> = workloads.iter().zip(&answers).map(explain).collect();
-    if options.output == Output::Json {
-        add_explanations(&mut answers, &explained);
-        return print_json(workloads, &answers);
-    }
-    let terminal = Terminal::now();
-    let mut lines = Vec::new();
-    for ((workload, answer), explained) in workloads.iter().zip(answers.iter().flatten()).zip(&explained) {
-        if !lines.is_empty() {
-            lines.push(Line::default());
-        }
-        lines.extend(fit::explanation(workload, answer, explained.as_ref(), terminal.width()));
-    }
-    print_lines(lines, terminal)?;
-    Ok(exit(workloads, &answers))
+    let explained = workloads.iter().zip(&answers).map(explain).collect();
+    print_answers(options, workloads, answers, explained, None)
 }
 
 async fn read_local(options: &Options) -> anyhow::Result<Local> {

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::metadata::metadata;
-use super::pages::{Listing, Pages};
+use super::pages::{Listing, PAGE_OF_PEOPLE, Pages};
 use super::pods::{ListItem, ListReader};
 use super::{Cluster, ClusterError, SlimDaemonSet};
 use crate::core_v1::{InspectedPod, PlacedPod, read_inspected_pod};
@@ -21,8 +21,6 @@ use crate::names::is_dns_name;
 /// The CRD of the objects.
 pub const CRD_NAME: &str = "noderesourcetopologies.topology.node.k8s.io";
 
-/// Page size of lists of DaemonSets and policies, of which a cluster has some dozens.
-const PAGE: u32 = 500;
 /// Maximum size of a kubelet's configuration, in bytes. It has some 10 KiB.
 const MAX_CONFIGZ: usize = 1 << 20;
 
@@ -191,7 +189,7 @@ impl BindingDetails {
 }
 
 impl Cluster {
-    /// Returns the CRD of the objects; `None` if there is none.
+    /// Returns the CRD of the objects; `None` if it does not exist.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -220,8 +218,12 @@ impl Cluster {
     }
 
     fn listed<T: serde::de::DeserializeOwned>(&self, what: &str, path: &str) -> Pages<T> {
-        let listing =
-            Listing { what: format!("list {what}"), path: path.to_owned(), page: PAGE, ..Listing::default() };
+        let listing = Listing {
+            what: format!("list {what}"),
+            path: path.to_owned(),
+            page: PAGE_OF_PEOPLE,
+            ..Listing::default()
+        };
         Pages::new(self.clone(), listing)
     }
 

@@ -26,8 +26,8 @@ use crate::watch_event::WatchEvent;
 
 /// Page size. A Node has some 15 KiB, mostly names of images, and a page is briefly held as text.
 const PAGE: u32 = 100;
-/// Page size of lists for people, who run a command rarely: fewer requests, some 15 MiB at a time.
-const PAGE_OF_PEOPLE: u32 = 1000;
+/// Page size of lists for people: fewer requests, some 15 MiB at a time.
+const NODES_OF_PEOPLE: u32 = 1000;
 
 /// What the controller decodes of each Node.
 #[derive(Clone, Debug, Default, Deserialize, Resource)]
@@ -258,13 +258,13 @@ impl Cluster {
 
     /// Lists all Nodes, or those with matching labels, with what people need to know of them.
     pub fn node_details(&self, labels: Option<String>) -> Pages<NodeDetails> {
-        Pages::new(self.clone(), Listing { labels, page: PAGE_OF_PEOPLE, ..listing() })
+        Pages::new(self.clone(), Listing { labels, page: NODES_OF_PEOPLE, ..listing() })
     }
 
     /// Returns one Node.
     ///
     /// # Errors
-    /// See [`ClusterError`]; [`ClusterError::NoSuchNode`] if there is none.
+    /// See [`ClusterError`]; [`ClusterError::NoSuchNode`] if the Node does not exist.
     pub async fn node(&self, name: &str) -> Result<NodeDetails, ClusterError> {
         self.get_node(name, nodes().get(name, &GetParams::default())).await
     }

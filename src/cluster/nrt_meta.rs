@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::FIELD_MANAGER;
+use crate::nrt::AttributeInfo;
 
 /// Maximum length of a field manager's name: the API server's limit.
 const MAX_MANAGER: usize = 128;
@@ -44,6 +45,19 @@ pub struct NrtMeta {
     pub is_kept: bool,
     /// Whether it is deleted already and waits for a finalizer.
     pub is_deleted: bool,
+}
+
+/// An object; `Z` is what is decoded of each zone.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RawTopology<Z> {
+    pub(super) metadata: RawMetadata,
+    #[serde(default)]
+    pub(super) attributes: Option<Vec<AttributeInfo>>,
+    #[serde(default)]
+    pub(super) topology_policies: Option<Vec<String>>,
+    #[serde(default = "Option::default")]
+    pub(super) zones: Option<Vec<Z>>,
 }
 
 #[derive(Deserialize)]

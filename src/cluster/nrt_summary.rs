@@ -3,8 +3,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::nrt_meta::{self, NrtMeta, RawMetadata};
-use crate::nrt::{Amounts, AttributeInfo, ZONE_TYPE, describes_node, policy_and_scope};
+use super::nrt_meta::{NrtMeta, RawObject, RawTopology};
+use crate::nrt::{Amounts, ZONE_TYPE, describes_node, policy_and_scope};
 use crate::quantity::Quantity;
 
 /// Maximum length of a resource's name in a message: that of a qualified name.
@@ -12,7 +12,7 @@ const MAX_NAME: usize = 317;
 
 /// An object, reduced to what its zones have of each resource.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(from = "RawObject")]
+#[serde(from = "RawTopology<RawZone>")]
 pub struct NrtSummary {
     /// The metadata.
     pub meta: NrtMeta,
@@ -69,18 +69,6 @@ pub fn is_built_in(resource: &str) -> bool {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawObject {
-    metadata: RawMetadata,
-    #[serde(default)]
-    attributes: Option<Vec<AttributeInfo>>,
-    #[serde(default)]
-    topology_policies: Option<Vec<String>>,
-    #[serde(default)]
-    zones: Option<Vec<RawZone>>,
-}
-
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct RawZone {
@@ -115,8 +103,8 @@ fn rounded_up(quantity: &Value) -> Result<u64, String> {
     }
 }
 
-impl From<RawObject> for NrtSummary {
-    fn from(raw: RawObject) -> Self {
+impl From<RawTopology<RawZone>> for NrtSummary {
+    fn from(raw: RawTopology<RawZone>) -> Self {
         let zones = raw.zones.unwrap_or_default();
         let describes_node = describes_node(zones.iter().map(|zone| &*zone.r#type));
         let mut resources: BTreeMap<String, ByZone> = BTreeMap::new();
@@ -137,7 +125,7 @@ impl From<RawObject> for NrtSummary {
         }
         let policies = raw.topology_policies.unwrap_or_default();
         let (policy, scope) = policy_and_scope(&raw.attributes.unwrap_or_default(), &policies);
-        let meta = nrt_meta::RawObject { metadata: raw.metadata }.into();
+        let meta = RawObject { metadata: raw.metadata }.into();
         Self { meta, policy, scope, resources, invalid, describes_node }
     }
 }

@@ -19,7 +19,7 @@ use kube::api::GetParams;
 use kube::core::Request;
 use serde_json::Value;
 
-use super::pages::{Listing, Pages};
+use super::pages::{Listing, PAGE_OF_PEOPLE, Pages};
 use super::{Cluster, ClusterError};
 use crate::core_v1::{PlacedPod, read_placed_pod};
 use crate::names::is_dns_name;
@@ -29,9 +29,6 @@ pub use frame::PodFrame;
 pub use list_decoder::PodListDecoder;
 
 pub(super) use list_reader::{ListItem, ListReader};
-
-/// Page size of lists for people.
-const PAGE_OF_PEOPLE: u32 = 500;
 
 impl Cluster {
     /// Returns the pod of this name on `node`, as it is now, with what is `wanted` of it; `None` if there is
@@ -79,7 +76,7 @@ impl Cluster {
         Pages::new(self.clone(), listing)
     }
 
-    /// Returns a pod as the API server has it; `None` if there is none.
+    /// Returns a pod as the API server has it; `None` if it does not exist.
     ///
     /// # Errors
     /// See [`ClusterError`].

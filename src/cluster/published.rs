@@ -6,9 +6,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::nrt_meta::{self, NrtMeta, RawMetadata};
-use super::pages::Pages;
-use super::{Cluster, ClusterError};
+use super::nrt_meta::{NrtMeta, RawObject, RawTopology};
 use crate::machine::Id;
 use crate::nrt::{
     Amounts, AttributeInfo, FINGERPRINT, FINGERPRINT_ANNOTATION, POLICY, SCOPE, ZONE_TYPE, Zone as NrtZone,
@@ -16,9 +14,9 @@ use crate::nrt::{
 };
 use crate::topology::Zone;
 
-/// The object of one node. What cannot be read is left out and counted: another publisher may have written it.
+/// The object of one node. What cannot be read, such as one invalid zone, is left out and noted: another publisher may have written it.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(from = "RawObject")]
+#[serde(from = "RawTopology<Box<RawValue>>")]
 pub struct PublishedObject {
     /// The metadata.
     pub meta: NrtMeta,
@@ -38,19 +36,6 @@ pub struct PublishedObject {
     pub describes_node: bool,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct RawObject {
-    metadata: RawMetadata,
-    #[serde(default)]
-    attributes: Option<Vec<AttributeInfo>>,
-    #[serde(default)]
-    topology_policies: Option<Vec<String>>,
-    // Any JSON: one invalid zone must not fail the whole list.
-    #[serde(default)]
-    zones: Option<Vec<Box<RawValue>>>,
-}
-
 /// The type of a zone of which the rest cannot be read.
 #[derive(Default, Deserialize)]
 struct ZoneKind {
@@ -58,8 +43,8 @@ struct ZoneKind {
     kind: String,
 }
 
-impl From<RawObject> for PublishedObject {
-    fn from(raw: RawObject) -> Self {
+impl From<RawTopology<Box<RawValue>>> for PublishedObject {
+    fn from(raw: RawTopology<Box<RawValue>>) -> Self {
         let attributes = raw.attributes.unwrap_or_default();
         let (policy, scope) = policy_and_scope(&attributes, &raw.topology_policies.unwrap_or_default());
         let zones: Vec<_> = raw.zones.unwrap_or_default().iter().map(|zone| read_zone(zone)).collect();
@@ -71,7 +56,7 @@ impl From<RawObject> for PublishedObject {
         let mut object = Self {
             describes_node: describes_node(types),
             changed: raw.metadata.zones_changed(),
-            meta: nrt_meta::RawObject { metadata: raw.metadata }.into(),
+            meta: RawObject { metadata: raw.metadata }.into(),
             zones: Vec::new(),
             attributes: by_name(attributes),
             zone_attributes: BTreeMap::new(),
@@ -135,21 +120,6 @@ fn by_name(attributes: Vec<AttributeInfo>) -> BTreeMap<String, String> {
 /// Returns the id in a zone's name, such as `node-1`.
 fn zone_id(name: &str) -> Option<Id> {
     name.strip_prefix("node-")?.parse().ok()
-}
-
-impl Cluster {
-    /// Lists all objects with their zones.
-    pub fn published_objects(&self) -> Pages<PublishedObject> {
-        self.objects()
-    }
-
-    /// Returns the object of a node with its zones; `None` if it does not exist.
-    ///
-    /// # Errors
-    /// See [`ClusterError`].
-    pub async fn published_object(&self, name: &str) -> Result<Option<PublishedObject>, ClusterError> {
-        self.object(name).await
-    }
 }
 
 #[cfg(test)]

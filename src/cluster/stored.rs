@@ -8,8 +8,7 @@ use tokio::time::Instant;
 
 use super::list_watch::{ListWatchParams, ListWatchStream, PartialObject};
 use super::metadata::metadata;
-use super::pages::Pages;
-use super::topologies::OBJECT_PAGE_OF_PEOPLE;
+use super::pages::{PAGE_OF_PEOPLE, Pages};
 use super::{Cluster, ClusterError, PublishedObject};
 
 /// Something that is read from the object of a node.
@@ -60,7 +59,7 @@ impl PartialObject for PublishedObject {
 impl Cluster {
     /// Lists all objects, ascending by name.
     pub fn objects<T: OfNode>(&self) -> Pages<T> {
-        Pages::new(self.clone(), self.topology_listing(OBJECT_PAGE_OF_PEOPLE, false))
+        Pages::new(self.clone(), self.topology_listing(PAGE_OF_PEOPLE, false))
     }
 
     /// Returns the object of a node; `None` if it does not exist.

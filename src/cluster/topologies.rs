@@ -17,8 +17,6 @@ use crate::nrt::{Form, NodeResourceTopology, NodeResourceTopologyFields as Field
 const METADATA_PAGE: u32 = 250;
 /// Page size of object lists. The object of a large node takes some 50 KiB.
 const OBJECT_PAGE: u32 = 50;
-/// Page size of object lists for people, who run a command rarely: fewer requests, some 15 MiB of large nodes at a time.
-pub(super) const OBJECT_PAGE_OF_PEOPLE: u32 = 500;
 
 impl Cluster {
     /// Returns the object of a node; `None` if it does not exist.

@@ -88,11 +88,7 @@ impl Wish {
     /// Returns what a pod requests.
     #[must_use]
     pub fn new(pod: PodRequest, overhead: &NodeAmounts) -> Self {
-        let mut of_node = pod.of_node();
-        for (name, amount) in overhead {
-            let sum = of_node.entry(name.clone()).or_default();
-            *sum = sum.saturating_add(*amount);
-        }
+        let mut of_node = sum([&pod.of_node(), overhead]);
         of_node.insert("pods".to_owned(), 1);
         Self { pod, of_node }
     }
@@ -114,8 +110,8 @@ impl From<&PlacedPod> for Wish {
 }
 
 impl NodeView {
-    /// Returns what the API server tells of a node: its object, what the Node can allocate and its pods request of it,
-    /// and its kubelet's minor version.
+    /// Creates a view from a node's object, its allocatable resources, the sum of its pods' requests, and the minor
+    /// version of its kubelet.
     #[must_use]
     pub fn of_object(
         reader: &mut ZoneReader,

@@ -1,5 +1,4 @@
-use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
@@ -49,7 +48,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         super::super::print(&scheduler_config::profile(&config, &name)?)?;
         return Ok(ExitCode::SUCCESS);
     };
-    let text = read(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let text = super::super::input::read(&file, MAX_BYTES)?;
     let found =
         scheduler_config::disagreements(&config, &text).with_context(|| file.display().to_string())?;
     if found.is_empty() {
@@ -58,18 +57,4 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     super::super::print(&found.iter().map(|sentence| format!("{sentence}\n")).collect::<String>())?;
     Ok(Exit::Failure.into())
-}
-
-fn read(file: &Path) -> anyhow::Result<String> {
-    let input: Box<dyn Read> = if file == Path::new("-") {
-        Box::new(std::io::stdin())
-    } else {
-        Box::new(std::fs::File::open(file)?)
-    };
-    let mut text = String::new();
-    input.take(MAX_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_BYTES {
-        bail!("it is larger than {MAX_BYTES} bytes");
-    }
-    Ok(text)
 }

@@ -69,7 +69,7 @@ pub(super) struct Facts {
     pub(super) unchecked: Vec<Unchecked>,
 }
 
-/// What a request needs to be permitted, and what it is for.
+/// What is read, the permission that it needs, and whether most checks depend on it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Source {
     what: &'static str,
@@ -134,7 +134,7 @@ impl Facts {
         facts
     }
 
-    /// Returns the value, or notes why there is none.
+    /// Returns the value; an error is noted.
     pub(super) fn note<T>(&mut self, source: Source, read: Result<T, ClusterError>) -> Option<T> {
         read.map_err(|error| self.fail(source, &error)).ok()
     }
@@ -175,7 +175,7 @@ impl Facts {
             .collect();
         // Objects before Nodes, so that a Node added meanwhile does not make its object look orphaned.
         let fleet = async {
-            let objects = if has_crd { all(cluster.published_objects()).await } else { Ok(Vec::new()) };
+            let objects = if has_crd { all(cluster.objects()).await } else { Ok(Vec::new()) };
             (objects, all(cluster.node_details(None)).await)
         };
         let pods = cluster.inspected_pods(|pod, words| {

@@ -106,7 +106,7 @@ struct Suspect {
 impl Suspect {
     /// Reads Node and pods once more; `None` if that fails.
     async fn is_confirmed(&self, facts: &Facts, cluster: &Cluster) -> Option<bool> {
-        let object = cluster.published_object(&self.node).await.ok()??;
+        let object = cluster.object::<PublishedObject>(&self.node).await.ok()??;
         let pods = cluster.placed_pods(Some(&self.node), &Wanted::default()).await.ok()?;
         let pods: Vec<&Pod> = pods.iter().map(|placed| &placed.pod).collect();
         let config = covering(facts, &self.node)?.config.as_ref()?;

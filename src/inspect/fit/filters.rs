@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration};
+use k8s_openapi::api::core::v1::{PodSpec, Taint};
 
-use crate::cluster::NodeDetails;
+use crate::cluster::{NodeDetails, is_tolerated};
 
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 
@@ -19,11 +19,14 @@ pub(super) fn excluded(pod: &PodSpec, node: &NodeDetails) -> Option<&'static str
     if node.unschedulable && !is_tolerated(&cordon, tolerations) {
         return Some("node(s) were unschedulable");
     }
-    let repels = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
-    if node.slim.taints.iter().filter(repels).any(|taint| !is_tolerated(taint, tolerations)) {
+    if !node.slim.is_tolerated(tolerations) {
         return Some("node(s) had untolerated taint(s)");
     }
-    (!matches_affinity(pod, node)).then_some("node(s) didn't match Pod's node affinity/selector")
+    let affinity = pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+    let required = affinity.and_then(|of| of.required_during_scheduling_ignored_during_execution.as_ref());
+    let none = BTreeMap::new();
+    let is_selected = node.slim.is_selected(pod.node_selector.as_ref().unwrap_or(&none), required);
+    (!is_selected).then_some("node(s) didn't match Pod's node affinity/selector")
 }
 
 /// Returns which parts of the pod's specification matter to the scheduler and are not considered here.
@@ -48,64 +51,6 @@ pub(super) fn not_considered(pod: &PodSpec) -> Vec<&'static str> {
     .into_iter()
     .filter_map(|(is_set, name)| is_set.then_some(name))
     .collect()
-}
-
-fn is_tolerated(taint: &Taint, tolerations: &[Toleration]) -> bool {
-    tolerations.iter().any(|toleration| {
-        let is_set = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-        let effect = is_set(&toleration.effect).is_none_or(|effect| effect == taint.effect);
-        let key = is_set(&toleration.key).is_none_or(|key| key == taint.key);
-        let own = taint.value.as_deref().unwrap_or_default();
-        let value = toleration.value.as_deref().unwrap_or_default();
-        let number = |text: &str| text.parse::<i64>().ok();
-        let compared = number(own).zip(number(value));
-        let matches = match toleration.operator.as_deref().unwrap_or_default() {
-            "Exists" => true,
-            "" | "Equal" => is_set(&toleration.key).is_some() && own == value,
-            "Gt" => compared.is_some_and(|(own, value)| own > value),
-            "Lt" => compared.is_some_and(|(own, value)| own < value),
-            _ => false,
-        };
-        effect && key && matches
-    })
-}
-
-fn matches_affinity(pod: &PodSpec, node: &NodeDetails) -> bool {
-    let labels = &node.slim.labels;
-    let selected = pod.node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
-    let affinity = pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-    let required = affinity.and_then(|of| of.required_during_scheduling_ignored_during_execution.as_ref());
-    selected
-        && required.is_none_or(|required| {
-            required.node_selector_terms.iter().any(|term| matches_term(term, labels, &node.slim.name))
-        })
-}
-
-/// A term without any requirement matches nothing.
-fn matches_term(term: &NodeSelectorTerm, labels: &BTreeMap<String, String>, name: &str) -> bool {
-    let expressions = term.match_expressions.as_deref().unwrap_or_default();
-    let fields = term.match_fields.as_deref().unwrap_or_default();
-    let of_label = |one: &NodeSelectorRequirement| matches(one, labels.get(&one.key).map(String::as_str));
-    let of_field = |one: &NodeSelectorRequirement| one.key == "metadata.name" && matches(one, Some(name));
-    (!expressions.is_empty() || !fields.is_empty())
-        && expressions.iter().all(of_label)
-        && fields.iter().all(of_field)
-}
-
-fn matches(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
-    let values = requirement.values.as_deref().unwrap_or_default();
-    let is_listed = value.is_some_and(|value| values.iter().any(|one| one == value));
-    let number = |text: &str| text.parse::<i64>().ok();
-    let compared = value.and_then(number).zip(values.first().and_then(|bound| number(bound)));
-    match requirement.operator.as_str() {
-        "In" => is_listed,
-        "NotIn" => !is_listed,
-        "Exists" => value.is_some(),
-        "DoesNotExist" => value.is_none(),
-        "Gt" => compared.is_some_and(|(value, bound)| value > bound),
-        "Lt" => compared.is_some_and(|(value, bound)| value < bound),
-        _ => false,
-    }
 }
 
 #[cfg(test)]

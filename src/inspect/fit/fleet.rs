@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::core::{Selector, SelectorExt};
 use serde_json::Value;
 
 use super::workload::Workload;
@@ -50,7 +51,7 @@ pub struct FleetNode {
 pub struct Budget {
     namespace: String,
     name: String,
-    selector: LabelSelector,
+    selector: Selector,
     /// How many pods may end now.
     allowed: u64,
 }
@@ -66,7 +67,7 @@ impl Fleet {
             let mut nodes = Vec::new();
             for name in names {
                 let details = cluster.node(name).await?;
-                let object = cluster.published_object(name).await?;
+                let object = cluster.object(name).await?;
                 let pods = cluster.placed_pods(Some(name), &wanted).await?;
                 nodes.push(FleetNode::new(details, object, pods));
             }
@@ -76,7 +77,7 @@ impl Fleet {
         let (mut details, mut objects) = (Vec::new(), BTreeMap::new());
         let nodes = cluster.node_details(labels).for_each(|node| details.push(node));
         let add = |object: PublishedObject| _ = objects.insert(object.meta.name.clone(), object);
-        let read_objects = cluster.published_objects().for_each(add);
+        let read_objects = cluster.objects().for_each(add);
         let ((), (), pods) = tokio::try_join!(nodes, read_objects, cluster.placed_pods(None, &wanted))?;
         let mut of_nodes: BTreeMap<String, Vec<PlacedPod>> = BTreeMap::new();
         for pod in pods {
@@ -113,30 +114,18 @@ impl FleetNode {
 impl Budget {
     fn of(budget: &Value) -> Option<Self> {
         let text = |value: &Value| value.as_str().map(str::to_owned);
+        let selector: LabelSelector = serde_json::from_value(budget["spec"]["selector"].clone()).ok()?;
         Some(Self {
             namespace: text(&budget["metadata"]["namespace"])?,
             name: text(&budget["metadata"]["name"])?,
-            selector: serde_json::from_value(budget["spec"]["selector"].clone()).ok()?,
+            selector: selector.try_into().ok()?,
             allowed: budget["status"]["disruptionsAllowed"].as_u64().unwrap_or(0),
         })
     }
 
     /// Since `policy/v1` an empty selector selects every pod of the namespace.
     fn selects(&self, namespace: &str, labels: &BTreeMap<String, String>) -> bool {
-        let named = self.selector.match_labels.iter().flatten();
-        let expressions = self.selector.match_expressions.iter().flatten();
-        let matches = |value: Option<&String>, operator: &str, values: &[String]| match operator {
-            "In" => value.is_some_and(|value| values.contains(value)),
-            "NotIn" => value.is_none_or(|value| !values.contains(value)),
-            "Exists" => value.is_some(),
-            "DoesNotExist" => value.is_none(),
-            _ => false,
-        };
-        self.namespace == namespace
-            && named.into_iter().all(|(key, value)| labels.get(key) == Some(value))
-            && expressions.into_iter().all(|one| {
-                matches(labels.get(&one.key), &one.operator, one.values.as_deref().unwrap_or_default())
-            })
+        self.namespace == namespace && self.selector.matches(labels)
     }
 }
 

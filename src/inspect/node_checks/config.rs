@@ -36,7 +36,7 @@ static OVERRIDE_DIFFERS: Check = Check {
 static POLICY_UNKNOWN: Check = Check {
     name: "PolicyUnknown",
     severity: Severity::Error,
-    looks_for: "a manager's policy or scope is none that kubelets have",
+    looks_for: "a manager's policy or scope is unknown to the kubelet",
     why: NO_START,
 };
 static OPTIONS_INVALID: Check = Check {
@@ -164,7 +164,7 @@ fn policies(facts: &NodeFacts, config: &KubeletConfig) -> Vec<Finding> {
     let unknown = keys.into_iter().filter(|(_, value, known)| !is_known(value, known));
     unknown
         .map(|(key, value, known)| {
-            let what = format!("{key} is `{value}`, which is none of {}", known.join(", "));
+            let what = format!("{key} is `{value}`, but must be one of {}", known.join(", "));
             facts.finding(&POLICY_UNKNOWN, what, facts.set(&format!("{key}: {}", nearest(value, known))))
         })
         .collect()

@@ -366,14 +366,14 @@ async fn policies_that_do_not_align_are_found() {
 
 #[tokio::test]
 async fn unknown_policies_are_found() {
-    let what = "topologyManagerPolicy is `single-numa`, which is none of none, best-effort, restricted, single-numa-node";
+    let what = "topologyManagerPolicy is `single-numa`, but must be one of none, best-effort, restricted, single-numa-node";
     let finding =
         planted("two-by-eight", json!({"topologyManagerPolicy": "single-numa"}), "PolicyUnknown", what).await;
     assert!(
         finding.mend.text().starts_with("Set `topologyManagerPolicy: single-numa-node` in /"),
         "{finding:#?}"
     );
-    let what = "topologyManagerScope is `Pod`, which is none of container, pod";
+    let what = "topologyManagerScope is `Pod`, but must be one of container, pod";
     planted("two-by-eight", json!({"topologyManagerScope": "Pod"}), "PolicyUnknown", what).await;
 }
 

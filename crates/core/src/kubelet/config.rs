@@ -51,7 +51,7 @@ pub struct KubeletConfig {
     /// Bytes of memory in `kubeReserved` and `systemReserved` together.
     #[serde(skip_serializing_if = "is_zero")]
     pub reserved_bytes: u64,
-    /// The hard eviction threshold `memory.available`, an amount or a percentage; empty if there is none.
+    /// The hard eviction threshold `memory.available`, an amount or a percentage; empty if it is not set.
     #[serde(skip_serializing_if = "is_default_eviction")]
     pub memory_eviction: String,
     /// The feature gate `PodLevelResourceManagers`.
