@@ -203,8 +203,10 @@ fn block_on<T>(future: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
 }
 
 fn print_error(message: impl std::fmt::Display) {
+    // It may quote what anybody wrote into an object.
+    let shown = message.to_string().replace(|c: char| c.is_control() && c != '\n', "?");
     // A closed standard error is ignored.
-    let _ = writeln!(std::io::stderr(), "{}: {message}", program::name());
+    let _ = writeln!(std::io::stderr(), "{}: {shown}", program::name());
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

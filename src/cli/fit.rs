@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::rc::Rc;
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
@@ -240,7 +241,7 @@ fn print_answers(
         for (answer, explained) in answers.iter_mut().flatten().zip(&explained) {
             answer.explanation = explained.as_ref().map(Explanation::to_json);
         }
-        return print_json(workloads, &answers);
+        return print_json(workloads, &slices(&answers));
     }
     let terminal = Terminal::now();
     let width = terminal.width();
@@ -260,7 +261,11 @@ fn print_answers(
         lines.extend(not_considered(workload));
     }
     print_lines(lines, terminal)?;
-    Ok(exit(workloads, &answers))
+    Ok(exit(workloads, &slices(&answers)))
+}
+
+fn slices(answers: &[Vec<Answer>]) -> Vec<&[Answer]> {
+    answers.iter().map(Vec::as_slice).collect()
 }
 
 /// Prints lines; those that are too long for the terminal are wrapped.
@@ -276,8 +281,8 @@ fn not_considered(workload: &Workload) -> Option<Line> {
 }
 
 /// Whether there is room for every pod.
-fn exit(workloads: &[Workload], answers: &[Vec<Answer>]) -> ExitCode {
-    let exit = |(workload, answers): (&Workload, &Vec<Answer>)| {
+fn exit(workloads: &[Workload], answers: &[&[Answer]]) -> ExitCode {
+    let exit = |(workload, answers): (&Workload, &&[Answer])| {
         let copies = answers.iter().map(|answer| answer.copies).fold(0, u64::saturating_add);
         match copies >= workload.replicas {
             true => Exit::Success,
@@ -290,7 +295,7 @@ fn exit(workloads: &[Workload], answers: &[Vec<Answer>]) -> ExitCode {
     worst.unwrap_or(Exit::Success).into()
 }
 
-fn print_json(workloads: &[Workload], answers: &[Vec<Answer>]) -> anyhow::Result<ExitCode> {
+fn print_json(workloads: &[Workload], answers: &[&[Answer]]) -> anyhow::Result<ExitCode> {
     let all = workloads.iter().zip(answers).map(|(workload, nodes)| JsonAnswer {
         pod: &workload.name,
         replicas: workload.replicas,
@@ -311,7 +316,8 @@ async fn pending(options: &Options) -> anyhow::Result<ExitCode> {
     }
     let fleet = options.fleet(&cluster).await?;
     let (workloads, messages): (Vec<Workload>, Vec<String>) = pods.into_iter().unzip();
-    let answers = fit::answers(&fleet, &workloads);
+    let answers = fit::shared_answers(&fleet, &workloads);
+    let answers: Vec<&[Answer]> = answers.iter().map(Rc::as_ref).collect();
     if options.output == Output::Json {
         return print_json(&workloads, &answers);
     }

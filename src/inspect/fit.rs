@@ -9,6 +9,7 @@ mod workload;
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::resume_unwind;
+use std::rc::Rc;
 
 use serde::Serialize;
 
@@ -127,6 +128,7 @@ const fn guess_text(guess: Guess) -> &'static str {
         Guess::MemoryGroups => "which NUMA nodes share memory",
         Guess::Devices => "where each device is",
         Guess::PodLevel => "whether pod-level resources are exclusive",
+        Guess::Version => "what a kubelet before 1.34 does",
         Guess::TooLarge => "all of its resources",
     }
 }
@@ -266,6 +268,22 @@ pub fn answers(fleet: &Fleet, workloads: &[Workload]) -> Vec<Vec<Answer>> {
         of_workloads.iter_mut().zip(answer).for_each(|(answers, answer)| answers.push(answer));
     }
     of_workloads
+}
+
+/// Like [`answers`], with one list for all pods that are alike: of a thousand pending pods most are replicas.
+#[must_use]
+pub fn shared_answers(fleet: &Fleet, workloads: &[Workload]) -> Vec<Rc<[Answer]>> {
+    let mut distinct: Vec<Workload> = Vec::new();
+    let mut kind = |workload: &Workload| {
+        let known = distinct.iter().position(|other| other.is_like(workload));
+        known.unwrap_or_else(|| {
+            distinct.push(workload.clone());
+            distinct.len() - 1
+        })
+    };
+    let kinds: Vec<usize> = workloads.iter().map(&mut kind).collect();
+    let answers: Vec<Rc<[Answer]>> = answers(fleet, &distinct).into_iter().map(Rc::from).collect();
+    kinds.into_iter().map(|kind| Rc::clone(&answers[kind])).collect()
 }
 
 /// Returns the answer of a node for each workload. Its state is computed once, if any needs it.

@@ -6,6 +6,17 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
 }
 
+/// Prints its text if the test panics: a walk that panics does not return its seed.
+struct PrintOnPanic(String);
+
+impl Drop for PrintOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.0);
+        }
+    }
+}
+
 /// Walks on every machine with every second variant, starting at `part`. Each walk has its own seed, since
 /// equal seeds would draw the same actions.
 async fn walk_on_every_machine(part: usize) {
@@ -16,8 +27,7 @@ async fn walk_on_every_machine(part: usize) {
         for (version, policies) in variants().into_iter().skip(part).step_by(2) {
             let seed = fixed_seed.unwrap_or_else(|| fastrand::u64(..));
             let cell = Cell::new(&name, &machine, version, &policies);
-            // A walk that panics does not return them.
-            eprintln!("{}: NUMACAST_SEED={seed}", cell.label);
+            let _seed = PrintOnPanic(format!("{}: NUMACAST_SEED={seed}", cell.label));
             let outcome = match walk(&cell, steps, seed).await {
                 Ok(outcome) => outcome,
                 Err(failure) => {

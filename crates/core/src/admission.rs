@@ -77,6 +77,8 @@ pub struct Settings {
     pub pod_level_managers: bool,
     /// Since 1.36 the device manager considers only nodes with devices of the resource.
     pub device_hints_skip_other_nodes: bool,
+    /// The kubelet is older than those that the model follows.
+    pub is_older: bool,
     /// Before 1.37 a container of a pod with pod-level resources that has no memory of its own is allocated
     /// memory all the same: no bytes, which can fail.
     pub allocates_zero_bytes: bool,

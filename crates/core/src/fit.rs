@@ -174,9 +174,10 @@ impl NodeView {
     }
 
     fn guesses(&self, pod: &PodRequest) -> BTreeSet<Guess> {
-        let guesses =
-            |object: &ObjectView| admission::guesses(&self.state, &object.zones, &object.attributes, pod);
-        self.object.as_ref().map(guesses).unwrap_or_default()
+        match &self.object {
+            Some(object) => admission::guesses(&self.state, &object.zones, &object.attributes, pod),
+            None => self.state.settings.is_older.then_some(Guess::Version).into_iter().collect(),
+        }
     }
 
     fn insufficient(&self, wish: &Wish) -> Vec<String> {

@@ -413,7 +413,7 @@ fn pod_and_rank(pod: &PodOnNode) -> String {
 pub fn pending(
     workloads: &[Workload],
     messages: &[String],
-    answers: &[Vec<Answer>],
+    answers: &[&[Answer]],
     width: usize,
 ) -> Vec<Line> {
     let columns = [

@@ -146,6 +146,16 @@ impl Workload {
         Ok(workload)
     }
 
+    /// Returns true if both get the same answers, as replicas do, whose volumes and host names differ.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        let (mine, others) = (&self.spec, &other.spec);
+        self.wish == other.wish
+            && self.overhead == other.overhead
+            && (self.replicas, &self.node) == (other.replicas, &other.node)
+            && (&mine.node_name, &mine.node_selector) == (&others.node_name, &others.node_selector)
+            && (&mine.affinity, &mine.tolerations) == (&others.affinity, &others.tolerations)
+    }
+
     /// Returns a pod from its JSON; its metadata may be incomplete.
     ///
     /// # Errors
@@ -325,5 +335,19 @@ spec:
         let read = &Workload::read(&text, "default").unwrap()[0];
         assert_eq!((read.wish.of_node["cpu"], read.overhead["memory"]), (4250, 100 << 20));
         assert_eq!(read.wish.pod.containers[0].cpu_milli, 4000);
+    }
+
+    #[test]
+    fn replicas_are_alike_whatever_their_volumes() {
+        let pod = |cpus: u64, volume: &str, pool: &str| {
+            let container = json!({"name": "c", "resources": {"limits": {"cpu": cpus}}});
+            let spec = json!({"containers": [container], "hostname": volume, "nodeSelector": {"pool": pool},
+                "volumes": [{"name": volume}]});
+            Workload::of_cluster(json!({"spec": spec}), volume).unwrap()
+        };
+        let first = pod(2, "a", "gpu");
+        assert!(first.is_like(&pod(2, "b", "gpu")));
+        assert!(!first.is_like(&pod(3, "a", "gpu")));
+        assert!(!first.is_like(&pod(2, "a", "cpu")));
     }
 }

@@ -1,6 +1,7 @@
 //! The device manager (upstream: `devicemanager/topology_hints.go` and `manager.go`, 1.34 to 1.37).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::hints::{Hint, ResourceHints, mark_preferred};
 use super::{NodeSet, Refusal};
@@ -14,8 +15,8 @@ pub struct Devices {
 /// The devices of one plugin, and which of them are allocated.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resource {
-    /// By id. Empty for a resource whose plugin has not registered.
-    pub devices: BTreeMap<String, Device>,
+    /// By id. Empty for a resource whose plugin has not registered. Shared by the nodes of one kind of machine.
+    pub devices: Arc<BTreeMap<String, Device>>,
     /// The allocated ids.
     pub allocated: BTreeSet<String>,
     /// Whether the plugin is registered.
@@ -140,13 +141,13 @@ pub(super) struct Nodes {
 }
 
 /// Numbers of devices by their nodes: a machine has many devices, but few different sets.
-struct ByNodes(BTreeMap<NodeSet, u64>);
+struct ByNodes(Vec<(NodeSet, u64)>);
 
 impl ByNodes {
     fn of(devices: impl Iterator<Item = NodeSet>) -> Self {
-        let mut counts = BTreeMap::new();
+        let mut counts: BTreeMap<NodeSet, u64> = BTreeMap::new();
         devices.for_each(|nodes| *counts.entry(nodes).or_default() += 1);
-        Self(counts)
+        Self(counts.into_iter().collect())
     }
 
     /// Returns the number of devices on any of these nodes.
@@ -169,8 +170,8 @@ impl Resource {
         if !self.has_topology() {
             return None;
         }
-        let available: BTreeSet<&String> = self.available().map(|(id, _)| id).chain(reusable).collect();
-        if (available.len() as u64) < count {
+        // What can be reused is allocated.
+        if self.available().count() as u64 + (reusable.len() as u64) < count {
             return Some(Vec::new());
         }
         let nodes = self.nodes(machine);
@@ -229,17 +230,17 @@ impl Resource {
         for tier in self.tiers(hint) {
             let left = count - choice.certain.len() as u64;
             if (tier.len() as u64) > left {
-                choice.others = if left == 0 { BTreeSet::new() } else { tier };
+                choice.others = tier.into_iter().filter(|_| left > 0).cloned().collect();
                 break;
             }
-            choice.certain.extend(tier);
+            choice.certain.extend(tier.into_iter().cloned());
         }
         Ok(choice)
     }
 
     /// The available devices on the hint's nodes, then those on other nodes, then those without topology.
-    fn tiers(&self, hint: Hint) -> [BTreeSet<String>; 3] {
-        let mut tiers: [BTreeSet<String>; 3] = Default::default();
+    fn tiers(&self, hint: Hint) -> [Vec<&String>; 3] {
+        let mut tiers: [Vec<&String>; 3] = Default::default();
         let aligned = hint.nodes.filter(|_| self.has_topology());
         for (id, device) in self.available() {
             let tier = match aligned {
@@ -248,7 +249,7 @@ impl Resource {
                 Some(nodes) if device.nodes.intersects(nodes) => 0,
                 Some(_) => 1,
             };
-            tiers[tier].insert(id.clone());
+            tiers[tier].push(id);
         }
         tiers
     }

@@ -1,10 +1,11 @@
 //! The state of a kubelet's managers from what was read of it: exact, with ids.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::{
-    CpuOptions, CpuTopology, Cpus, Device, Devices, Memory, MemoryKind, MemoryNode, Node, NodeSet, Resource,
-    Scope, Settings, TopologyPolicy,
+    CpuOptions, CpuTopology, Cpus, Devices, Memory, MemoryKind, MemoryNode, Node, NodeSet, Resource, Scope,
+    Settings, TopologyPolicy,
 };
 use crate::kubelet::{Allocatable, Checkpoints, ContainerUsage, DeviceGroup, KubeletConfig, Usage, is_true};
 use crate::machine::{CpuLocation, Id, Machine};
@@ -31,6 +32,9 @@ pub struct KubeletState<'a> {
     /// another pod.
     pub ended: &'a BTreeSet<String>,
 }
+
+/// The oldest minor version of Kubernetes 1 that the model follows.
+pub(super) const OLDEST_MINOR: u32 = 34;
 
 impl TopologyPolicy {
     /// Returns the policy with this name in the kubelet's configuration.
@@ -74,6 +78,7 @@ impl Settings {
             prefer_closest: options.get("prefer-closest-numa-nodes").is_some_and(|value| is_true(value)),
             pod_level_managers: config.pod_level_resource_managers,
             device_hints_skip_other_nodes: minor >= 36,
+            is_older: minor < OLDEST_MINOR,
             allocates_zero_bytes: minor < 37,
         }
     }
@@ -163,7 +168,7 @@ impl<'a> KubeletState<'a> {
         let mut add = |group: &DeviceGroup, healthy: bool| {
             let resource = resources.entry(group.resource.clone()).or_default();
             for id in &group.ids {
-                let device = resource.devices.entry(id.clone()).or_default();
+                let device = Arc::make_mut(&mut resource.devices).entry(id.clone()).or_default();
                 device.nodes = device.nodes.union(NodeSet::from(&group.nodes));
                 device.healthy |= healthy;
                 if !healthy {
@@ -196,10 +201,4 @@ fn charge_checkpoints(memory: &mut Memory, checkpoints: &Checkpoints, ended: &BT
             memory.release(NodeSet::from(&block.nodes), &block.resource, block.bytes);
         }
     }
-}
-
-/// Returns a plugin's devices, all of them healthy: `(id, nodes)`.
-pub(super) fn resource(devices: impl IntoIterator<Item = (String, NodeSet)>) -> Resource {
-    let devices = devices.into_iter().map(|(id, nodes)| (id, Device { nodes, healthy: true }));
-    Resource { devices: devices.collect(), allocated: BTreeSet::new(), registered: true }
 }

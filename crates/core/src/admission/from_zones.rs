@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::from_kubelet::resource;
+use super::from_kubelet::OLDEST_MINOR;
 use super::{
-    ContainerRequest, CpuOptions, CpuTopology, Cpus, Devices, Distances, Memory, MemoryKind, MemoryNode,
-    Node, NodeAmounts, NodeSet, PodRequest, Resource, Scope, Settings, TopologyPolicy,
+    ContainerRequest, CpuOptions, CpuTopology, Cpus, Device, Devices, Distances, Memory, MemoryKind,
+    MemoryNode, Node, NodeAmounts, NodeSet, PodRequest, Resource, Scope, Settings, TopologyPolicy,
 };
 use crate::kubelet::is_true;
 use crate::machine::{CpuLocation, Id, IdSet};
@@ -15,7 +15,7 @@ use crate::pod::ContainerKind;
 use crate::quantity::is_memory;
 use crate::topology::Zone;
 
-/// What an object does not tell, so that "fits" is a guess.
+/// What is not known of a node, so that "fits" is a guess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Guess {
     /// A policy of the kubelet's managers is not in the object, or the zones lack what it manages.
@@ -29,6 +29,8 @@ pub enum Guess {
     Devices,
     /// Whether pod-level resources are exclusive is unknown.
     PodLevel,
+    /// The kubelet is older than those that the model follows.
+    Version,
     /// The object counts more than a machine can have, and not all of it was considered.
     TooLarge,
 }
@@ -37,14 +39,28 @@ pub enum Guess {
 const MOST_CPUS: u64 = 8192;
 /// The most devices of one resource in one zone that are considered.
 const MOST_DEVICES: u64 = 4096;
+/// The most devices of all resources and zones that are considered.
+const MOST_DEVICES_OF_NODE: u64 = 1 << 16;
+/// The most kinds of machines whose devices are shared.
+const MOST_KINDS: usize = 256;
 /// The most NUMA nodes that a kubelet can have.
 const MOST_ZONES: Id = 64;
 
-/// Reads objects. Nodes of one kind of machine share its CPU topology.
+/// Reads objects. Nodes of one kind of machine share its CPU topology and its devices.
 #[derive(Clone, Debug, Default)]
 pub struct ZoneReader {
     /// By id and CPUs of each zone.
     topologies: BTreeMap<Vec<(Id, Id)>, Arc<CpuTopology>>,
+    devices: BTreeMap<DevicesOfZones, Arc<BTreeMap<String, Device>>>,
+}
+
+/// Numbers of devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct DevicesOfZones {
+    /// By zone.
+    placed: Vec<(Id, u64)>,
+    /// In no zone.
+    unplaced: u64,
 }
 
 impl ZoneReader {
@@ -66,6 +82,7 @@ impl ZoneReader {
             prefer_closest: is_on("topologyManagerOptionPreferClosestNumaNodes"),
             pod_level_managers: false,
             device_hints_skip_other_nodes: minor >= 36,
+            is_older: minor < OLDEST_MINOR,
             allocates_zero_bytes: minor < 37,
         };
         // A filler zone has nothing.
@@ -82,7 +99,7 @@ impl ZoneReader {
             distances,
             cpus: (attribute("cpuManagerPolicy") == "static").then(|| self.cpus(&zones, attributes, minor)),
             memory: (attribute("memoryManagerPolicy") == "Static").then(|| memory(&zones)),
-            devices: devices(&zones, allocatable),
+            devices: self.devices(&zones, allocatable),
         }
     }
 
@@ -111,6 +128,40 @@ impl ZoneReader {
         let mut cpus = Cpus::new(Arc::clone(topology), reserved, CpuOptions::of(&options, minor));
         cpus.allocate(&taken);
         cpus
+    }
+
+    fn devices(&mut self, zones: &[&Zone], allocatable: &NodeAmounts) -> Devices {
+        let names: BTreeSet<&String> =
+            zones.iter().flat_map(|zone| zone.resources.keys()).filter(|name| name.contains('/')).collect();
+        let mut room = MOST_DEVICES_OF_NODE;
+        let resources = names.into_iter().map(|name| {
+            let of_node = allocatable.get(name).copied().unwrap_or(0);
+            (name.clone(), self.resource(zones, name, of_node, &mut room))
+        });
+        Devices::new(resources.collect())
+    }
+
+    /// Returns the devices of one resource. `room`: how many devices are considered yet.
+    fn resource(&mut self, zones: &[&Zone], name: &str, of_node: u64, room: &mut u64) -> Resource {
+        let mut considered = |count: u64| {
+            let count = count.min(MOST_DEVICES).min(*room);
+            *room -= count;
+            count
+        };
+        let (mut counts, mut allocated, mut placed) = (DevicesOfZones::default(), BTreeSet::new(), 0_u64);
+        for zone in zones {
+            let Some(amounts) = zone.resources.get(name) else { continue };
+            let count = considered(amounts.capacity);
+            counts.placed.push((zone.id, count));
+            allocated.extend((amounts.available..count).map(|number| id_of_device(zone.id, number)));
+            placed = placed.saturating_add(amounts.allocatable);
+        }
+        counts.unplaced = considered(of_node.saturating_sub(placed));
+        if self.devices.len() == MOST_KINDS && !self.devices.contains_key(&counts) {
+            self.devices.clear();
+        }
+        let devices = self.devices.entry(counts).or_insert_with_key(|counts| Arc::new(counts.all()));
+        Resource { devices: Arc::clone(devices), allocated, registered: true }
     }
 }
 
@@ -146,10 +197,12 @@ pub fn guesses(
     let devices = count > 1 || (count == 1 && several) || with_devices.clone().any(is_unplaced);
     guess_if(devices, Guess::Devices);
     guess_if(pod.pod_level.is_some(), Guess::PodLevel);
+    guess_if(node.settings.is_older, Guess::Version);
     let counts = zones.iter().flat_map(|zone| &zone.resources);
     let mut devices = counts.clone().filter(|(name, _)| name.contains('/'));
     let cpus = counts.filter(|(name, _)| *name == "cpu").map(|(_, amounts)| amounts.capacity);
-    let too_many = devices.any(|(_, amounts)| amounts.capacity > MOST_DEVICES);
+    let all = devices.clone().map(|(_, amounts)| amounts.capacity).fold(0, u64::saturating_add);
+    let too_many = all > MOST_DEVICES_OF_NODE || devices.any(|(_, amounts)| amounts.capacity > MOST_DEVICES);
     guess_if(too_many || cpus.fold(0, u64::saturating_add) > MOST_CPUS, Guess::TooLarge);
     guesses
 }
@@ -194,27 +247,17 @@ fn memory(zones: &[&Zone]) -> Memory {
     Memory::new(zones.iter().map(node).collect())
 }
 
-fn devices(zones: &[&Zone], allocatable: &NodeAmounts) -> Devices {
-    let mut resources: BTreeMap<String, Resource> = BTreeMap::new();
-    for zone in zones {
-        for (name, amounts) in zone.resources.iter().filter(|(name, _)| name.contains('/')) {
-            let ids = (0..amounts.capacity.min(MOST_DEVICES))
-                .map(|number| (format!("{}/{number}", zone.id), NodeSet::one(zone.id)));
-            let here = resource(ids);
-            let all = resources.entry(name.clone()).or_default();
-            all.registered = true;
-            all.devices.extend(here.devices);
-            let unavailable = amounts.available..amounts.capacity.min(MOST_DEVICES);
-            all.allocated.extend(unavailable.map(|number| format!("{}/{number}", zone.id)));
-        }
+impl DevicesOfZones {
+    fn all(&self) -> BTreeMap<String, Device> {
+        let placed = self.placed.iter().flat_map(|(zone, count)| {
+            (0..*count).map(move |number| (id_of_device(*zone, number), NodeSet::one(*zone)))
+        });
+        let unplaced = (0..self.unplaced).map(|number| (format!("-/{number}"), NodeSet::default()));
+        let device = |(id, nodes)| (id, Device { nodes, healthy: true });
+        placed.chain(unplaced).map(device).collect()
     }
-    for (name, all) in &mut resources {
-        let placed = zones.iter().filter_map(|zone| zone.resources.get(name)).map(|of| of.allocatable);
-        let placed = placed.fold(0, u64::saturating_add);
-        let of_node = allocatable.get(name).copied().unwrap_or(0);
-        let unplaced = (0..of_node.saturating_sub(placed).min(MOST_DEVICES))
-            .map(|number| (format!("-/{number}"), NodeSet::default()));
-        all.devices.extend(resource(unplaced).devices);
-    }
-    Devices::new(resources)
+}
+
+fn id_of_device(zone: Id, number: u64) -> String {
+    format!("{zone}/{number}")
 }

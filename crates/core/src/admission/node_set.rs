@@ -88,26 +88,36 @@ impl NodeSet {
     /// Iterates over the subsets of exactly `size` nodes.
     pub(super) fn subsets_of_size(self, size: u32) -> impl Iterator<Item = Self> {
         let ids: Vec<Id> = self.iter().collect();
-        let mut next =
-            (size > 0 && size as usize <= ids.len()).then(|| (0..size as usize).collect::<Vec<_>>());
-        std::iter::from_fn(move || {
-            let at = next.take()?;
-            next = next_combination(&at, ids.len());
-            Some(at.into_iter().map(|at| ids[at]).collect())
-        })
+        let mut combinations = Combinations::new(ids.len(), size as usize);
+        std::iter::from_fn(move || Some(combinations.next()?.iter().map(|at| ids[*at]).collect()))
     }
 }
 
-/// Returns the combination of positions below `count` that follows `at` in lexicographic order.
-pub(super) fn next_combination(at: &[usize], count: usize) -> Option<Vec<usize>> {
-    let size = at.len();
-    let advanced = (0..size).rev().find(|position| at[*position] < count - size + position)?;
-    let mut next = at.to_vec();
-    next[advanced] += 1;
-    for position in advanced + 1..size {
-        next[position] = next[position - 1] + 1;
+/// The combinations of `size` positions below `count`, in lexicographic order. There is none of size 0.
+#[derive(Debug)]
+pub(super) struct Combinations {
+    at: Vec<usize>,
+    count: usize,
+    started: bool,
+}
+
+impl Combinations {
+    pub(super) fn new(count: usize, size: usize) -> Self {
+        Self { at: (0..size).collect(), count, started: false }
     }
-    Some(next)
+
+    /// Returns the next combination.
+    pub(super) fn next(&mut self) -> Option<&[usize]> {
+        let size = self.at.len();
+        if self.started {
+            let last = self.count - size;
+            let advanced = (0..size).rev().find(|position| self.at[*position] < last + position)?;
+            let start = self.at[advanced] + 1;
+            (advanced..size).for_each(|position| self.at[position] = start + position - advanced);
+        }
+        self.started = true;
+        (0 < size && size <= self.count).then_some(&self.at)
+    }
 }
 
 /// An amount for each node.

@@ -1,6 +1,7 @@
 //! What the kubelet does, by its rules; `make admission` compares the model with real kubelets.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::*;
 use crate::machine::{CpuLocation, Id};
@@ -26,7 +27,7 @@ pub(crate) fn node_with(policy: TopologyPolicy, scope: Scope, options: CpuOption
     };
     let devices = [("a", vec![0]), ("b", vec![1]), ("c", vec![1])]
         .map(|(id, nodes)| (id.to_owned(), Device { nodes: nodes.into_iter().collect(), healthy: true }));
-    let nic = Resource { devices: devices.into(), registered: true, ..Resource::default() };
+    let nic = Resource { devices: Arc::new(devices.into()), registered: true, ..Resource::default() };
     Node {
         settings: Settings { policy, scope, device_hints_skip_other_nodes: true, ..Settings::default() },
         nodes: (0..nodes).collect(),

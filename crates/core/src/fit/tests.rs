@@ -307,6 +307,28 @@ fn an_object_beyond_any_machine_is_bounded() {
         [(POLICY, "restricted"), ("cpuManagerPolicy", "static"), ("memoryManagerPolicy", "Static")];
     let empty = NodeView { allocatable: None, ..read(self::object(&[], &policies)) };
     assert!(!empty.fit(&wish(1, 1, 0)).fits());
+    let mut many = self::object(&[4], &[]);
+    let resources =
+        (0..100).map(|number| (format!("example.com/{number}"), Amounts { capacity: 4000, ..nics }));
+    many.zones[0].resources.extend(resources);
+    let view = read(many);
+    let devices = view.state.devices.resources().values().map(|resource| resource.devices.len());
+    assert_eq!(devices.sum::<usize>(), 1 << 16);
+    let Verdict::Fits { guesses, .. } = view.fit(&wish(1, 1, 0)) else { panic!("it fits") };
+    assert!(guesses.contains(&Guess::TooLarge));
+}
+
+#[test]
+fn an_older_kubelet_is_a_guess() {
+    let is_guess = |minor| {
+        let object = object(&[4, 4], &[(POLICY, "single-numa-node"), ("cpuManagerPolicy", "static")]);
+        let amounts = (NodeAmounts::new(), NodeAmounts::new());
+        let view = NodeView::of_object(&mut ZoneReader::default(), "w".into(), object, amounts, minor);
+        let view = NodeView { allocatable: None, ..view };
+        let Verdict::Fits { guesses, .. } = view.fit(&wish(2, 1, 0)) else { panic!("it fits") };
+        guesses.contains(&Guess::Version)
+    };
+    assert_eq!([33, 34].map(is_guess), [true, false]);
 }
 
 #[test]

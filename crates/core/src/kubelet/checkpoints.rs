@@ -83,6 +83,12 @@ impl Checkpoints {
             None => containers.flat_map(|container| &container.memory).chain(taken_over).collect(),
         }
     }
+
+    /// Returns the memory that the Memory Manager counts for all pods.
+    pub fn memory_blocks(&self) -> impl Iterator<Item = &MemoryBlock> {
+        let uids: BTreeSet<&String> = self.pods.keys().chain(self.memory.uids()).collect();
+        uids.into_iter().flat_map(|uid| self.blocks_of(uid))
+    }
 }
 
 impl MemoryState {

@@ -131,11 +131,7 @@ fn subtract(
         findings.insert(Finding::OverusedMemory { nodes, resource: resource.to_owned() });
     };
     let mut overused_alone = IdSet::new();
-    let mut shares = shares(checkpoints, resource);
     for (nodes, (set, bytes)) in single {
-        if let Some(share) = shares.get_mut(&nodes[0]) {
-            *share = share.saturating_sub(bytes);
-        }
         if subtract_ascending(pools, &nodes, bytes) > 0 {
             overused_alone.union_with(set);
         }
@@ -144,7 +140,9 @@ fn subtract(
         overused(overused_alone);
     }
     // A block without nodes has no affinity and is subtracted from no zone.
-    for (nodes, (set, bytes)) in several.into_iter().filter(|(nodes, _)| !nodes.is_empty()) {
+    let several: Vec<_> = several.into_iter().filter(|(nodes, _)| !nodes.is_empty()).collect();
+    let mut shares = if several.is_empty() { BTreeMap::new() } else { shares(checkpoints, resource) };
+    for (nodes, (set, bytes)) in several {
         let bytes = subtract_shares(pools, &nodes, bytes, &mut shares);
         if subtract_ascending(pools, &nodes, bytes) > 0 {
             overused(set.clone());
@@ -152,12 +150,22 @@ fn subtract(
     }
 }
 
-/// Returns the bytes of a resource that each node contributes according to the Memory Manager's checkpoint.
-/// How a block on several nodes is split depends on what was free when it was allocated, so only the
-/// checkpoint shows it.
+/// Returns the bytes of a resource that each node contributes to blocks on several nodes, according to the
+/// Memory Manager's checkpoint. How such a block is split depends on what was free when it was allocated, so
+/// only the checkpoint shows it. Its own blocks of one node are not part of it, whether or not their pod is
+/// still listed: with the policy `best-effort`, kubelets allocate them on the nodes of a group too.
 fn shares(checkpoints: Option<&Checkpoints>, resource: &str) -> BTreeMap<Id, u64> {
-    let nodes = checkpoints.into_iter().flat_map(|checkpoints| &checkpoints.reserved);
-    nodes.filter_map(|(node, reserved)| Some((*node, *reserved.get(resource)?))).collect()
+    let Some(checkpoints) = checkpoints else { return BTreeMap::new() };
+    let nodes = checkpoints.reserved.iter();
+    let mut shares: BTreeMap<Id, u64> =
+        nodes.filter_map(|(node, reserved)| Some((*node, *reserved.get(resource)?))).collect();
+    let blocks = checkpoints.memory_blocks();
+    for block in blocks.filter(|block| block.resource == resource && block.nodes.len() == 1) {
+        if let Some(share) = block.nodes.iter().next().and_then(|node| shares.get_mut(&node)) {
+            *share = share.saturating_sub(block.bytes);
+        }
+    }
+    shares
 }
 
 /// Subtracts `bytes` from the nodes, from each at most what it contributes according to the checkpoint, and

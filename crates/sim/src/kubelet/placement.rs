@@ -1,6 +1,7 @@
 //! Places a pod with the model of the kubelet's admission, and records what its containers are allocated.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use numacast_core::admission::{
     ContainerRequest, Device, Devices, Memory, MemoryBlocks, MemoryKind, MemoryNode, Node, NodeSet,
@@ -175,7 +176,7 @@ impl super::device_manager::DeviceManager {
                 )
             });
             let resource = Resource {
-                devices: devices.collect(),
+                devices: Arc::new(devices.collect()),
                 allocated: self.allocated(name),
                 registered: plugin.registered,
             };

@@ -84,6 +84,7 @@ impl Settings {
             prefer_closest: self.prefer_closest,
             pod_level_managers: self.pod_level_managers,
             device_hints_skip_other_nodes: version >= KubeletVersion::V1_36,
+            is_older: false,
             allocates_zero_bytes: version < KubeletVersion::V1_37,
         }
     }

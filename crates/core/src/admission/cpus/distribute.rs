@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::node_set::{MOST_FOR_ALL_SUBSETS, next_combination};
+use super::super::node_set::{Combinations, MOST_FOR_ALL_SUBSETS};
 use super::CpuOptions;
 use super::take::{Order, Taking, check_enough, packed};
 use super::topology::{CpuTopology, Level};
@@ -86,10 +86,9 @@ impl Search<'_> {
     /// The best combination of `size` nodes: the one that leaves the numbers of free CPUs most equal.
     fn best(&self, size: usize) -> Option<Choice> {
         let mut best: Option<Choice> = None;
-        let mut at = (0 < size && size <= self.nodes.len()).then(|| (0..size).collect::<Vec<_>>());
-        while let Some(positions) = at.take() {
-            at = next_combination(&positions, self.nodes.len());
-            let nodes: Vec<Id> = positions.into_iter().map(|at| self.nodes[at]).collect();
+        let mut combinations = Combinations::new(self.nodes.len(), size);
+        while let Some(positions) = combinations.next() {
+            let nodes: Vec<Id> = positions.iter().map(|at| self.nodes[*at]).collect();
             if let Some(best) = &mut best {
                 overwrite_tail(&mut best.nodes, &nodes);
                 if best.balance == 0.0 && (!self.by_socket || best.one_socket) {
@@ -152,10 +151,9 @@ impl Search<'_> {
         let mut best: (f64, Vec<Id>) = (f64::MAX, Vec::new());
         for size in (1..=able.len()).rev() {
             let mut best_of_size = false;
-            let mut at = Some((0..size).collect::<Vec<_>>());
-            while let Some(positions) = at.take() {
-                at = next_combination(&positions, able.len());
-                let subset: Vec<Id> = positions.into_iter().map(|at| able[at]).collect();
+            let mut combinations = Combinations::new(able.len(), size);
+            while let Some(positions) = combinations.next() {
+                let subset: Vec<Id> = positions.iter().map(|at| able[*at]).collect();
                 if best_of_size {
                     overwrite_tail(&mut best.1, &subset);
                 }

@@ -9,9 +9,28 @@ use crate::machine::{CpuLocation, Id, IdSet};
 /// The online CPUs of a machine (upstream: `cpumanager/topology`).
 #[derive(Clone, Debug, Default)]
 pub struct CpuTopology {
-    cpus: BTreeMap<Id, CpuLocation>,
+    /// By id.
+    cpus: Vec<Option<CpuLocation>>,
     all: IdSet,
-    levels: [BTreeMap<Id, IdSet>; 4],
+    levels: [Parts; 4],
+}
+
+/// The parts of one level.
+#[derive(Clone, Debug, Default)]
+struct Parts {
+    ids: IdSet,
+    /// By id.
+    cpus: Vec<IdSet>,
+}
+
+impl Parts {
+    fn add(&mut self, part: Id, cpu: Id) {
+        if self.cpus.len() <= usize::from(part) {
+            self.cpus.resize(usize::from(part) + 1, IdSet::new());
+        }
+        self.cpus[usize::from(part)].insert(cpu);
+        self.ids.insert(part);
+    }
 }
 
 /// A part of the machine that contains CPUs.
@@ -35,13 +54,15 @@ const fn part(cpu: &CpuLocation, level: Level) -> Id {
 impl FromIterator<(Id, CpuLocation)> for CpuTopology {
     fn from_iter<I: IntoIterator<Item = (Id, CpuLocation)>>(cpus: I) -> Self {
         let cpus: BTreeMap<Id, CpuLocation> = cpus.into_iter().collect();
-        let mut levels: [BTreeMap<Id, IdSet>; 4] = Default::default();
+        let mut levels: [Parts; 4] = Default::default();
+        let mut by_id = vec![None; cpus.last_key_value().map_or(0, |(last, _)| usize::from(*last) + 1)];
         for (id, cpu) in &cpus {
             for level in [Level::Node, Level::Socket, Level::Core, Level::Cache] {
-                levels[level as usize].entry(part(cpu, level)).or_default().insert(*id);
+                levels[level as usize].add(part(cpu, level), *id);
             }
+            by_id[usize::from(*id)] = Some(*cpu);
         }
-        Self { all: cpus.keys().copied().collect(), cpus, levels }
+        Self { all: cpus.keys().copied().collect(), cpus: by_id, levels }
     }
 }
 
@@ -55,7 +76,7 @@ impl CpuTopology {
     /// Returns the nodes with CPUs.
     #[must_use]
     pub fn nodes(&self) -> NodeSet {
-        self.levels[Level::Node as usize].keys().copied().collect()
+        NodeSet::from(self.ids_of(Level::Node))
     }
 
     /// Returns the CPUs of these nodes.
@@ -88,12 +109,11 @@ impl CpuTopology {
     }
 
     fn counts(&self, cpus: &IdSet) -> impl Iterator<Item = (Id, u64)> {
-        let nodes = self.levels[Level::Node as usize].iter();
-        nodes.map(|(node, of_node)| (*node, of_node.common(cpus)))
+        self.ids_of(Level::Node).iter().map(|node| (node, self.within(Level::Node, node).common(cpus)))
     }
 
     pub(super) fn sockets(&self) -> u64 {
-        self.levels[Level::Socket as usize].len() as u64
+        self.ids_of(Level::Socket).len()
     }
 
     pub(super) fn sockets_of(&self, nodes: NodeSet) -> IdSet {
@@ -107,23 +127,27 @@ impl CpuTopology {
     /// Returns the CPUs of one part.
     pub(super) fn within(&self, level: Level, id: Id) -> &IdSet {
         static NONE: IdSet = IdSet::new();
-        self.levels[level as usize].get(&id).unwrap_or(&NONE)
+        self.levels[level as usize].cpus.get(usize::from(id)).unwrap_or(&NONE)
+    }
+
+    const fn ids_of(&self, level: Level) -> &IdSet {
+        &self.levels[level as usize].ids
     }
 
     /// Returns the parts that these CPUs are in.
     pub(super) fn ids(&self, level: Level, cpus: &IdSet) -> IdSet {
-        cpus.iter().filter_map(|cpu| self.cpus.get(&cpu)).map(|cpu| part(cpu, level)).collect()
+        let known = cpus.iter().filter_map(|cpu| self.cpus.get(usize::from(cpu))?.as_ref());
+        known.map(|cpu| part(cpu, level)).collect()
     }
 
     /// Returns the number of CPUs per part, rounded down.
     pub(super) fn average(&self, level: Level) -> u64 {
-        let parts = self.levels[level as usize].len() as u64;
-        self.all.len().checked_div(parts).unwrap_or(0)
+        self.all.len().checked_div(self.ids_of(level).len()).unwrap_or(0)
     }
 
     fn in_all(&self, level: Level, ids: impl Iterator<Item = Id>) -> IdSet {
         let mut cpus = IdSet::new();
-        ids.filter_map(|id| self.levels[level as usize].get(&id)).for_each(|part| cpus.union_with(part));
+        ids.for_each(|id| cpus.union_with(self.within(level, id)));
         cpus
     }
 }

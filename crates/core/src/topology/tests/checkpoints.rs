@@ -38,12 +38,13 @@ fn the_checkpoint_decides_the_split_of_a_block_and_the_list_its_total() {
         "the checkpoint still has a terminated pod, whose memory is released on the lowest node first"
     );
     assert_eq!(of(five(), Checkpoints::default()), [0, 3 * GIB], "the checkpoint has no shares");
-    let beside = || vec![listed(vec![block("memory", 2 * GIB, "0-1"), block("memory", GIB, "0")])];
-    assert_eq!(
-        of(beside(), shares(2 * GIB, GIB)),
-        [2 * GIB, 3 * GIB],
-        "a block of one node takes its share first"
-    );
+    let beside = |node| {
+        let alone = container("main", "", vec![block("memory", GIB, node)]);
+        Checkpoints { pods: [("u".to_owned(), vec![alone])].into(), ..shares(2 * GIB, 2 * GIB) }
+    };
+    let three = || vec![listed(vec![block("memory", 3 * GIB, "0-1")])];
+    assert_eq!(of(three(), beside("0")), [3 * GIB, 2 * GIB], "a block of one node takes its share first");
+    assert_eq!(of(three(), beside("1")), [2 * GIB, 3 * GIB], "a block of one node takes its share first");
 }
 
 #[test]
