@@ -311,7 +311,7 @@ fn an_object_beyond_any_machine_is_bounded() {
     let resources =
         (0..100).map(|number| (format!("example.com/{number}"), Amounts { capacity: 4000, ..nics }));
     many.zones[0].resources.extend(resources);
-    let view = read(many);
+    let view = NodeView { allocatable: None, ..read(many) };
     let devices = view.state.devices.resources().values().map(|resource| resource.devices.len());
     assert_eq!(devices.sum::<usize>(), 1 << 16);
     let Verdict::Fits { guesses, .. } = view.fit(&wish(1, 1, 0)) else { panic!("it fits") };
