@@ -237,28 +237,33 @@ fn print_answers(
     explained: Vec<Option<Explanation>>,
     fleet: Option<&Fleet>,
 ) -> anyhow::Result<ExitCode> {
+    let easiest = |(workload, answers): (&Workload, &Vec<Answer>)| {
+        let asked = options.make_room && answers.len() > 1 && !answers.iter().any(Answer::fits);
+        fleet.filter(|_| asked).map(|fleet| fit::easiest_room(fleet, workload, answers))
+    };
+    let easiest: Vec<Option<Option<Explanation>>> = workloads.iter().zip(&answers).map(easiest).collect();
     if options.output == Output::Json {
-        for (answer, explained) in answers.iter_mut().flatten().zip(&explained) {
-            answer.explanation = explained.as_ref().map(Explanation::to_json);
+        for ((answers, explained), easiest) in answers.iter_mut().zip(&explained).zip(&easiest) {
+            for explanation in explained.iter().chain(easiest.iter().flatten()) {
+                let of_node = answers.iter_mut().find(|answer| answer.node == explanation.view.name);
+                of_node.into_iter().for_each(|answer| answer.explanation = Some(explanation.to_json()));
+            }
         }
         return print_json(workloads, &slices(&answers));
     }
     let terminal = Terminal::now();
     let width = terminal.width();
     let mut lines = Vec::new();
-    for ((workload, answers), explained) in workloads.iter().zip(&answers).zip(&explained) {
+    for (at, (workload, answers)) in workloads.iter().zip(&answers).enumerate() {
         if !lines.is_empty() {
             lines.push(Line::default());
         }
         match answers.as_slice() {
-            [answer] => lines.extend(fit::explanation(workload, answer, explained.as_ref(), width)),
+            [answer] => lines.extend(fit::explanation(workload, answer, explained[at].as_ref(), width)),
             several => lines.extend(fit::summary(workload, several, options.output == Output::Wide, width)),
         }
-        let Some(fleet) = fleet else { continue };
-        if options.make_room && answers.len() > 1 && !answers.iter().any(Answer::fits) {
-            lines.extend(fit::easiest_room(fleet, workload, answers));
-        }
-        lines.extend(not_considered(workload));
+        lines.extend(easiest[at].as_ref().map(|room| fit::easiest(room.as_ref())).into_iter().flatten());
+        lines.extend(fleet.and_then(|_| not_considered(workload)));
     }
     print_lines(lines, terminal)?;
     Ok(exit(workloads, &slices(&answers)))

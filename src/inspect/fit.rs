@@ -17,12 +17,11 @@ use crate::admission::{Guess, NodeAmounts, NodeSet, Placement, Refusal, ZoneRead
 use crate::fit::{Change, MAX_TRIES, Need, NodeView, ObjectView, Room, Verdict};
 use crate::machine::IdSet;
 use crate::nrt::POLICY;
-use crate::render::Line;
 use crate::scheduler;
 
 pub use fleet::{Fleet, FleetNode, Selection, pending_pods};
 pub use local::{Local, LocalError};
-pub use report::{explanation, pending, summary};
+pub use report::{easiest, explanation, pending, summary};
 pub use workload::{Workload, WorkloadError};
 
 /// Whether a pod fits on one node.
@@ -363,7 +362,7 @@ const MAX_TRIES_OF_MANY: usize = 1000;
 /// Returns on which node the fewest pods would have to end, and which; nodes that the scheduler excludes for other
 /// reasons are left out.
 #[must_use]
-pub fn easiest_room(fleet: &Fleet, workload: &Workload, answers: &[Answer]) -> Vec<Line> {
+pub fn easiest_room(fleet: &Fleet, workload: &Workload, answers: &[Answer]) -> Option<Explanation> {
     let nodes = fleet.nodes.iter().zip(answers);
     let views = nodes.filter_map(|(node, answer)| node.refusing(&fleet.budgets, workload, answer));
     let rooms = views.take(MAX_ROOMS).filter_map(|view| {
@@ -371,10 +370,8 @@ pub fn easiest_room(fleet: &Fleet, workload: &Workload, answers: &[Answer]) -> V
         let first = sets.first()?;
         Some(((first.len(), view.violated_budgets(first)), (view, sets)))
     });
-    match rooms.min_by_key(|(size, _)| *size) {
-        Some((_, (view, sets))) => report::room_on(&view, &sets),
-        None => report::no_room(),
-    }
+    let (_, (view, sets)) = rooms.min_by_key(|(size, _)| *size)?;
+    Some(Explanation { room: Some(Room::Sets(sets)), ..Explanation::new(view, workload, false) })
 }
 
 /// Names and numbers of nodes by why the pod does not fit there; the most frequent first.

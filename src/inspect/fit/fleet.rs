@@ -173,26 +173,61 @@ const MAX_PENDING: usize = 1000;
 mod tests {
     use serde_json::json;
 
+    use crate::pod::Pod;
+
     use super::*;
+
+    /// Returns a node of one zone with four CPUs, and running pods with this many of them.
+    fn node(name: &str, available: u64, pods: &[u64]) -> FleetNode {
+        let cpu = json!({"name": "cpu", "capacity": 4, "allocatable": 4, "available": available});
+        let zone = json!({"name": "node-0", "type": "Node", "resources": [cpu]});
+        let attributes = [("topologyManagerPolicy", "restricted"), ("cpuManagerPolicy", "static")];
+        let attributes = attributes.map(|(name, value)| json!({"name": name, "value": value}));
+        let object = json!({"metadata": {"name": name}, "zones": [zone], "attributes": attributes});
+        let allocatable = json!({"cpu": "4", "memory": "8Gi", "pods": "9"});
+        let details = json!({"metadata": {"name": name}, "status": {"allocatable": allocatable}});
+        let pod = |(number, cpus): (usize, &u64)| {
+            let limits = json!({"cpu": cpus.to_string(), "memory": "1Gi"});
+            let pod = json!({
+                "metadata": {"namespace": "ns", "name": format!("{name}-{number}"), "uid": format!("{name}-{number}")},
+                "spec": {"containers": [{"name": "c", "resources": {"limits": limits}}]},
+                "status": {"phase": "Running"},
+            });
+            let pod = Pod::from_json(pod.to_string().as_bytes()).unwrap();
+            PlacedPod { pod, ..PlacedPod::default() }
+        };
+        let object = serde_json::from_value(object).unwrap();
+        let pods = pods.iter().enumerate().map(pod).collect();
+        FleetNode::new(serde_json::from_value(details).unwrap(), Some(object), pods)
+    }
+
+    fn wish(cpus: u64) -> Workload {
+        let amounts = [("cpu", cpus.to_string()), ("memory", "1Gi".to_owned())];
+        Workload::of_amounts(&amounts.map(|(name, amount)| (name.to_owned(), amount)).into()).unwrap()
+    }
+
+    #[test]
+    fn the_easiest_room_is_where_the_fewest_pods_would_end() {
+        let nodes = vec![node("a", 0, &[1, 1, 2]), node("b", 0, &[3, 1]), node("c", 0, &[2, 2])];
+        let fleet = Fleet { nodes, budgets: Vec::new() };
+        let easiest = |cpus| {
+            let workload = wish(cpus);
+            let answers = super::super::answers(&fleet, std::slice::from_ref(&workload)).remove(0);
+            let easiest = super::super::easiest_room(&fleet, &workload, &answers);
+            easiest.map(|easiest| {
+                (easiest.view.name.clone(), easiest.to_json()["room"]["sets"][0]["pods"].clone())
+            })
+        };
+        assert_eq!(easiest(3), Some(("b".to_owned(), json!(["ns/b-0"]))));
+        assert_eq!(easiest(5), None);
+    }
 
     #[test]
     fn a_pod_of_the_cluster_runs_where_it_is_and_may_fit_elsewhere() {
-        let object = |name: &str, available: u64| {
-            let cpu = json!({"name": "cpu", "capacity": 4, "allocatable": 4, "available": available});
-            let zone = json!({"name": "node-0", "type": "Node", "resources": [cpu]});
-            let attributes = [("topologyManagerPolicy", "restricted"), ("cpuManagerPolicy", "static")];
-            let attributes = attributes.map(|(name, value)| json!({"name": name, "value": value}));
-            serde_json::from_value(
-                json!({"metadata": {"name": name}, "zones": [zone], "attributes": attributes}),
-            )
+        let fleet = Fleet {
+            nodes: vec![node("a", 0, &[]), node("b", 4, &[]), node("c", 2, &[])],
+            budgets: Vec::new(),
         };
-        let node = |name: &str, available: u64| {
-            let allocatable = json!({"cpu": "4", "memory": "8Gi", "pods": "9"});
-            let details = json!({"metadata": {"name": name}, "status": {"allocatable": allocatable}});
-            let details = serde_json::from_value(details).unwrap();
-            FleetNode::new(details, Some(object(name, available).unwrap()), Vec::new())
-        };
-        let fleet = Fleet { nodes: vec![node("a", 0), node("b", 4), node("c", 2)], budgets: Vec::new() };
         let answers = |phase: &str| {
             let container = json!({"name": "c", "resources": {"limits": {"cpu": "3", "memory": "1Gi"}}});
             let pod =

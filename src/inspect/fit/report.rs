@@ -351,17 +351,15 @@ impl Explanation {
     }
 }
 
-/// Where the fewest pods would have to end.
-pub(super) fn room_on(view: &NodeView, sets: &[Vec<usize>]) -> Vec<Line> {
+/// Returns where the fewest pods would have to end: [`easiest_room`](super::easiest_room).
+#[must_use]
+pub fn easiest(explained: Option<&Explanation>) -> Vec<Line> {
+    let Some(Explanation { view, room: Some(Room::Sets(sets)), .. }) = explained else {
+        let none = "On the nodes that were tried no pods are known whose end would make room.";
+        return vec![Line::default(), Line::new(none, Style::Bad)];
+    };
     let title = Line::new(format!("The fewest pods would have to end on {}:", view.name), Style::Bold);
     [Line::default(), title].into_iter().chain(sets_of_pods(view, sets)).collect()
-}
-
-pub(super) fn no_room() -> Vec<Line> {
-    vec![
-        Line::default(),
-        Line::new("On the nodes that were tried no pods are known whose end would make room.", Style::Bad),
-    ]
 }
 
 fn room(explained: &Explanation) -> Vec<Line> {
