@@ -3,6 +3,7 @@
 mod filters;
 mod fleet;
 mod local;
+mod pod_spec;
 mod report;
 mod workload;
 
@@ -21,6 +22,7 @@ use crate::scheduler;
 
 pub use fleet::{Fleet, FleetNode, Selection, pending_pods};
 pub use local::{Local, LocalError};
+pub use pod_spec::PodSpec;
 pub use report::{easiest, explanation, pending, summary};
 pub use workload::{Workload, WorkloadError};
 

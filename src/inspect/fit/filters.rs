@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{PodSpec, Taint};
+use k8s_openapi::api::core::v1::Taint;
 
+use super::pod_spec::{PodSpec, Volume};
 use crate::cluster::{NodeDetails, is_tolerated};
 
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
@@ -23,7 +24,7 @@ pub(super) fn excluded(pod: &PodSpec, node: &NodeDetails) -> Option<&'static str
         return Some("node(s) had untolerated taint(s)");
     }
     let affinity = pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-    let required = affinity.and_then(|of| of.required_during_scheduling_ignored_during_execution.as_ref());
+    let required = affinity.and_then(|of| of.required.as_ref());
     let none = BTreeMap::new();
     let is_selected = node.slim.is_selected(pod.node_selector.as_ref().unwrap_or(&none), required);
     (!is_selected).then_some("node(s) didn't match Pod's node affinity/selector")
@@ -33,9 +34,7 @@ pub(super) fn excluded(pod: &PodSpec, node: &NodeDetails) -> Option<&'static str
 pub(super) fn not_considered(pod: &PodSpec) -> Vec<&'static str> {
     let affinity = pod.affinity.as_ref();
     let to_pods = affinity.is_some_and(|of| of.pod_affinity.is_some() || of.pod_anti_affinity.is_some());
-    let is_claim = |volume: &k8s_openapi::api::core::v1::Volume| {
-        volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some()
-    };
+    let is_claim = |volume: &Volume| volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some();
     let mut containers = pod.containers.iter().chain(pod.init_containers.iter().flatten());
     let has_ports = containers.any(|container| {
         container.ports.iter().flatten().any(|port| port.host_port.is_some_and(|port| port > 0))

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{PodSpec, Toleration};
+use k8s_openapi::api::core::v1::Toleration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::pod_spec::PodSpec;
 use crate::admission::{NodeAmounts, PodRequest};
 use crate::fit::Wish;
 use crate::pod::Pod;
