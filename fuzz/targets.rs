@@ -642,6 +642,7 @@ impl Node {
             allocatable: &self.allocatable,
             usage: &self.usage,
             terminated: &BTreeSet::new(),
+            claims: None,
             checkpoints: self.checkpoints.as_ref(),
             config: self.config.as_ref(),
             policies: None,

@@ -96,6 +96,7 @@ impl Node {
             allocatable: &self.allocatable,
             usage,
             terminated: &self.terminated,
+            claims: None,
             checkpoints: Some(&self.checkpoints),
             config: Some(&self.config),
             policies: None,

@@ -137,6 +137,7 @@ impl Snapshot {
             allocatable: response(&self.recording.allocatable)?,
             usage: response(&self.recording.usage)?,
             terminated: &self.recording.terminated,
+            claims: None,
             checkpoints: checkpoints.as_ref(),
             config: Some(response(&self.recording.config)?),
             policies: None,

@@ -7,6 +7,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::print_stdout))] // a failing test reports its location
 
 pub mod admission;
+pub mod claims;
 pub mod core_v1;
 pub mod fit;
 pub mod fragmentation;

@@ -6,6 +6,7 @@
 //! listed it.
 
 mod attributes;
+mod claimed;
 mod cpus;
 mod devices;
 mod finding;
@@ -15,6 +16,7 @@ mod unlisted;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::claims::Held;
 use crate::kubelet::{Allocatable, Checkpoints, ContainerUsage, KubeletConfig, PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
 
@@ -55,6 +57,8 @@ pub struct Inputs<'a> {
     pub terminated: &'a BTreeSet<(String, String)>,
     /// The resource managers' checkpoints, if they can be read.
     pub checkpoints: Option<&'a Checkpoints>,
+    /// What ResourceClaims hold, if they are read.
+    pub claims: Option<&'a Held>,
     /// The kubelet's configuration, if known.
     pub config: Option<&'a KubeletConfig>,
     /// Policy attributes that replace those of `config`: names and values.
@@ -148,6 +152,7 @@ pub fn account(inputs: &Inputs<'_>) -> Topology {
     cpus::account(inputs, &in_use, &mut builder, &mut findings);
     memory::account(inputs, &in_use, &mut builder, &mut findings);
     devices::account(inputs, &in_use, &mut builder, &mut findings);
+    claimed::account(inputs, &mut builder, &mut findings);
     let costs = |id| ids.iter().map(|peer| (peer, cost(inputs.machine, id, peer))).collect();
     let zones = builder.zones.into_iter().map(|(id, resources)| Zone { id, costs: costs(id), resources });
     let zones = zones.collect();

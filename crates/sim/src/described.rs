@@ -31,6 +31,7 @@ impl Case {
             allocatable: &self.allocatable,
             usage: &self.usage,
             terminated: &BTreeSet::new(),
+            claims: None,
             checkpoints: None,
             config: Some(&self.config),
             policies: None,

@@ -33,6 +33,7 @@ impl Account {
             allocatable: &scan.inventory.allocatable,
             usage: &scan.usage,
             terminated: &scan.terminated,
+            claims: scan.claims.as_deref(),
             checkpoints: scan.checkpoints.as_deref(),
             config: scan.inventory.config.as_ref(),
             policies,

@@ -226,6 +226,7 @@ fn account(recording: &Recording, machine: &Machine) -> BTreeSet<topology::Findi
         allocatable,
         usage,
         terminated: &recording.terminated,
+        claims: None,
         checkpoints: recording.checkpoints.as_ref(),
         config: recording.config.response(),
         policies: None,

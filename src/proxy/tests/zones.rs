@@ -34,6 +34,7 @@ fn accounted(
         allocatable: &Allocatable::from(v1::AllocatableResourcesResponse::decode(allocatable).unwrap()),
         usage: &Usage::from(v1::ListPodResourcesResponse::decode(listed).unwrap()),
         terminated: &BTreeSet::new(),
+        claims: None,
         checkpoints: None,
         config: None,
         policies: None,

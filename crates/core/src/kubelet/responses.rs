@@ -35,9 +35,13 @@ fn devices(groups: Vec<v1::ContainerDevices>) -> Vec<DeviceGroup> {
     groups.into_iter().map(group).collect()
 }
 
+fn claim_name(resource: &v1::DynamicResource) -> String {
+    format!("{}/{}", resource.claim_namespace, resource.claim_name)
+}
+
 fn claimed(resources: Vec<v1::DynamicResource>) -> Vec<ClaimedDevice> {
     let devices = |resource: v1::DynamicResource| {
-        let claim = format!("{}/{}", resource.claim_namespace, resource.claim_name);
+        let claim = claim_name(&resource);
         resource.claim_resources.into_iter().map(move |device| ClaimedDevice {
             claim: claim.clone(),
             driver: device.driver_name,
@@ -84,6 +88,7 @@ impl From<v1::ContainerResources> for ContainerUsage {
             cpus: cpus(container.cpu_ids),
             memory: memory(container.memory),
             devices: devices(container.devices),
+            claims: container.dynamic_resources.iter().map(claim_name).collect(),
             claimed: claimed(container.dynamic_resources),
         }
     }

@@ -159,7 +159,10 @@ pub struct ContainerUsage {
     /// Device plugin devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceGroup>,
-    /// Devices behind dynamic resource allocation. They are never in [`Allocatable`], so no zone has them.
+    /// The ResourceClaims that it refers to, as `namespace/name`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub claims: Vec<String>,
+    /// The devices that drivers returned for them. They are never in [`Allocatable`]; some drivers return none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub claimed: Vec<ClaimedDevice>,
 }

@@ -214,6 +214,7 @@ mod tests {
             cpus: cpus.parse().unwrap(),
             memory: memory.iter().map(block).collect(),
             devices: devices.iter().map(group).collect(),
+            claims: Vec::new(),
             claimed: Vec::new(),
         };
         PodUsage { containers: vec![container], ..PodUsage::default() }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::HIGHEST_ZONE;
+use crate::claims::ClaimFinding;
 use crate::machine::IdSet;
 
 /// An inconsistency in the inputs. The published amounts are safe regardless. The same inconsistency on
@@ -13,6 +14,10 @@ pub enum Finding {
     UnpublishedNodes(IdSet),
     /// The kubelet reports CPUs that are in no zone.
     UnknownCpus(String),
+    /// CPUs that both the kubelet and a claim give to somebody.
+    CpusAllocatedTwice(IdSet),
+    /// What claims hold could not be placed, or contradicts the hardware.
+    Claims(ClaimFinding),
     /// The kubelet reports much more allocatable memory than each of these nodes has.
     ImpossibleMemory {
         /// The NUMA nodes.
@@ -41,8 +46,8 @@ pub enum Finding {
 impl Finding {
     pub(super) fn resource(&self) -> Option<&str> {
         match self {
-            Self::UnpublishedNodes(_) => None,
-            Self::UnknownCpus(_) => Some("cpu"),
+            Self::UnpublishedNodes(_) | Self::Claims(_) => None,
+            Self::UnknownCpus(_) | Self::CpusAllocatedTwice(_) => Some("cpu"),
             Self::ImpossibleMemory { resource, .. }
             | Self::OverusedMemory { resource, .. }
             | Self::DevicesOnUnknownNodes { resource, .. } => Some(resource),
@@ -64,6 +69,12 @@ impl fmt::Display for Finding {
             Self::UnknownCpus(cpus) => {
                 write!(f, "the kubelet reports CPUs {cpus}, which are in no zone; they are not counted")
             }
+            Self::CpusAllocatedTwice(cpus) => write!(
+                f,
+                "the kubelet and a ResourceClaim both gave out the CPUs {cpus}: with the driver dra.cpu, \
+                 set `cpuManagerPolicy: none`"
+            ),
+            Self::Claims(finding) => finding.fmt(f),
             Self::ImpossibleMemory { nodes, resource, bytes } if nodes.len() == 1 => write!(
                 f,
                 "the kubelet offers {bytes} bytes of {resource} on {}, more than it has; ignored, the amount is \

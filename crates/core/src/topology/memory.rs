@@ -39,6 +39,10 @@ pub(super) fn account(
         }
         let used = used.remove(resource.as_str()).unwrap_or_default();
         subtract(&mut pools, &resource, used, inputs.checkpoints, findings);
+        for (id, pool) in &mut pools {
+            let held = inputs.claims.and_then(|held| held.memory.get(&(*id, resource.clone())));
+            pool.available = pool.available.saturating_sub(held.copied().unwrap_or(0));
+        }
         builder.add(&resource, |id| pools.get(&id).copied().unwrap_or_default());
     }
 }

@@ -1,6 +1,7 @@
 //! The rules of the accounting, one by one, and its properties.
 
 mod checkpoints;
+mod claims;
 mod cpus_and_memory;
 mod exclusions;
 mod generators;
@@ -54,6 +55,7 @@ struct Case {
     usage: Usage,
     terminated: BTreeSet<(String, String)>,
     checkpoints: Option<Checkpoints>,
+    claims: Option<Held>,
     config: Option<KubeletConfig>,
     policies: Option<Vec<(String, String)>>,
     remembered: BTreeSet<String>,
@@ -68,6 +70,7 @@ impl Default for Case {
             usage: Usage::default(),
             terminated: BTreeSet::new(),
             checkpoints: None,
+            claims: None,
             config: None,
             policies: None,
             remembered: BTreeSet::new(),
@@ -84,6 +87,7 @@ impl Case {
             usage: &self.usage,
             terminated: &self.terminated,
             checkpoints: self.checkpoints.as_ref(),
+            claims: self.claims.as_ref(),
             config: self.config.as_ref(),
             policies: self.policies.as_deref(),
             remembered: &self.remembered,

@@ -1,0 +1,25 @@
+//! Dynamic resource allocation: the devices of a node's ResourceSlices, and what ResourceClaims hold of them.
+//!
+//! The truth about a claim is its allocation in the API server, not the podresources List: some drivers return no
+//! devices to the kubelet, and most no share ids. A claim holds its devices as soon as it is allocated, prepared or
+//! not, since the scheduler gives them to nobody else. What is not known never makes more look available.
+//!
+//! Types are those of `resource.k8s.io` v1, read leniently; v1beta2 and v1beta1 differ only in where a device's fields
+//! are (upstream: `k8s.io/api/resource/v1/types.go`, 1.34 to 1.37).
+
+mod account;
+mod cdi;
+mod claim;
+mod inventory;
+mod slice;
+
+pub use account::{ClaimFinding, Held, HeldCpus, Inputs, account};
+pub use cdi::{CdiAllocations, parse_cdi};
+pub use claim::{Allocated, Claim, ClaimName, claims_of};
+pub use inventory::{DeviceKey, Inventory, KEPT_FOR};
+pub use slice::{Amount, Device, Slice};
+
+/// The driver that gives out CPUs (kubernetes-sigs/dra-driver-cpu).
+pub const CPU_DRIVER: &str = "dra.cpu";
+/// The driver that gives out memory and huge pages (ffromani/dra-driver-memory).
+pub const MEMORY_DRIVER: &str = "dra.memory";

@@ -1,0 +1,359 @@
+//! What claims hold of a node's CPUs, memory and devices, and where each device is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::inventory::{DeviceKey, Inventory, Pool};
+use super::slice::{Amount, Device, times_milli};
+use super::{Allocated, CPU_DRIVER, CdiAllocations, Claim, ClaimName, MEMORY_DRIVER};
+use crate::machine::{Id, IdSet, Machine};
+use crate::quantity::is_memory;
+
+/// What is known, all read at one instant.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// The node's hardware.
+    pub machine: &'a Machine,
+    /// Which NUMA nodes each socket has.
+    pub sockets: &'a BTreeMap<Id, IdSet>,
+    /// The devices of the node's slices.
+    pub inventory: &'a Inventory,
+    /// The claims of the node's pods, each once.
+    pub claims: &'a BTreeMap<ClaimName, Claim>,
+    /// What the drivers' CDI files say.
+    pub cdi: &'a CdiAllocations,
+    /// The NUMA nodes of PCI devices, as in sysfs; `None` for a device without one.
+    pub pci: &'a BTreeMap<String, Option<Id>>,
+}
+
+/// What claims hold, and the devices that they can be given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// CPUs.
+    pub cpus: HeldCpus,
+    /// Bytes by NUMA node and by `memory` or `hugepages-<size>`.
+    pub memory: BTreeMap<(Id, String), u64>,
+    /// Driver to NUMA node to number of devices: all, those that can be allocated, those of them that are not.
+    pub devices: BTreeMap<String, BTreeMap<Id, [u64; 3]>>,
+    /// What could not be placed, and what contradicts the hardware.
+    pub findings: BTreeSet<ClaimFinding>,
+}
+
+/// CPUs that claims hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeldCpus {
+    /// Those whose ids are known.
+    pub ids: IdSet,
+    /// Numbers of others by NUMA node. CPUs that may be on any of several nodes are counted on each of them.
+    pub others: BTreeMap<Id, u64>,
+}
+
+/// A device or an amount that could not be placed, or a contradiction.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ClaimFinding {
+    /// Devices of this driver are on no known NUMA node, so no zone has them.
+    NotPlaced {
+        /// The driver.
+        driver: String,
+        /// How many.
+        devices: u64,
+    },
+    /// A driver publishes a NUMA node that the machine does not have.
+    NoSuchNode {
+        /// The driver.
+        driver: String,
+        /// The device.
+        device: String,
+        /// The published node.
+        node: i64,
+    },
+    /// A driver publishes another NUMA node than the kernel.
+    OtherNode {
+        /// The driver.
+        driver: String,
+        /// The device.
+        device: String,
+        /// The published node.
+        published: Id,
+        /// The node in sysfs.
+        actual: Id,
+    },
+    /// Which CPUs a claim has is not known, nor on which of these nodes; all of them lack as many.
+    UnknownCpus {
+        /// `namespace/name` of the claim.
+        claim: String,
+        /// The NUMA nodes.
+        nodes: IdSet,
+    },
+    /// On which NUMA node a claim has memory is not known, so no zone lacks it.
+    UnknownMemory {
+        /// `namespace/name` of the claim.
+        claim: String,
+    },
+}
+
+impl fmt::Display for ClaimFinding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotPlaced { driver, devices } => write!(
+                f,
+                "the NUMA node of {devices} device{} of the driver {driver} is not known; no zone has {}",
+                if *devices == 1 { "" } else { "s" },
+                if *devices == 1 { "it" } else { "them" },
+            ),
+            Self::NoSuchNode { driver, device, node } => write!(
+                f,
+                "the driver {driver} publishes NUMA node {node} for {device}, which this machine does not have"
+            ),
+            Self::OtherNode { driver, device, published, actual } => write!(
+                f,
+                "the driver {driver} publishes NUMA node {published} for {device}, but its PCI device is on node {actual}"
+            ),
+            Self::UnknownCpus { claim, nodes } => write!(
+                f,
+                "which CPUs the claim {claim} has is not known; each of the NUMA nodes {nodes} is taken to lack as many"
+            ),
+            Self::UnknownMemory { claim } => {
+                write!(f, "on which NUMA node the claim {claim} has memory is not known; no zone lacks it")
+            }
+        }
+    }
+}
+
+/// Computes what claims hold.
+#[must_use]
+pub fn account(inputs: &Inputs<'_>) -> Held {
+    let mut accounting = Accounting { inputs, held: Held::default(), used: BTreeSet::new() };
+    for (name, claim) in inputs.claims {
+        accounting.add_claim(name, claim);
+    }
+    accounting.add_devices();
+    accounting.held
+}
+
+struct Accounting<'a> {
+    inputs: &'a Inputs<'a>,
+    held: Held,
+    /// Devices that claims hold, apart from CPUs and memory.
+    used: BTreeSet<DeviceKey>,
+}
+
+impl<'a> Accounting<'a> {
+    fn add_claim(&mut self, name: &ClaimName, claim: &'a Claim) {
+        let label = || format!("{}/{}", name.0, name.1);
+        // One file of a claim has all its CPUs.
+        let cdi = self.inputs.cdi.cpus.get(&claim.uid);
+        if let Some(cpus) = cdi {
+            self.held.cpus.ids.union_with(cpus);
+        }
+        let mut seen = BTreeSet::new();
+        // The kubelet may list a device twice; shares of one device differ in their ids or come from the claim itself.
+        for allocated in claim.devices.iter().filter(|of| !claim.uid.is_empty() || seen.insert(*of)) {
+            let key = key(allocated);
+            let device = self.inputs.inventory.device(&key);
+            let amounts = amounts(allocated, device);
+            if amounts.is_empty() {
+                self.used.insert(key);
+                continue;
+            }
+            for (resource, amount) in amounts {
+                match resource.as_str() {
+                    "cpu" if cdi.is_some() && allocated.driver == CPU_DRIVER => {}
+                    "cpu" => self.add_cpus(label, claim, allocated, device, amount),
+                    _ => self.add_memory(label, claim, allocated, device, &resource, amount),
+                }
+            }
+        }
+    }
+
+    fn add_cpus(
+        &mut self,
+        label: impl Fn() -> String,
+        claim: &Claim,
+        allocated: &Allocated,
+        device: Option<&Device>,
+        amount: u64,
+    ) {
+        if let Some(cpu) = device.and_then(|device| device.cpu) {
+            self.held.cpus.ids.insert(cpu);
+            return;
+        }
+        if let Some(cpus) = claim.cpus_of(&allocated.request).filter(|_| allocated.driver == CPU_DRIVER) {
+            self.held.cpus.ids.union_with(cpus);
+            return;
+        }
+        let machine = self.inputs.machine;
+        let with_cpus = machine.nodes.iter().filter(|node| !node.cpus.is_empty()).map(|node| node.id);
+        let of_socket = device.and_then(|device| self.inputs.sockets.get(&device.socket?)).cloned();
+        let nodes = match self.node_of(allocated, device) {
+            Some(node) => IdSet::from_iter([node]),
+            None => of_socket.unwrap_or_else(|| with_cpus.collect()),
+        };
+        for node in nodes.iter() {
+            let others = self.held.cpus.others.entry(node).or_default();
+            *others = others.saturating_add(amount);
+        }
+        if nodes.len() > 1 {
+            self.held.findings.insert(ClaimFinding::UnknownCpus { claim: label(), nodes });
+        }
+    }
+
+    fn add_memory(
+        &mut self,
+        label: impl Fn() -> String,
+        claim: &Claim,
+        allocated: &Allocated,
+        device: Option<&Device>,
+        resource: &str,
+        amount: u64,
+    ) {
+        let written = self.inputs.cdi.memory.get(&claim.uid).and_then(|of| of.get(resource));
+        let node = self.node_of(allocated, device);
+        let node = node.or_else(|| self.node_at(written?.0));
+        let Some(node) = node else {
+            self.held.findings.insert(ClaimFinding::UnknownMemory { claim: label() });
+            return;
+        };
+        let amount = if amount == 0 { written.map_or(0, |(_, bytes)| *bytes) } else { amount };
+        let held = self.held.memory.entry((node, resource.to_owned())).or_default();
+        *held = held.saturating_add(amount);
+    }
+
+    /// Returns the NUMA node of a device: what the driver publishes, else what the kernel says of its PCI address.
+    fn node_of(&mut self, allocated: &Allocated, device: Option<&Device>) -> Option<Id> {
+        let device = device?;
+        self.located(&allocated.driver, &allocated.device, device)
+    }
+
+    fn located(&mut self, driver: &str, name: &str, device: &Device) -> Option<Id> {
+        let actual = device.pci.as_ref().and_then(|pci| self.inputs.pci.get(pci).copied().flatten());
+        let actual = actual.filter(|node| self.inputs.machine.node(*node).is_some());
+        let (driver, name) = (driver.to_owned(), name.to_owned());
+        let Some(published) = device.numa else { return actual };
+        let node = match driver == MEMORY_DRIVER {
+            true => self.node_at(published),
+            false => Id::try_from(published).ok().filter(|node| self.inputs.machine.node(*node).is_some()),
+        };
+        let Some(node) = node else {
+            self.held.findings.insert(ClaimFinding::NoSuchNode { driver, device: name, node: published });
+            return actual;
+        };
+        if let Some(actual) = actual.filter(|actual| *actual != node) {
+            let finding = ClaimFinding::OtherNode { driver, device: name, published: node, actual };
+            self.held.findings.insert(finding);
+        }
+        Some(node)
+    }
+
+    /// Returns the node at a position in the directory listing sorted by name, which `dra.memory` publishes instead of
+    /// the id: `node0`, `node1`, `node10`, `node2`.
+    fn node_at(&self, position: i64) -> Option<Id> {
+        let mut nodes: Vec<(String, Id)> =
+            self.inputs.machine.nodes.iter().map(|node| (node.id.to_string(), node.id)).collect();
+        nodes.sort();
+        nodes.get(usize::try_from(position).ok()?).map(|(_, id)| *id)
+    }
+
+    /// Adds every device that is in a slice or in use.
+    fn add_devices(&mut self) {
+        let mut unplaced: BTreeMap<String, u64> = BTreeMap::new();
+        let mut add = |held: &mut Held, driver: &str, node: Option<Id>, offered: bool, used: bool| match node
+        {
+            Some(node) => {
+                let amounts = held.devices.entry(driver.to_owned()).or_default().entry(node).or_default();
+                let counts = [true, offered, offered && !used];
+                amounts.iter_mut().zip(counts).for_each(|(amount, counts)| *amount += u64::from(counts));
+            }
+            None => *unplaced.entry(driver.to_owned()).or_default() += 1,
+        };
+        let inventory = self.inputs.inventory;
+        let mut counted = BTreeSet::new();
+        for (driver, pool_name, pool) in inventory.pools() {
+            let key = |device: &str| DeviceKey {
+                driver: driver.to_owned(),
+                pool: pool_name.to_owned(),
+                device: device.to_owned(),
+            };
+            let mut sets: BTreeMap<&str, Set> = BTreeMap::new();
+            for (name, device) in &pool.devices {
+                let key = key(name);
+                let used = self.used.contains(&key);
+                counted.insert(key);
+                if !device.stands_for.is_empty() {
+                    continue;
+                }
+                if device.consumes.is_empty() {
+                    let node = self.located(driver, name, device);
+                    add(&mut self.held, driver, node, !device.is_tainted, used);
+                    continue;
+                }
+                for set in device.consumes.keys() {
+                    let whole = is_whole(pool, device, set);
+                    let node = if whole { self.located(driver, name, device) } else { None };
+                    let entry = sets.entry(set).or_default();
+                    entry.exists |= whole;
+                    entry.node = entry.node.or(node);
+                    entry.offered |= whole && !device.is_tainted;
+                    entry.used |= used;
+                }
+            }
+            for set in sets.into_values().filter(|set| set.exists) {
+                add(&mut self.held, driver, set.node, set.offered, set.used);
+            }
+        }
+        for key in self.used.difference(&counted).cloned().collect::<Vec<_>>() {
+            let device = inventory.device(&key);
+            let node = device.and_then(|device| self.located(&key.driver, &key.device, device));
+            add(&mut self.held, &key.driver, node, false, true);
+        }
+        let unplaced = unplaced.into_iter();
+        self.held
+            .findings
+            .extend(unplaced.map(|(driver, devices)| ClaimFinding::NotPlaced { driver, devices }));
+    }
+}
+
+/// What shares a counter set: one device in whatever parts.
+#[derive(Default)]
+struct Set {
+    /// Whether a device consumes all of it.
+    exists: bool,
+    node: Option<Id>,
+    offered: bool,
+    used: bool,
+}
+
+fn is_whole(pool: &Pool, device: &Device, set: &str) -> bool {
+    let (Some(all), Some(consumed)) = (pool.counters.get(set), device.consumes.get(set)) else {
+        return false;
+    };
+    all.iter().all(|(counter, amount)| consumed.get(counter) == Some(amount))
+}
+
+fn key(of: &Allocated) -> DeviceKey {
+    DeviceKey { driver: of.driver.clone(), pool: of.pool.clone(), device: of.device.clone() }
+}
+
+/// Returns what an allocated device takes of `cpu` and memory; nothing if it is a device of its own.
+fn amounts(allocated: &Allocated, device: Option<&Device>) -> BTreeMap<String, u64> {
+    let Some(device) = device else {
+        // A device that no slice has any more: the claim tells what it consumes.
+        let consumed =
+            |names: [&str; 2]| names.iter().find_map(|name| allocated.consumed.get(*name)).copied();
+        return match allocated.driver.as_str() {
+            CPU_DRIVER => [("cpu".to_owned(), consumed(["dra.cpu/cpu", "cpu"]).unwrap_or(1))].into(),
+            MEMORY_DRIVER => {
+                [("memory".to_owned(), consumed(["dra.memory/size", "size"]).unwrap_or(0))].into()
+            }
+            _ => BTreeMap::new(),
+        };
+    };
+    let amount = |amount: &Amount| match amount {
+        Amount::Fixed(amount) => *amount,
+        Amount::Consumed { capacity, milli, whole } => {
+            allocated.consumed.get(capacity).map_or(*whole, |consumed| times_milli(*consumed, *milli))
+        }
+    };
+    let known = device.stands_for.iter().filter(|(resource, _)| *resource == "cpu" || is_memory(resource));
+    known.map(|(resource, of)| (resource.clone(), amount(of))).collect()
+}

@@ -1,0 +1,123 @@
+//! The devices of the pools that are complete.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::slice::{Device, Slice};
+
+/// How long the devices of a pool count that is incomplete or gone. A kubelet that starts deletes all slices of its
+/// node, and drivers bring them back 30 seconds later (upstream: `kubelet/cm/dra/plugin/dra_plugin_manager.go`,
+/// `dynamic-resource-allocation/resourceslice`, `DefaultSyncDelay`); a driver itself may need a minute to start.
+pub const KEPT_FOR: Duration = Duration::from_secs(120);
+
+/// A device: driver, pool and name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceKey {
+    /// The driver.
+    pub driver: String,
+    /// The pool.
+    pub pool: String,
+    /// The device.
+    pub device: String,
+}
+
+/// The devices of a node's ResourceSlices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inventory {
+    /// By driver and pool.
+    pools: BTreeMap<(String, String), Pool>,
+}
+
+/// The last complete contents of a pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pool {
+    pub(super) devices: BTreeMap<String, Device>,
+    /// Counter set to counter to amount.
+    pub(super) counters: BTreeMap<String, BTreeMap<String, u64>>,
+    /// Devices in use that the complete contents do not have: removed, or of a pool that is not complete yet.
+    others: BTreeMap<String, Device>,
+    /// Since when the pool is incomplete or gone, as time since any fixed moment.
+    lost_since: Option<Duration>,
+    /// Whether it has been for too long.
+    pub(super) is_lost: bool,
+}
+
+impl Inventory {
+    /// Takes the node's slices as they are `now`, in time since any fixed moment. Devices `in_use` stay known when
+    /// their pool no longer has them.
+    pub fn update(&mut self, slices: &[Slice], in_use: &BTreeSet<DeviceKey>, now: Duration) {
+        let mut by_pool: BTreeMap<(String, String), Vec<&Slice>> = BTreeMap::new();
+        for slice in slices {
+            by_pool.entry((slice.driver.clone(), slice.pool.clone())).or_default().push(slice);
+        }
+        let mut used: BTreeMap<(String, String), BTreeSet<&str>> = BTreeMap::new();
+        for DeviceKey { driver, pool, device } in in_use {
+            used.entry((driver.clone(), pool.clone())).or_default().insert(device);
+        }
+        let names: BTreeSet<(String, String)> = self.pools.keys().chain(by_pool.keys()).cloned().collect();
+        let none = BTreeSet::new();
+        for name in names {
+            let slices = by_pool.get(&name).map(Vec::as_slice).unwrap_or_default();
+            let used = used.get(&name).unwrap_or(&none);
+            self.pools.entry(name).or_default().update(slices, used, now);
+        }
+        self.pools.retain(|_, pool| !pool.is_lost || !pool.others.is_empty());
+    }
+
+    /// Returns when a pool that is lost now stops counting; `None` without one.
+    #[must_use]
+    pub fn next_loss(&self) -> Option<Duration> {
+        let lost = self.pools.values().filter(|pool| !pool.is_lost);
+        lost.filter_map(|pool| pool.lost_since).min().map(|since| since + KEPT_FOR)
+    }
+
+    /// Returns a device that is or was in a slice.
+    #[must_use]
+    pub fn device(&self, key: &DeviceKey) -> Option<&Device> {
+        let pool = self.pools.get(&(key.driver.clone(), key.pool.clone()))?;
+        pool.devices.get(&key.device).or_else(|| pool.others.get(&key.device))
+    }
+
+    /// Returns the names of the drivers with a pool.
+    pub fn drivers(&self) -> BTreeSet<&str> {
+        self.pools.keys().map(|(driver, _)| driver.as_str()).collect()
+    }
+
+    pub(super) fn pools(&self) -> impl Iterator<Item = (&str, &str, &Pool)> {
+        self.pools.iter().map(|((driver, pool), of)| (driver.as_str(), pool.as_str(), of))
+    }
+}
+
+impl Pool {
+    fn update(&mut self, slices: &[&Slice], used: &BTreeSet<&str>, now: Duration) {
+        let newest = slices.iter().map(|slice| slice.generation).max();
+        let slices: Vec<&&Slice> = slices.iter().filter(|slice| Some(slice.generation) == newest).collect();
+        let listed = slices.iter().flat_map(|slice| &slice.devices);
+        let devices: BTreeMap<&String, &Device> =
+            listed.clone().map(|(name, device)| (name, device)).collect();
+        let expected = slices.first().map_or(0, |slice| slice.slices);
+        let is_complete = expected > 0 && slices.len() as u64 == expected && devices.len() == listed.count();
+        let before = std::mem::take(&mut self.others);
+        if is_complete {
+            let former = std::mem::take(&mut self.devices);
+            self.others.extend(former);
+            self.devices = devices.into_iter().map(|(name, device)| (name.clone(), device.clone())).collect();
+            self.counters = slices.iter().flat_map(|slice| slice.counters.clone()).collect();
+            self.lost_since = None;
+        } else {
+            let partial = devices.into_iter().map(|(name, device)| (name.clone(), device.clone()));
+            self.others.extend(partial);
+            self.lost_since.get_or_insert(now);
+        }
+        self.is_lost = self.lost_since.is_some_and(|since| now.saturating_sub(since) >= KEPT_FOR);
+        if self.is_lost {
+            self.others.append(&mut self.devices);
+            self.counters.clear();
+        }
+        for (name, device) in before {
+            self.others.entry(name).or_insert(device);
+        }
+        let devices = &self.devices;
+        self.others.retain(|name, _| used.contains(name.as_str()) && !devices.contains_key(name));
+    }
+}

@@ -1,0 +1,452 @@
+//! Claims beside what the kubelet allocates: two nodes of eight CPUs each, of which 0 and 8 are reserved, with the CPU
+//! Manager's policy `none`, memory of 16 GiB, and a GPU and a NIC.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::claims::{
+    self, CdiAllocations, Claim, ClaimFinding, ClaimName, DeviceKey, Inventory, KEPT_FOR, Slice, claims_of,
+    parse_cdi,
+};
+use crate::kubelet::ClaimedDevice;
+
+#[derive(Default)]
+struct World {
+    slices: Vec<Slice>,
+    claims: BTreeMap<ClaimName, Claim>,
+    cdi: CdiAllocations,
+    pci: BTreeMap<String, Option<Id>>,
+    case: Option<Case>,
+}
+
+fn machine() -> Machine {
+    let node = |id: Id, cpus: &str| NumaNode { id, cpus: ids(cpus), memory: 16 * GIB, ..NumaNode::default() };
+    Machine { nodes: vec![node(0, "0-3,8-11"), node(1, "4-7,12-15")], numa: true, ..Machine::default() }
+}
+
+fn case() -> Case {
+    let config = KubeletConfig {
+        cpu_manager_policy: "none".into(),
+        memory_manager_policy: "None".into(),
+        reserved_system_cpus: ids("0,8"),
+        ..KubeletConfig::default()
+    };
+    Case { machine: machine(), config: Some(config), ..Case::default() }
+}
+
+/// Returns a slice of a pool that it is all of.
+fn slice(driver: &str, devices: Value, counters: Value) -> Slice {
+    let pool = json!({"name": "worker", "generation": 3, "resourceSliceCount": 1});
+    let spec = json!({"driver": driver, "pool": pool, "devices": devices, "sharedCounters": counters});
+    Slice::from_json(json!({"metadata": {"name": driver}, "spec": spec}).to_string().as_bytes()).unwrap()
+}
+
+fn device(name: &str, attributes: Value) -> Value {
+    json!({"name": name, "attributes": attributes})
+}
+
+/// Returns a slice with the devices that `dra.cpu` gives out by count.
+fn grouped() -> Slice {
+    let of_node = |name: &str, node: u64, cpus: u64| {
+        json!({"name": name, "attributes": {"dra.cpu/numaNodeID": {"int": node}}, "allowMultipleAllocations": true,
+            "capacity": {"dra.cpu/cpu": {"value": cpus.to_string()}}})
+    };
+    let socket = json!({"name": "cpudevsocket000", "attributes": {"dra.cpu/socketID": {"int": 0}},
+        "allowMultipleAllocations": true, "capacity": {"dra.cpu/cpu": {"value": "14"}}});
+    let machine = json!({"name": "cpudevmachine", "capacity": {"dra.cpu/cpu": {"value": "14"}}});
+    let devices = json!([of_node("cpudevnuma000", 0, 6), of_node("cpudevnuma001", 1, 8), socket, machine]);
+    slice("dra.cpu", devices, Value::Null)
+}
+
+fn result(driver: &str, device: &str) -> Value {
+    json!({"request": "r", "driver": driver, "pool": "worker", "device": device})
+}
+
+fn cpus(device: &str, count: u64) -> Value {
+    let mut result = result("dra.cpu", device);
+    result["consumedCapacity"] = json!({"dra.cpu/cpu": count.to_string()});
+    result
+}
+
+impl World {
+    fn with(slices: Vec<Slice>) -> Self {
+        Self { slices, ..Self::default() }
+    }
+
+    fn claim(mut self, name: &str, results: &[Value]) -> Self {
+        let allocation = json!({"devices": {"results": results}});
+        let claim = json!({"metadata": {"uid": name}, "status": {"allocation": allocation}});
+        let claim = Claim::from_json(claim.to_string().as_bytes()).unwrap();
+        self.claims.insert(("ns".to_owned(), name.to_owned()), claim);
+        self
+    }
+
+    /// Adds a CDI file as the driver writes it.
+    fn cdi(mut self, kind: &str, uid: &str, variable: &str) -> Self {
+        let edits = json!({"env": [variable]});
+        let devices = json!([{"name": format!("claim-{uid}"), "containerEdits": edits}]);
+        let file = json!({"cdiVersion": "0.8.0", "kind": kind, "devices": devices});
+        parse_cdi(file.to_string().as_bytes(), &mut self.cdi).unwrap();
+        self
+    }
+
+    fn used(&self) -> BTreeSet<DeviceKey> {
+        let devices = self.claims.values().flat_map(|claim| &claim.devices);
+        let key = |of: &claims::Allocated| DeviceKey {
+            driver: of.driver.clone(),
+            pool: of.pool.clone(),
+            device: of.device.clone(),
+        };
+        devices.map(key).collect()
+    }
+
+    fn inventory(&self) -> Inventory {
+        let mut inventory = Inventory::default();
+        inventory.update(&self.slices, &self.used(), Duration::ZERO);
+        inventory
+    }
+
+    fn topology(&self) -> Topology {
+        self.topology_of(&self.inventory())
+    }
+
+    fn topology_of(&self, inventory: &Inventory) -> Topology {
+        let mut case = self.case.clone().unwrap_or_else(case);
+        case.claims = Some(claims::account(&claims::Inputs {
+            machine: &case.machine,
+            sockets: &[(0, ids("0-1"))].into(),
+            inventory,
+            claims: &self.claims,
+            cdi: &self.cdi,
+            pci: &self.pci,
+        }));
+        case.account()
+    }
+
+    /// Returns capacity, allocatable and available of both zones.
+    fn of(&self, resource: &str) -> [[u64; 3]; 2] {
+        amounts(&self.topology(), resource)
+    }
+
+    fn findings(&self) -> Vec<String> {
+        self.topology().findings.iter().map(ToString::to_string).collect()
+    }
+}
+
+fn amounts(topology: &Topology, resource: &str) -> [[u64; 3]; 2] {
+    let of = |zone: &Zone| {
+        zone.resources.get(resource).map_or([u64::MAX; 3], |a| [a.capacity, a.allocatable, a.available])
+    };
+    [of(&topology.zones[0]), of(&topology.zones[1])]
+}
+
+const CPU_KIND: &str = "dra.k8s.io/cpu";
+
+#[test]
+fn without_claims_all_is_available() {
+    let world = World::with(vec![grouped()]);
+    assert_eq!(world.of("cpu"), [[8, 6, 6], [8, 8, 8]]);
+    assert!(!world.topology().zones[0].resources.contains_key("dra.cpu"), "CPUs are not devices as well");
+}
+
+#[test]
+fn cpus_by_count_are_taken_by_id_if_known_else_by_amount() {
+    let world = || World::with(vec![grouped()]).claim("a", &[cpus("cpudevnuma001", 4)]);
+    assert_eq!(world().of("cpu"), [[8, 6, 6], [8, 8, 4]]);
+    let known = world().cdi(CPU_KIND, "a", "DRA_CPUSET_a=4-7");
+    assert_eq!(known.of("cpu"), [[8, 6, 6], [8, 8, 4]]);
+    assert!(known.findings().is_empty(), "{:?}", known.findings());
+    // The ids are what counts, whatever the node of the device.
+    assert_eq!(world().cdi(CPU_KIND, "a", "DRA_CPUSET_a=2-5").of("cpu"), [[8, 6, 4], [8, 8, 6]]);
+    // A file of another claim.
+    assert_eq!(world().cdi(CPU_KIND, "b", "DRA_CPUSET_a=1-3").of("cpu"), [[8, 6, 6], [8, 8, 4]]);
+}
+
+#[test]
+fn cpus_one_by_one_are_taken_by_their_attribute() {
+    let cpu = |name: &str, cpu: u64| device(name, json!({"dra.cpu/cpuID": {"int": cpu}}));
+    let slice = slice("dra.cpu", json!([cpu("cpudev000", 1), cpu("cpudev001", 9)]), Value::Null);
+    let world = World::with(vec![slice])
+        .claim("a", &[result("dra.cpu", "cpudev000"), result("dra.cpu", "cpudev001")]);
+    assert_eq!(world.of("cpu"), [[8, 6, 4], [8, 8, 8]]);
+}
+
+#[test]
+fn claims_on_one_device_add_up() {
+    let two = [cpus("cpudevnuma001", 2)];
+    let world = World::with(vec![grouped()]).claim("a", &two).claim("b", &two);
+    assert_eq!(world.of("cpu"), [[8, 6, 6], [8, 8, 4]]);
+}
+
+#[test]
+fn cpus_of_a_socket_may_be_on_any_of_its_nodes() {
+    let world = || World::with(vec![grouped()]).claim("a", &[cpus("cpudevsocket000", 4)]);
+    assert_eq!(world().of("cpu"), [[8, 6, 2], [8, 8, 4]]);
+    assert_eq!(world().findings().len(), 1);
+    let known = world().cdi(CPU_KIND, "a", "DRA_CPUSET_a=2-5");
+    assert_eq!(known.of("cpu"), [[8, 6, 4], [8, 8, 6]]);
+    assert!(known.findings().is_empty());
+}
+
+#[test]
+fn cpus_of_the_machine_are_in_the_claim() {
+    let opaque = json!({"driver": "dra.cpu", "parameters": {"cpuConfig": {"cpuset": "2-5"}}});
+    let devices =
+        json!({"results": [cpus("cpudevmachine", 4)], "config": [{"requests": ["r"], "opaque": opaque}]});
+    let claim = json!({"metadata": {"uid": "a"}, "status": {"allocation": {"devices": devices}}});
+    let mut world = World::with(vec![grouped()]);
+    world.claims.insert(("ns".into(), "a".into()), Claim::from_json(claim.to_string().as_bytes()).unwrap());
+    assert_eq!(world.of("cpu"), [[8, 6, 4], [8, 8, 6]]);
+}
+
+#[test]
+fn cpus_that_the_kubelet_gave_out_too_count_once() {
+    let config = KubeletConfig { cpu_manager_policy: "static".into(), ..case().config.unwrap() };
+    let case = Case {
+        allocatable: Allocatable { cpus: ids("1-7,9-15"), ..Allocatable::default() },
+        usage: Usage { pods: vec![pod("a", container("main", "4-5", vec![]))] },
+        config: Some(config),
+        ..case()
+    };
+    let world = World { case: Some(case), ..World::with(vec![grouped()]) };
+    let world = world.claim("a", &[cpus("cpudevnuma001", 4)]).cdi(CPU_KIND, "a", "DRA_CPUSET_a=4-7");
+    assert_eq!(world.of("cpu"), [[8, 6, 6], [8, 8, 4]]);
+    assert!(world.findings()[0].contains("both gave out the CPUs 4-5"), "{:?}", world.findings());
+}
+
+#[test]
+fn a_reserved_cpu_is_not_taken_from_what_is_available() {
+    let world = World::with(vec![grouped()]).claim("a", &[cpus("cpudevnuma000", 2)]);
+    assert_eq!(world.cdi(CPU_KIND, "a", "DRA_CPUSET_a=0-1").of("cpu"), [[8, 6, 5], [8, 8, 8]]);
+}
+
+#[test]
+fn memory_leaves_its_node() {
+    let of = |name: &str, node: u64, size: &str| {
+        json!({"name": name, "allowMultipleAllocations": true, "capacity": {"size": {"value": "16Gi"}},
+            "attributes": {"resource.kubernetes.io/numaNode": {"int": node},
+                "resource.kubernetes.io/pageSize": {"string": size}}})
+    };
+    let slice =
+        slice("dra.memory", json!([of("memory-x", 0, "4k"), of("hugepages-2m-y", 1, "2m")]), Value::Null);
+    let result = |device: &str, size: &str| {
+        let mut result = result("dra.memory", device);
+        result["consumedCapacity"] = json!({"size": size});
+        result
+    };
+    let mut case = case();
+    case.machine.nodes[1].hugepages = [(2 * MIB, 1024)].into();
+    let world = World { case: Some(case), ..World::with(vec![slice]) };
+    let world = world.claim("a", &[result("memory-x", "4Gi"), result("hugepages-2m-y", "1Gi")]);
+    assert_eq!(world.of("memory"), [[16 * GIB, 16 * GIB, 12 * GIB], [16 * GIB, 14 * GIB, 14 * GIB]]);
+    assert_eq!(world.of("hugepages-2Mi"), [[0, 0, 0], [2 * GIB, 2 * GIB, GIB]]);
+    // After a restart of the driver its devices have other names.
+    let gone = World::default().claim("a", &[result("memory-z", "4Gi")]);
+    assert_eq!(gone.of("memory"), [[16 * GIB; 3]; 2]);
+    assert_eq!(gone.findings().len(), 1);
+    let told = gone.cdi("dra.k8s.io/memory", "a", "DRAMEMORY_a_memory=numanode:1,size:4Gi");
+    assert_eq!(told.of("memory"), [[16 * GIB; 3], [16 * GIB, 16 * GIB, 12 * GIB]]);
+}
+
+const GPU: &str = "gpu.example.com";
+
+fn gpu(numa: Value) -> Value {
+    device("gpu-0", json!({"resource.kubernetes.io/numaNode": numa}))
+}
+
+#[test]
+fn a_gpu_is_on_the_first_node_of_its_list() {
+    let world = World::with(vec![slice(GPU, json!([gpu(json!({"ints": [1, 0]}))]), Value::Null)]);
+    assert_eq!(world.of(GPU), [[0, 0, 0], [1, 1, 1]]);
+    let world = world.claim("a", &[result(GPU, "gpu-0")]);
+    assert_eq!(world.of(GPU), [[0, 0, 0], [1, 1, 0]]);
+}
+
+#[test]
+fn administrators_take_nothing_and_taints_keep_pods_away() {
+    let slice = |taint: &str| {
+        let mut gpu = gpu(json!({"int": 1}));
+        gpu["taints"] = json!([{"key": "k", "effect": taint}]);
+        slice(GPU, json!([gpu]), Value::Null)
+    };
+    let mut admin = result(GPU, "gpu-0");
+    admin["adminAccess"] = json!(true);
+    assert_eq!(World::with(vec![slice("None")]).claim("a", &[admin]).of(GPU), [[0, 0, 0], [1, 1, 1]]);
+    for effect in ["NoSchedule", "NoExecute"] {
+        assert_eq!(World::with(vec![slice(effect)]).of(GPU), [[0, 0, 0], [1, 0, 0]]);
+    }
+}
+
+#[test]
+fn a_device_in_parts_counts_once() {
+    let part = |name: &str, memory: u64| {
+        let counters =
+            json!([{"counterSet": "gpu-0", "counters": {"memory": {"value": memory.to_string()}}}]);
+        json!({"name": name, "consumesCounters": counters, "attributes": {"resource.kubernetes.io/numaNode": {"int": 1}}})
+    };
+    let parts = (0..7).map(|number| part(&format!("mig-{number}"), 10));
+    let devices: Vec<Value> = parts.chain([part("gpu-0", 80)]).collect();
+    let counters = json!([{"name": "gpu-0", "counters": {"memory": {"value": "80"}}}]);
+    let world = World::with(vec![slice(GPU, json!(devices), counters)]);
+    assert_eq!(world.of(GPU), [[0, 0, 0], [1, 1, 1]]);
+    assert_eq!(world.claim("a", &[result(GPU, "mig-3")]).of(GPU), [[0, 0, 0], [1, 1, 0]]);
+}
+
+#[test]
+fn a_claim_counts_though_the_list_shows_no_device() {
+    let nic = device("eth1", json!({"dra.net/numaNode": {"int": 1}}));
+    let world = World::with(vec![slice("dra.net", json!([nic]), Value::Null)]);
+    assert_eq!(world.claim("a", &[result("dra.net", "eth1")]).of("dra.net"), [[0, 0, 0], [1, 1, 0]]);
+}
+
+#[test]
+fn an_incomplete_pool_counts_as_before_for_a_while() {
+    let complete = slice(GPU, json!([gpu(json!({"int": 1}))]), Value::Null);
+    let next = Slice { generation: 7, slices: 2, devices: Vec::new(), ..complete.clone() };
+    let twice =
+        Slice { devices: [&complete.devices[..], &complete.devices[..]].concat(), ..complete.clone() };
+    for slices in [vec![], vec![next.clone()], vec![complete.clone(), next], vec![twice]] {
+        let mut world = World::with(vec![complete.clone()]);
+        let mut inventory = world.inventory();
+        let mut at = |world: &World, seconds: u64| {
+            inventory.update(&slices, &world.used(), Duration::from_secs(seconds));
+            (amounts(&world.topology_of(&inventory), GPU), inventory.next_loss())
+        };
+        let loss = Some(Duration::from_secs(1) + KEPT_FOR);
+        assert_eq!(at(&world, 1), ([[0, 0, 0], [1, 1, 1]], loss));
+        assert_eq!(at(&world, 120), ([[0, 0, 0], [1, 1, 1]], loss));
+        world = world.claim("a", &[result(GPU, "gpu-0")]);
+        assert_eq!(at(&world, 121), ([[0, 0, 0], [1, 0, 0]], None), "what is in use is still there");
+        world.claims.clear();
+        let gone = at(&world, 122).0;
+        assert_eq!(gone, [[u64::MAX; 3]; 2], "no zone lists it");
+    }
+}
+
+#[test]
+fn a_device_that_left_its_pool_stays_while_it_is_in_use() {
+    let before = slice(GPU, json!([gpu(json!({"int": 1}))]), Value::Null);
+    let world = World::with(vec![before]).claim("a", &[result(GPU, "gpu-0")]);
+    let mut inventory = world.inventory();
+    let after = slice(GPU, json!([device("gpu-1", json!({"numaNode": {"int": 0}}))]), Value::Null);
+    inventory.update(&[after.clone()], &world.used(), Duration::from_secs(1));
+    assert_eq!(amounts(&world.topology_of(&inventory), GPU), [[1, 1, 1], [1, 0, 0]]);
+    inventory.update(&[after], &BTreeSet::new(), Duration::from_secs(2));
+    let free = World::default();
+    assert_eq!(amounts(&free.topology_of(&inventory), GPU), [[1, 1, 1], [0, 0, 0]]);
+}
+
+#[test]
+fn a_claim_counts_once_for_all_its_pods_and_containers() {
+    let claimed = |device: &str| ClaimedDevice {
+        claim: "ns/a".into(),
+        driver: GPU.into(),
+        pool: "worker".into(),
+        device: device.into(),
+        share: None,
+    };
+    let container = ContainerUsage {
+        claims: vec!["ns/a".into(), "ns/empty".into()],
+        claimed: vec![claimed("gpu-0"), claimed("gpu-0")],
+        ..ContainerUsage::default()
+    };
+    let usage = Usage { pods: ["a", "b", "c"].map(|name| pod(name, container.clone())).into() };
+    let listed = claims_of(&usage);
+    let counts: Vec<(&str, usize)> =
+        listed.iter().map(|((_, name), devices)| (name.as_str(), devices.len())).collect();
+    assert_eq!(counts, [("a", 1), ("empty", 0)]);
+}
+
+#[test]
+fn the_node_of_a_device_is_what_its_driver_or_else_the_kernel_says() {
+    let world = |driver: &str, attributes: Value| {
+        let world = World::with(vec![slice(driver, json!([device("d", attributes)]), Value::Null)]);
+        World {
+            pci: [("0000:8a:00.0".to_owned(), Some(1)), ("0000:01:00.0".to_owned(), None)].into(),
+            ..world
+        }
+    };
+    let node = |driver: &str, attributes: Value| {
+        let topology = world(driver, attributes).topology();
+        topology
+            .zones
+            .iter()
+            .find(|zone| zone.resources.get(driver).is_some_and(|of| of.capacity == 1))
+            .map(|zone| zone.id)
+    };
+    let pci = json!({"string": "0000:8a:00.0"});
+    assert_eq!(node(GPU, json!({"numa": {"int": 1}})), Some(1), "a name of the driver's own");
+    assert_eq!(node(GPU, json!({"gpu.example.com/numaNode": {"int": 1}})), Some(1));
+    assert_eq!(node("other.example.com", json!({"gpu.example.com/numaNode": {"int": 1}})), None);
+    assert_eq!(node(GPU, json!({"resource.kubernetes.io/pciBusID": pci})), Some(1));
+    assert_eq!(
+        node(GPU, json!({"dra.net/numaNode": {"int": -1}, "pciAddress": pci})),
+        Some(1),
+        "-1 is unknown"
+    );
+    assert_eq!(node(GPU, json!({"pciAddress": {"string": "0000:01:00.0"}})), None);
+    assert_eq!(node(GPU, json!({})), None);
+    let wrong = world(GPU, json!({"numa": {"int": 0}, "pciAddress": pci}));
+    assert!(wrong.findings()[0].contains("its PCI device is on node 1"), "{:?}", wrong.findings());
+    let missing = world(GPU, json!({"numa": {"int": 7}}));
+    let findings = missing.topology().findings;
+    let expected = [
+        ClaimFinding::NotPlaced { driver: GPU.into(), devices: 1 },
+        ClaimFinding::NoSuchNode { driver: GPU.into(), device: "d".into(), node: 7 },
+    ];
+    assert_eq!(findings, expected.map(Finding::Claims).into());
+}
+
+#[test]
+fn the_position_that_the_memory_driver_publishes_is_not_an_id() {
+    let node = |id: Id| NumaNode { id, memory: GIB, ..NumaNode::default() };
+    let machine = Machine { nodes: [0, 2, 10].map(node).into(), numa: true, ..Machine::default() };
+    let attributes = json!({"resource.kubernetes.io/numaNode": {"int": 1}});
+    let mut device = device("m", attributes);
+    device["capacity"] = json!({"size": {"value": "1Gi"}});
+    let world = World::with(vec![slice("dra.memory", json!([device]), Value::Null)]);
+    let world = World { case: Some(Case { machine, ..case() }), ..world };
+    let topology = world.claim("a", &[result("dra.memory", "m")]).topology();
+    let free: Vec<(Id, u64)> = topology
+        .zones
+        .iter()
+        .filter(|zone| zone.resources["memory"].capacity > 0)
+        .map(|zone| (zone.id, zone.resources["memory"].available))
+        .collect();
+    assert_eq!(free, [(0, GIB), (2, GIB), (10, 0)], "node10 comes before node2");
+}
+
+#[test]
+fn any_device_may_stand_for_cpus_and_memory() {
+    let mapping = json!({
+        "cpu": {"mapping": {"deviceMultiplier": "2"}},
+        "memory": {"mapping": {"capacityKey": "size", "capacityMultiplier": "1Gi"}},
+        "ephemeral-storage": {"mapping": {"deviceMultiplier": "1"}},
+    });
+    let mut device = device("d", json!({"resource.kubernetes.io/numaNode": {"int": 1}}));
+    device["nodeAllocatableResources"] = mapping;
+    device["capacity"] = json!({"size": {"value": "8"}});
+    let world = World::with(vec![slice("node.example.com", json!([device]), Value::Null)]);
+    let mut part = result("node.example.com", "d");
+    let whole = World::with(world.slices.clone()).claim("a", &[part.clone()]);
+    assert_eq!((whole.of("cpu"), whole.of("memory")[1][2]), ([[8, 6, 6], [8, 8, 6]], 8 * GIB));
+    part["consumedCapacity"] = json!({"size": "3"});
+    assert_eq!(world.claim("a", &[part]).of("memory")[1][2], 13 * GIB);
+}
+
+#[test]
+fn a_slice_of_the_first_beta_is_read() {
+    let basic = json!({"attributes": {"numa": {"int": 1}}, "capacity": {"memory": {"value": "80Gi"}}});
+    let world = World::with(vec![slice(GPU, json!([{"name": "gpu-0", "basic": basic}]), Value::Null)]);
+    assert_eq!(world.of(GPU), [[0, 0, 0], [1, 1, 1]]);
+}
+
+#[test]
+fn a_driver_cannot_take_the_name_of_another_resource() {
+    for name in ["cpu", "memory", "hugepages-2Mi", "example.com/nic"] {
+        let slice = slice(name, json!([device("d", json!({"numa": {"int": 0}}))]), Value::Null);
+        assert_eq!(World::with(vec![slice]).topology().zones, World::default().topology().zones);
+    }
+}
