@@ -4,6 +4,7 @@
 //! newest by then.
 
 mod agents;
+mod claims;
 mod error;
 mod events;
 mod frames;
@@ -49,6 +50,7 @@ use crate::util::error_chain::chain;
 
 pub use crate::watch_event::WatchEvent;
 pub use agents::{SlimContainer, SlimDaemonSet, SlimPodSpec, pod_labels, runs_agents};
+pub use claims::{DraVersion, WatchedSlice};
 pub use error::ClusterError;
 pub use events::{EVENTS_NAMESPACE, EventPoster, Regarding};
 pub use frames::FrameSplitter;

@@ -13,13 +13,39 @@ mod claim;
 mod inventory;
 mod slice;
 
-pub use account::{ClaimFinding, Held, HeldCpus, Inputs, account};
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::machine::{Id, IdSet};
+
+pub use account::{ClaimFinding, Held, HeldCpus, account};
 pub use cdi::{CdiAllocations, parse_cdi};
-pub use claim::{Allocated, Claim, ClaimName, claims_of};
+pub use claim::{Allocated, Claim, ClaimInUse, claims_of};
 pub use inventory::{DeviceKey, Inventory, KEPT_FOR};
-pub use slice::{Amount, Device, Slice};
+pub use slice::{Amount, Device, Slice, SliceObject};
 
 /// The driver that gives out CPUs (kubernetes-sigs/dra-driver-cpu).
 pub const CPU_DRIVER: &str = "dra.cpu";
 /// The driver that gives out memory and huge pages (ffromani/dra-driver-memory).
 pub const MEMORY_DRIVER: &str = "dra.memory";
+
+/// What was read of the claims of a node at one instant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct NodeClaims {
+    /// The devices of the node's slices.
+    pub inventory: Inventory,
+    /// The claims of the node's pods, by `namespace/name`.
+    pub claims: BTreeMap<String, ClaimInUse>,
+    /// What the drivers' CDI files say.
+    #[serde(skip_serializing_if = "CdiAllocations::is_empty")]
+    pub cdi: CdiAllocations,
+    /// The NUMA nodes of PCI devices, by the address that a driver publishes, as in sysfs; `None` for a device without
+    /// one.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub pci: BTreeMap<String, Option<Id>>,
+    /// Which NUMA nodes each socket has, if a driver gives out CPUs by socket.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub sockets: BTreeMap<Id, IdSet>,
+}

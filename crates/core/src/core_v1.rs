@@ -84,12 +84,25 @@ impl From<core::Pod> for ApiPod {
                 init_containers: spec.init_containers.into_iter().map(ApiContainer::from).collect(),
                 containers: spec.containers.into_iter().map(ApiContainer::from).collect(),
                 resources: spec.resources.map(Resources::from),
+                resource_claims: spec
+                    .resource_claims
+                    .into_iter()
+                    .map(|of| claim(of.resource_claim_name))
+                    .collect(),
             },
             status: api::Status {
                 phase: status.phase.into(),
                 qos_class: status.qos_class.into(),
                 init_container_statuses: statuses(status.init_container_statuses),
                 container_statuses: statuses(status.container_statuses),
+                resource_claim_statuses: status
+                    .resource_claim_statuses
+                    .into_iter()
+                    .map(|of| claim(of.resource_claim_name))
+                    .collect(),
+                extended_resource_claim_status: status
+                    .extended_resource_claim_status
+                    .map(|of| claim(of.resource_claim_name)),
             },
         }
     }
@@ -118,6 +131,10 @@ fn amounts(quantities: BTreeMap<String, core::Quantity>) -> Amounts {
         text => text,
     };
     quantities.into_iter().map(|(name, quantity)| (name.into(), Amount::read(&text(quantity)))).collect()
+}
+
+fn claim(name: String) -> api::ClaimReference {
+    api::ClaimReference { resource_claim_name: Some(name.into()) }
 }
 
 fn statuses(statuses: Vec<core::ContainerStatus>) -> Vec<api::ContainerStatus> {

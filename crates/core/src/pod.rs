@@ -49,6 +49,8 @@ pub struct Pod {
     /// allocates no exclusive CPUs or memory to its containers, unless the feature gate
     /// `PodLevelResourceManagers` is on.
     pub pod_level: Option<Box<Container>>,
+    /// The names of its ResourceClaims, sorted; those of templates once they are made.
+    pub claims: Box<[Box<str>]>,
     /// Containers in the order of the specification, init containers first. Ephemeral containers are left
     /// out.
     pub containers: Box<[Container]>,

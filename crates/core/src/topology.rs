@@ -16,7 +16,7 @@ mod unlisted;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::claims::Held;
+use crate::claims::{self, Held, NodeClaims};
 use crate::kubelet::{Allocatable, Checkpoints, ContainerUsage, KubeletConfig, PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
 
@@ -57,8 +57,8 @@ pub struct Inputs<'a> {
     pub terminated: &'a BTreeSet<(String, String)>,
     /// The resource managers' checkpoints, if they can be read.
     pub checkpoints: Option<&'a Checkpoints>,
-    /// What ResourceClaims hold, if they are read.
-    pub claims: Option<&'a Held>,
+    /// The node's ResourceClaims and devices, if they are read.
+    pub claims: Option<&'a NodeClaims>,
     /// The kubelet's configuration, if known.
     pub config: Option<&'a KubeletConfig>,
     /// Policy attributes that replace those of `config`: names and values.
@@ -93,6 +93,7 @@ impl<'a> Inputs<'a> {
 struct InUse<'a> {
     pods: Vec<&'a PodUsage>,
     unlisted: unlisted::Unlisted<'a>,
+    claims: Held,
 }
 
 impl<'a> InUse<'a> {
@@ -101,6 +102,7 @@ impl<'a> InUse<'a> {
         Self {
             pods: inputs.active_pods().filter(|pod| inputs.counts(pod)).collect(),
             unlisted: unlisted.unwrap_or_default(),
+            claims: inputs.claims.map(|claims| held(inputs, claims)).unwrap_or_default(),
         }
     }
 
@@ -108,6 +110,10 @@ impl<'a> InUse<'a> {
         let listed = self.pods.iter().flat_map(|pod| &pod.containers);
         listed.chain(self.unlisted.containers.iter().copied())
     }
+}
+
+fn held(inputs: &Inputs<'_>, claims: &NodeClaims) -> Held {
+    claims::account(inputs.machine, claims, |namespace, pod| !inputs.rules.exclude.pod(namespace, pod))
 }
 
 /// The computed topology of one node.
@@ -152,7 +158,7 @@ pub fn account(inputs: &Inputs<'_>) -> Topology {
     cpus::account(inputs, &in_use, &mut builder, &mut findings);
     memory::account(inputs, &in_use, &mut builder, &mut findings);
     devices::account(inputs, &in_use, &mut builder, &mut findings);
-    claimed::account(inputs, &mut builder, &mut findings);
+    claimed::account(&in_use, &mut builder, &mut findings);
     let costs = |id| ids.iter().map(|peer| (peer, cost(inputs.machine, id, peer))).collect();
     let zones = builder.zones.into_iter().map(|(id, resources)| Zone { id, costs: costs(id), resources });
     let zones = zones.collect();

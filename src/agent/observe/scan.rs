@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::claims::Held;
+use crate::claims::NodeClaims;
 use crate::kubelet::{Allocatable, Checkpoints, ClientError, KubeletConfig, KubeletInstance, Usage};
 use crate::machine::{Machine, MachineError};
 use crate::pod::TerminatedPodNames;
@@ -103,8 +103,8 @@ pub struct Scan {
     pub inventory: Arc<Inventory>,
     /// The managers' checkpoints, read right after the List; `None` if they cannot be read.
     pub checkpoints: Option<Arc<Checkpoints>>,
-    /// What ResourceClaims hold; `None` if they are not read.
-    pub claims: Option<Arc<Held>>,
+    /// The node's claims and their devices; `None` if they are not read.
+    pub claims: Option<Arc<NodeClaims>>,
     /// Errors of the checkpoints, one sentence each.
     pub checkpoint_errors: Vec<String>,
     /// Whether the CPU Manager's checkpoint exists, which changes with admissions. The device manager's,

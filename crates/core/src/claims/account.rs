@@ -3,28 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::inventory::{DeviceKey, Inventory, Pool};
+use super::inventory::{DeviceKey, Pool};
 use super::slice::{Amount, Device, times_milli};
-use super::{Allocated, CPU_DRIVER, CdiAllocations, Claim, ClaimName, MEMORY_DRIVER};
+use super::{Allocated, CPU_DRIVER, Claim, ClaimInUse, MEMORY_DRIVER, NodeClaims};
 use crate::machine::{Id, IdSet, Machine};
 use crate::quantity::is_memory;
-
-/// What is known, all read at one instant.
-#[derive(Clone, Copy, Debug)]
-pub struct Inputs<'a> {
-    /// The node's hardware.
-    pub machine: &'a Machine,
-    /// Which NUMA nodes each socket has.
-    pub sockets: &'a BTreeMap<Id, IdSet>,
-    /// The devices of the node's slices.
-    pub inventory: &'a Inventory,
-    /// The claims of the node's pods, each once.
-    pub claims: &'a BTreeMap<ClaimName, Claim>,
-    /// What the drivers' CDI files say.
-    pub cdi: &'a CdiAllocations,
-    /// The NUMA nodes of PCI devices, as in sysfs; `None` for a device without one.
-    pub pci: &'a BTreeMap<String, Option<Id>>,
-}
 
 /// What claims hold, and the devices that they can be given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -120,37 +103,38 @@ impl fmt::Display for ClaimFinding {
     }
 }
 
-/// Computes what claims hold.
-#[must_use]
-pub fn account(inputs: &Inputs<'_>) -> Held {
-    let mut accounting = Accounting { inputs, held: Held::default(), used: BTreeSet::new() };
-    for (name, claim) in inputs.claims {
-        accounting.add_claim(name, claim);
+/// Computes what claims hold. `counts` tells whether a pod (namespace, name) is counted; a claim is unless none of its
+/// pods is.
+pub fn account(machine: &Machine, read: &NodeClaims, counts: impl Fn(&str, &str) -> bool) -> Held {
+    let mut accounting = Accounting { machine, read, held: Held::default(), used: BTreeSet::new() };
+    for (name, ClaimInUse { claim, pods }) in &read.claims {
+        let namespace = name.split_once('/').map_or("", |(namespace, _)| namespace);
+        if pods.is_empty() || pods.iter().any(|pod| counts(namespace, pod)) {
+            accounting.add_claim(name, claim);
+        }
     }
     accounting.add_devices();
     accounting.held
 }
 
 struct Accounting<'a> {
-    inputs: &'a Inputs<'a>,
+    machine: &'a Machine,
+    read: &'a NodeClaims,
     held: Held,
     /// Devices that claims hold, apart from CPUs and memory.
     used: BTreeSet<DeviceKey>,
 }
 
 impl<'a> Accounting<'a> {
-    fn add_claim(&mut self, name: &ClaimName, claim: &'a Claim) {
-        let label = || format!("{}/{}", name.0, name.1);
+    fn add_claim(&mut self, name: &str, claim: &'a Claim) {
         // One file of a claim has all its CPUs.
-        let cdi = self.inputs.cdi.cpus.get(&claim.uid);
+        let cdi = self.read.cdi.cpus.get(&claim.uid);
         if let Some(cpus) = cdi {
             self.held.cpus.ids.union_with(cpus);
         }
-        let mut seen = BTreeSet::new();
-        // The kubelet may list a device twice; shares of one device differ in their ids or come from the claim itself.
-        for allocated in claim.devices.iter().filter(|of| !claim.uid.is_empty() || seen.insert(*of)) {
+        for allocated in &claim.devices {
             let key = key(allocated);
-            let device = self.inputs.inventory.device(&key);
+            let device = self.read.inventory.device(&key);
             let amounts = amounts(allocated, device);
             if amounts.is_empty() {
                 self.used.insert(key);
@@ -159,8 +143,8 @@ impl<'a> Accounting<'a> {
             for (resource, amount) in amounts {
                 match resource.as_str() {
                     "cpu" if cdi.is_some() && allocated.driver == CPU_DRIVER => {}
-                    "cpu" => self.add_cpus(label, claim, allocated, device, amount),
-                    _ => self.add_memory(label, claim, allocated, device, &resource, amount),
+                    "cpu" => self.add_cpus(name, claim, allocated, device, amount),
+                    _ => self.add_memory(name, claim, allocated, device, &resource, amount),
                 }
             }
         }
@@ -168,7 +152,7 @@ impl<'a> Accounting<'a> {
 
     fn add_cpus(
         &mut self,
-        label: impl Fn() -> String,
+        name: &str,
         claim: &Claim,
         allocated: &Allocated,
         device: Option<&Device>,
@@ -182,9 +166,9 @@ impl<'a> Accounting<'a> {
             self.held.cpus.ids.union_with(cpus);
             return;
         }
-        let machine = self.inputs.machine;
+        let machine = self.machine;
         let with_cpus = machine.nodes.iter().filter(|node| !node.cpus.is_empty()).map(|node| node.id);
-        let of_socket = device.and_then(|device| self.inputs.sockets.get(&device.socket?)).cloned();
+        let of_socket = device.and_then(|device| self.read.sockets.get(&device.socket?)).cloned();
         let nodes = match self.node_of(allocated, device) {
             Some(node) => IdSet::from_iter([node]),
             None => of_socket.unwrap_or_else(|| with_cpus.collect()),
@@ -194,24 +178,24 @@ impl<'a> Accounting<'a> {
             *others = others.saturating_add(amount);
         }
         if nodes.len() > 1 {
-            self.held.findings.insert(ClaimFinding::UnknownCpus { claim: label(), nodes });
+            self.held.findings.insert(ClaimFinding::UnknownCpus { claim: name.to_owned(), nodes });
         }
     }
 
     fn add_memory(
         &mut self,
-        label: impl Fn() -> String,
+        name: &str,
         claim: &Claim,
         allocated: &Allocated,
         device: Option<&Device>,
         resource: &str,
         amount: u64,
     ) {
-        let written = self.inputs.cdi.memory.get(&claim.uid).and_then(|of| of.get(resource));
+        let written = self.read.cdi.memory.get(&claim.uid).and_then(|of| of.get(resource));
         let node = self.node_of(allocated, device);
         let node = node.or_else(|| self.node_at(written?.0));
         let Some(node) = node else {
-            self.held.findings.insert(ClaimFinding::UnknownMemory { claim: label() });
+            self.held.findings.insert(ClaimFinding::UnknownMemory { claim: name.to_owned() });
             return;
         };
         let amount = if amount == 0 { written.map_or(0, |(_, bytes)| *bytes) } else { amount };
@@ -226,13 +210,13 @@ impl<'a> Accounting<'a> {
     }
 
     fn located(&mut self, driver: &str, name: &str, device: &Device) -> Option<Id> {
-        let actual = device.pci.as_ref().and_then(|pci| self.inputs.pci.get(pci).copied().flatten());
-        let actual = actual.filter(|node| self.inputs.machine.node(*node).is_some());
+        let actual = device.pci.as_ref().and_then(|pci| self.read.pci.get(pci).copied().flatten());
+        let actual = actual.filter(|node| self.machine.node(*node).is_some());
         let (driver, name) = (driver.to_owned(), name.to_owned());
         let Some(published) = device.numa else { return actual };
         let node = match driver == MEMORY_DRIVER {
             true => self.node_at(published),
-            false => Id::try_from(published).ok().filter(|node| self.inputs.machine.node(*node).is_some()),
+            false => Id::try_from(published).ok().filter(|node| self.machine.node(*node).is_some()),
         };
         let Some(node) = node else {
             self.held.findings.insert(ClaimFinding::NoSuchNode { driver, device: name, node: published });
@@ -249,7 +233,7 @@ impl<'a> Accounting<'a> {
     /// the id: `node0`, `node1`, `node10`, `node2`.
     fn node_at(&self, position: i64) -> Option<Id> {
         let mut nodes: Vec<(String, Id)> =
-            self.inputs.machine.nodes.iter().map(|node| (node.id.to_string(), node.id)).collect();
+            self.machine.nodes.iter().map(|node| (node.id.to_string(), node.id)).collect();
         nodes.sort();
         nodes.get(usize::try_from(position).ok()?).map(|(_, id)| *id)
     }
@@ -266,7 +250,7 @@ impl<'a> Accounting<'a> {
             }
             None => *unplaced.entry(driver.to_owned()).or_default() += 1,
         };
-        let inventory = self.inputs.inventory;
+        let inventory = &self.read.inventory;
         let mut counted = BTreeSet::new();
         for (driver, pool_name, pool) in inventory.pools() {
             let key = |device: &str| DeviceKey {

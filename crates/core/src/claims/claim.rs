@@ -5,12 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::CPU_DRIVER;
-use crate::kubelet::Usage;
+use crate::kubelet::PodUsage;
 use crate::machine::IdSet;
 use crate::quantity::Quantity;
-
-/// Namespace and name of a claim.
-pub type ClaimName = (String, String);
 
 /// The used parts of a ResourceClaim.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,29 +147,41 @@ impl Claim {
     }
 }
 
-fn claim_name(text: &str) -> ClaimName {
-    let (namespace, name) = text.split_once('/').unwrap_or_default();
-    (namespace.to_owned(), name.to_owned())
+/// A claim that pods of the node name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ClaimInUse {
+    /// The claim.
+    pub claim: Claim,
+    /// The names of these pods, which are in the claim's namespace.
+    pub pods: BTreeSet<String>,
 }
 
-/// Returns the claims that the List names, with the devices that drivers returned to the kubelet. The kubelet may repeat
-/// a device.
-#[must_use]
-pub fn claims_of(usage: &Usage) -> BTreeMap<ClaimName, Vec<Allocated>> {
-    let mut claims: BTreeMap<ClaimName, BTreeSet<Allocated>> = BTreeMap::new();
-    for container in usage.pods.iter().flat_map(|pod| &pod.containers) {
-        for claim in &container.claims {
-            claims.entry(claim_name(claim)).or_default();
-        }
-        for claimed in &container.claimed {
-            claims.entry(claim_name(&claimed.claim)).or_default().insert(Allocated {
-                driver: claimed.driver.clone(),
-                pool: claimed.pool.clone(),
-                device: claimed.device.clone(),
-                share: claimed.share.clone(),
-                ..Allocated::default()
-            });
+/// Returns the claims that active pods of the List name, by `namespace/name`, with the devices that drivers returned to
+/// the kubelet. It may repeat a device.
+pub fn claims_of<'a>(pods: impl IntoIterator<Item = &'a PodUsage>) -> BTreeMap<String, ClaimInUse> {
+    let mut claims: BTreeMap<String, ClaimInUse> = BTreeMap::new();
+    for pod in pods {
+        for container in &pod.containers {
+            for claim in &container.claims {
+                claims.entry(claim.clone()).or_default().pods.insert(pod.name.clone());
+            }
+            for claimed in &container.claimed {
+                let of = claims.entry(claimed.claim.clone()).or_default();
+                of.pods.insert(pod.name.clone());
+                let device = Allocated {
+                    driver: claimed.driver.clone(),
+                    pool: claimed.pool.clone(),
+                    device: claimed.device.clone(),
+                    share: claimed.share.clone(),
+                    ..Allocated::default()
+                };
+                if !of.claim.devices.contains(&device) {
+                    of.claim.devices.push(device);
+                }
+            }
         }
     }
-    claims.into_iter().map(|(name, devices)| (name, devices.into_iter().collect())).collect()
+    claims.values_mut().for_each(|of| of.claim.devices.sort());
+    claims
 }

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::slice::{Device, Slice};
 
 /// How long the devices of a pool count that is incomplete or gone. A kubelet that starts deletes all slices of its
@@ -22,69 +24,87 @@ pub struct DeviceKey {
 }
 
 /// The devices of a node's ResourceSlices.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Inventory {
     /// By driver and pool.
-    pools: BTreeMap<(String, String), Pool>,
+    pools: BTreeMap<String, BTreeMap<String, Pool>>,
 }
 
 /// The last complete contents of a pool.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Pool {
     pub(super) devices: BTreeMap<String, Device>,
     /// Counter set to counter to amount.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) counters: BTreeMap<String, BTreeMap<String, u64>>,
     /// Devices in use that the complete contents do not have: removed, or of a pool that is not complete yet.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     others: BTreeMap<String, Device>,
     /// Since when the pool is incomplete or gone, as time since any fixed moment.
+    #[serde(skip)]
     lost_since: Option<Duration>,
     /// Whether it has been for too long.
-    pub(super) is_lost: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    is_lost: bool,
 }
 
 impl Inventory {
     /// Takes the node's slices as they are `now`, in time since any fixed moment. Devices `in_use` stay known when
     /// their pool no longer has them.
     pub fn update(&mut self, slices: &[Slice], in_use: &BTreeSet<DeviceKey>, now: Duration) {
-        let mut by_pool: BTreeMap<(String, String), Vec<&Slice>> = BTreeMap::new();
+        type ByPool<'a, T> = BTreeMap<(&'a str, &'a str), T>;
+        let mut by_pool: ByPool<'_, Vec<&Slice>> = BTreeMap::new();
         for slice in slices {
-            by_pool.entry((slice.driver.clone(), slice.pool.clone())).or_default().push(slice);
+            by_pool.entry((&slice.driver, &slice.pool)).or_default().push(slice);
         }
-        let mut used: BTreeMap<(String, String), BTreeSet<&str>> = BTreeMap::new();
+        let mut used: ByPool<'_, BTreeSet<&str>> = BTreeMap::new();
         for DeviceKey { driver, pool, device } in in_use {
-            used.entry((driver.clone(), pool.clone())).or_default().insert(device);
+            used.entry((driver, pool)).or_default().insert(device);
         }
-        let names: BTreeSet<(String, String)> = self.pools.keys().chain(by_pool.keys()).cloned().collect();
-        let none = BTreeSet::new();
-        for name in names {
-            let slices = by_pool.get(&name).map(Vec::as_slice).unwrap_or_default();
-            let used = used.get(&name).unwrap_or(&none);
-            self.pools.entry(name).or_default().update(slices, used, now);
+        for (driver, pool) in by_pool.keys() {
+            self.pools.entry((*driver).to_owned()).or_default().entry((*pool).to_owned()).or_default();
         }
-        self.pools.retain(|_, pool| !pool.is_lost || !pool.others.is_empty());
+        let (no_slices, none) = (Vec::new(), BTreeSet::new());
+        for (driver, pools) in &mut self.pools {
+            for (name, pool) in pools.iter_mut() {
+                let key = (driver.as_str(), name.as_str());
+                pool.update(by_pool.get(&key).unwrap_or(&no_slices), used.get(&key).unwrap_or(&none), now);
+            }
+            pools.retain(|_, pool| !pool.is_lost || !pool.others.is_empty());
+        }
+        self.pools.retain(|_, pools| !pools.is_empty());
     }
 
     /// Returns when a pool that is lost now stops counting; `None` without one.
     #[must_use]
     pub fn next_loss(&self) -> Option<Duration> {
-        let lost = self.pools.values().filter(|pool| !pool.is_lost);
+        let lost = self.pools.values().flat_map(BTreeMap::values).filter(|pool| !pool.is_lost);
         lost.filter_map(|pool| pool.lost_since).min().map(|since| since + KEPT_FOR)
     }
 
     /// Returns a device that is or was in a slice.
     #[must_use]
     pub fn device(&self, key: &DeviceKey) -> Option<&Device> {
-        let pool = self.pools.get(&(key.driver.clone(), key.pool.clone()))?;
+        let pool = self.pools.get(&key.driver)?.get(&key.pool)?;
         pool.devices.get(&key.device).or_else(|| pool.others.get(&key.device))
     }
 
     /// Returns the names of the drivers with a pool.
-    pub fn drivers(&self) -> BTreeSet<&str> {
-        self.pools.keys().map(|(driver, _)| driver.as_str()).collect()
+    pub fn drivers(&self) -> impl Iterator<Item = &str> {
+        self.pools.keys().map(String::as_str)
+    }
+
+    /// Returns every device that is or was in a slice.
+    pub fn devices(&self) -> impl Iterator<Item = &Device> {
+        let pools = self.pools.values().flat_map(BTreeMap::values);
+        pools.flat_map(|pool| pool.devices.values().chain(pool.others.values()))
     }
 
     pub(super) fn pools(&self) -> impl Iterator<Item = (&str, &str, &Pool)> {
-        self.pools.iter().map(|((driver, pool), of)| (driver.as_str(), pool.as_str(), of))
+        let drivers = self.pools.iter().map(|(driver, pools)| (driver.as_str(), pools));
+        drivers.flat_map(|(driver, pools)| pools.iter().map(move |(pool, of)| (driver, pool.as_str(), of)))
     }
 }
 

@@ -74,17 +74,19 @@ pub enum Amount {
     },
 }
 
+/// A ResourceSlice as the API server sends it.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct RawSlice {
+pub struct SliceObject {
     metadata: RawMetadata,
     spec: RawSpec,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 struct RawMetadata {
     name: String,
+    resource_version: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -166,13 +168,16 @@ struct RawMapping {
     device_multiplier: Option<Quantity>,
 }
 
-impl Slice {
-    /// Reads a ResourceSlice from its JSON.
-    ///
-    /// # Errors
-    /// If it is malformed.
-    pub fn from_json(json: &[u8]) -> Result<Self, serde_json::Error> {
-        let RawSlice { metadata, spec } = serde_json::from_slice(json)?;
+impl SliceObject {
+    /// Returns its `resourceVersion`.
+    #[must_use]
+    pub fn version(&self) -> &str {
+        &self.metadata.resource_version
+    }
+}
+
+impl From<SliceObject> for Slice {
+    fn from(SliceObject { metadata, spec }: SliceObject) -> Self {
         let device = |device: RawDevice| {
             let RawDevice { name, basic, .. } = &device;
             let name = name.clone();
@@ -180,7 +185,7 @@ impl Slice {
             (name, fields.map(|fields| Device::of(&spec.driver, fields)).unwrap_or_default())
         };
         let sets = spec.shared_counters.into_iter().flatten();
-        Ok(Self {
+        Self {
             name: metadata.name,
             pool: spec.pool.name,
             generation: spec.pool.generation,
@@ -188,7 +193,7 @@ impl Slice {
             devices: spec.devices.into_iter().flatten().map(device).collect(),
             counters: sets.map(|set| (set.name, amounts(set.counters))).collect(),
             driver: spec.driver,
-        })
+        }
     }
 }
 

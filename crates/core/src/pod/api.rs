@@ -71,6 +71,15 @@ pub(crate) struct Spec {
     pub(crate) containers: Vec<ApiContainer>,
     /// Pod-level resources (1.34 and later).
     pub(crate) resources: Option<Resources>,
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) resource_claims: Vec<ClaimReference>,
+}
+
+/// A reference to a ResourceClaim. One of a template has no name.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct ClaimReference {
+    pub(crate) resource_claim_name: Option<Box<str>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -105,6 +114,11 @@ pub(crate) struct Status {
     pub(crate) init_container_statuses: Vec<ContainerStatus>,
     #[serde(deserialize_with = "or_default")]
     pub(crate) container_statuses: Vec<ContainerStatus>,
+    /// The claims that were made from templates.
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) resource_claim_statuses: Vec<ClaimReference>,
+    /// The claim that was made for extended resources.
+    pub(crate) extended_resource_claim_status: Option<ClaimReference>,
 }
 
 #[derive(Debug, Default, Deserialize)]

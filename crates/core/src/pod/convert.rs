@@ -1,8 +1,13 @@
 //! Builds a [`Pod`] from the API's fields.
 
+use std::collections::BTreeSet;
+
 use super::api::{Amounts, ApiContainer, ApiPod, Resources, Spec, Status};
 use super::{Container, ContainerKind, Phase, Pod, Termination};
 use crate::quantity::is_huge_pages;
+
+/// The most claims of a pod: the API server accepts 32 in its specification, and one for extended resources.
+const MAX_CLAIMS: usize = 33;
 
 /// The QoS class of pods whose requests equal their limits.
 const GUARANTEED: &str = "Guaranteed";
@@ -11,7 +16,8 @@ const CLASSIFYING: [&str; 2] = ["cpu", "memory"];
 
 impl From<ApiPod> for Pod {
     fn from(pod: ApiPod) -> Self {
-        let ApiPod { metadata, mut spec, status } = pod;
+        let ApiPod { metadata, mut spec, mut status } = pod;
+        let claims = claims(&mut spec, &mut status);
         let deleted = metadata.deletion_timestamp.is_some();
         spec.fill_requests();
         let guaranteed = spec.is_guaranteed();
@@ -28,11 +34,21 @@ impl From<ApiPod> for Pod {
                 class => class == GUARANTEED,
             },
             pod_level: spec.pod_level(),
+            claims,
             containers: spec.into_containers(),
             annotations: metadata.annotations.0.into_iter().collect(),
             raw: None,
         }
     }
+}
+
+/// Returns the names of the pod's claims, sorted.
+fn claims(spec: &mut Spec, status: &mut Status) -> Box<[Box<str>]> {
+    let references = std::mem::take(&mut spec.resource_claims).into_iter();
+    let made = std::mem::take(&mut status.resource_claim_statuses).into_iter();
+    let all = references.chain(made).chain(status.extended_resource_claim_status.take());
+    let names: BTreeSet<Box<str>> = all.filter_map(|of| of.resource_claim_name).collect();
+    names.into_iter().filter(|name| !name.is_empty()).take(MAX_CLAIMS).collect()
 }
 
 impl Spec {

@@ -5,10 +5,10 @@
 
 use std::collections::BTreeSet;
 
-use super::{Amounts, Finding, Inputs, ZoneBuilder};
+use super::{Amounts, Finding, InUse, ZoneBuilder};
 
-pub(super) fn account(inputs: &Inputs<'_>, builder: &mut ZoneBuilder<'_>, findings: &mut BTreeSet<Finding>) {
-    let Some(held) = inputs.claims else { return };
+pub(super) fn account(in_use: &InUse<'_>, builder: &mut ZoneBuilder<'_>, findings: &mut BTreeSet<Finding>) {
+    let held = &in_use.claims;
     // Other resources of a zone have no dot before a slash.
     let named = held.devices.iter().filter(|(driver, _)| driver.contains('.') && !driver.contains('/'));
     for (driver, nodes) in named {

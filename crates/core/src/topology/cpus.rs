@@ -30,22 +30,22 @@ pub(super) fn account(
         let beyond = if unknown.contains(INVALID_CPU) { " and above" } else { "" };
         findings.insert(Finding::UnknownCpus(format!("{unknown}{beyond}")));
     }
-    if let Some(held) = inputs.claims {
-        let twice = used.intersection(&held.cpus.ids);
-        if !twice.is_empty() {
-            findings.insert(Finding::CpusAllocatedTwice(twice));
-        }
-        used.union_with(&held.cpus.ids);
+    let claimed = &in_use.claims.cpus;
+    let twice = used.intersection(&claimed.ids);
+    if !twice.is_empty() {
+        findings.insert(Finding::CpusAllocatedTwice(twice));
     }
+    used.union_with(&claimed.ids);
     builder.add("cpu", |id| {
-        // Claimed CPUs whose ids are not known.
-        let others = inputs.claims.and_then(|held| held.cpus.others.get(&id)).copied().unwrap_or(0);
         let Some(node) = inputs.machine.node(id) else { return Amounts::default() };
         let offered = offered.intersection(&node.cpus);
         Amounts {
             capacity: node.cpus.len(),
             allocatable: offered.len(),
-            available: offered.difference(&used).len().saturating_sub(others),
+            available: offered
+                .difference(&used)
+                .len()
+                .saturating_sub(claimed.others.get(&id).copied().unwrap_or(0)),
         }
     });
 }

@@ -39,9 +39,9 @@ pub(super) fn account(
         }
         let used = used.remove(resource.as_str()).unwrap_or_default();
         subtract(&mut pools, &resource, used, inputs.checkpoints, findings);
-        for (id, pool) in &mut pools {
-            let held = inputs.claims.and_then(|held| held.memory.get(&(*id, resource.clone())));
-            pool.available = pool.available.saturating_sub(held.copied().unwrap_or(0));
+        for (id, pool) in pools.iter_mut().filter(|_| !in_use.claims.memory.is_empty()) {
+            let claimed = in_use.claims.memory.get(&(*id, resource.clone())).copied().unwrap_or(0);
+            pool.available = pool.available.saturating_sub(claimed);
         }
         builder.add(&resource, |id| pools.get(&id).copied().unwrap_or_default());
     }

@@ -55,7 +55,7 @@ struct Case {
     usage: Usage,
     terminated: BTreeSet<(String, String)>,
     checkpoints: Option<Checkpoints>,
-    claims: Option<Held>,
+    claims: Option<NodeClaims>,
     config: Option<KubeletConfig>,
     policies: Option<Vec<(String, String)>>,
     remembered: BTreeSet<String>,

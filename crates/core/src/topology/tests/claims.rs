@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::claims::{
-    self, CdiAllocations, Claim, ClaimFinding, ClaimName, DeviceKey, Inventory, KEPT_FOR, Slice, claims_of,
+    self, Claim, ClaimFinding, ClaimInUse, DeviceKey, Inventory, KEPT_FOR, NodeClaims, Slice, claims_of,
     parse_cdi,
 };
 use crate::kubelet::ClaimedDevice;
@@ -15,9 +15,7 @@ use crate::kubelet::ClaimedDevice;
 #[derive(Default)]
 struct World {
     slices: Vec<Slice>,
-    claims: BTreeMap<ClaimName, Claim>,
-    cdi: CdiAllocations,
-    pci: BTreeMap<String, Option<Id>>,
+    read: NodeClaims,
     case: Option<Case>,
 }
 
@@ -40,7 +38,8 @@ fn case() -> Case {
 fn slice(driver: &str, devices: Value, counters: Value) -> Slice {
     let pool = json!({"name": "worker", "generation": 3, "resourceSliceCount": 1});
     let spec = json!({"driver": driver, "pool": pool, "devices": devices, "sharedCounters": counters});
-    Slice::from_json(json!({"metadata": {"name": driver}, "spec": spec}).to_string().as_bytes()).unwrap()
+    let object = json!({"metadata": {"name": driver}, "spec": spec});
+    serde_json::from_value::<claims::SliceObject>(object).unwrap().into()
 }
 
 fn device(name: &str, attributes: Value) -> Value {
@@ -79,7 +78,7 @@ impl World {
         let allocation = json!({"devices": {"results": results}});
         let claim = json!({"metadata": {"uid": name}, "status": {"allocation": allocation}});
         let claim = Claim::from_json(claim.to_string().as_bytes()).unwrap();
-        self.claims.insert(("ns".to_owned(), name.to_owned()), claim);
+        self.read.claims.insert(format!("ns/{name}"), ClaimInUse { claim, ..ClaimInUse::default() });
         self
     }
 
@@ -88,12 +87,12 @@ impl World {
         let edits = json!({"env": [variable]});
         let devices = json!([{"name": format!("claim-{uid}"), "containerEdits": edits}]);
         let file = json!({"cdiVersion": "0.8.0", "kind": kind, "devices": devices});
-        parse_cdi(file.to_string().as_bytes(), &mut self.cdi).unwrap();
+        parse_cdi(file.to_string().as_bytes(), &mut self.read.cdi).unwrap();
         self
     }
 
     fn used(&self) -> BTreeSet<DeviceKey> {
-        let devices = self.claims.values().flat_map(|claim| &claim.devices);
+        let devices = self.read.claims.values().flat_map(|of| &of.claim.devices);
         let key = |of: &claims::Allocated| DeviceKey {
             driver: of.driver.clone(),
             pool: of.pool.clone(),
@@ -114,14 +113,9 @@ impl World {
 
     fn topology_of(&self, inventory: &Inventory) -> Topology {
         let mut case = self.case.clone().unwrap_or_else(case);
-        case.claims = Some(claims::account(&claims::Inputs {
-            machine: &case.machine,
-            sockets: &[(0, ids("0-1"))].into(),
-            inventory,
-            claims: &self.claims,
-            cdi: &self.cdi,
-            pci: &self.pci,
-        }));
+        let sockets = [(0, ids("0-1"))].into();
+        let read = NodeClaims { inventory: inventory.clone(), sockets, ..self.read.clone() };
+        case.claims = Some(read);
         case.account()
     }
 
@@ -197,7 +191,13 @@ fn cpus_of_the_machine_are_in_the_claim() {
         json!({"results": [cpus("cpudevmachine", 4)], "config": [{"requests": ["r"], "opaque": opaque}]});
     let claim = json!({"metadata": {"uid": "a"}, "status": {"allocation": {"devices": devices}}});
     let mut world = World::with(vec![grouped()]);
-    world.claims.insert(("ns".into(), "a".into()), Claim::from_json(claim.to_string().as_bytes()).unwrap());
+    world.read.claims.insert(
+        "ns/a".into(),
+        ClaimInUse {
+            claim: Claim::from_json(claim.to_string().as_bytes()).unwrap(),
+            ..ClaimInUse::default()
+        },
+    );
     assert_eq!(world.of("cpu"), [[8, 6, 4], [8, 8, 6]]);
 }
 
@@ -319,7 +319,7 @@ fn an_incomplete_pool_counts_as_before_for_a_while() {
         assert_eq!(at(&world, 120), ([[0, 0, 0], [1, 1, 1]], loss));
         world = world.claim("a", &[result(GPU, "gpu-0")]);
         assert_eq!(at(&world, 121), ([[0, 0, 0], [1, 0, 0]], None), "what is in use is still there");
-        world.claims.clear();
+        world.read.claims.clear();
         let gone = at(&world, 122).0;
         assert_eq!(gone, [[u64::MAX; 3]; 2], "no zone lists it");
     }
@@ -353,20 +353,18 @@ fn a_claim_counts_once_for_all_its_pods_and_containers() {
         ..ContainerUsage::default()
     };
     let usage = Usage { pods: ["a", "b", "c"].map(|name| pod(name, container.clone())).into() };
-    let listed = claims_of(&usage);
-    let counts: Vec<(&str, usize)> =
-        listed.iter().map(|((_, name), devices)| (name.as_str(), devices.len())).collect();
-    assert_eq!(counts, [("a", 1), ("empty", 0)]);
+    let listed = claims_of(&usage.pods);
+    let counts: Vec<(&str, usize, usize)> =
+        listed.iter().map(|(name, of)| (name.as_str(), of.claim.devices.len(), of.pods.len())).collect();
+    assert_eq!(counts, [("ns/a", 1, 3), ("ns/empty", 0, 3)]);
 }
 
 #[test]
 fn the_node_of_a_device_is_what_its_driver_or_else_the_kernel_says() {
     let world = |driver: &str, attributes: Value| {
         let world = World::with(vec![slice(driver, json!([device("d", attributes)]), Value::Null)]);
-        World {
-            pci: [("0000:8a:00.0".to_owned(), Some(1)), ("0000:01:00.0".to_owned(), None)].into(),
-            ..world
-        }
+        let pci = [("0000:8a:00.0".to_owned(), Some(1)), ("0000:01:00.0".to_owned(), None)].into();
+        World { read: NodeClaims { pci, ..world.read }, ..world }
     };
     let node = |driver: &str, attributes: Value| {
         let topology = world(driver, attributes).topology();
@@ -449,4 +447,20 @@ fn a_driver_cannot_take_the_name_of_another_resource() {
         let slice = slice(name, json!([device("d", json!({"numa": {"int": 0}}))]), Value::Null);
         assert_eq!(World::with(vec![slice]).topology().zones, World::default().topology().zones);
     }
+}
+
+#[test]
+fn a_claim_of_excluded_pods_only_looks_free() {
+    let rules = |pattern: &str| ZoneRules {
+        exclude: NodeExclusions { pods: vec![serde_json::from_value(json!(pattern)).unwrap()], ..NodeExclusions::default() },
+        ..ZoneRules::default()
+    };
+    let of = |pattern: &str| {
+        let case = Case { rules: rules(pattern), ..case() };
+        let mut world = World { case: Some(case), ..World::with(vec![grouped()]) };
+        world = world.claim("a", &[cpus("cpudevnuma001", 4)]);
+        world.read.claims.get_mut("ns/a").unwrap().pods = ["p".to_owned(), "q".to_owned()].into();
+        world.of("cpu")[1][2]
+    };
+    assert_eq!((of("ns/*"), of("ns/p"), of("other/*")), (8, 4, 4));
 }

@@ -1,0 +1,136 @@
+//! Dynamic resource allocation: the ResourceSlices of one node, and single ResourceClaims.
+//!
+//! Slices can be selected by node, claims only by name: whoever may read one claim may read all of the cluster.
+
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use kube::api::{GetParams, ListParams, WatchParams};
+use kube::client::Body;
+use kube::core::Request;
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use super::list_watch::{ListWatchParams, PartialObject};
+use super::{Cluster, ClusterError, Failure, ListWatchStream};
+use crate::claims::{Claim, Slice, SliceObject};
+
+const GROUP: &str = "/apis/resource.k8s.io";
+
+/// Maximum size of a claim in bytes: that of an object in etcd, by default.
+const MAX_CLAIM_BYTES: usize = 3 << 19;
+
+/// A served version of `resource.k8s.io`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraVersion(&'static str);
+
+/// Newest first.
+const VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1beta1"];
+
+/// A ResourceSlice and its version.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(from = "SliceObject")]
+pub struct WatchedSlice {
+    version: String,
+    /// The slice.
+    pub slice: Slice,
+}
+
+impl From<SliceObject> for WatchedSlice {
+    fn from(object: SliceObject) -> Self {
+        Self { version: object.version().to_owned(), slice: object.into() }
+    }
+}
+
+impl PartialObject for WatchedSlice {
+    fn version(&self) -> &str {
+        &self.version
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ApiGroup {
+    versions: Vec<GroupVersion>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct GroupVersion {
+    version: String,
+}
+
+impl Cluster {
+    /// Returns the newest version of `resource.k8s.io` that is known and served; `None` without one.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn dra_version(&self) -> Result<Option<DraVersion>, ClusterError> {
+        let what = "get the API group resource.k8s.io";
+        let call = async {
+            serde_json::from_slice(&self.read_small(GROUP.to_owned()).await?).map_err(kube::Error::SerdeError)
+        };
+        let group: ApiGroup = match self.in_time(what, call).await {
+            Ok(group) => group,
+            Err(Failure::Status(status)) if status.code == 404 => return Ok(None),
+            Err(failure) => return Err(failure.explain(what)),
+        };
+        let is_served = |version: &&str| group.versions.iter().any(|served| served.version == **version);
+        Ok(VERSIONS.into_iter().find(is_served).map(DraVersion))
+    }
+
+    /// Lists and watches the slices of one node.
+    pub fn watch_slices(&self, version: DraVersion, node: &str) -> ListWatchStream<WatchedSlice> {
+        let selector = format!("spec.nodeName={node}");
+        let params = ListWatchParams {
+            what: "resourceslices",
+            path: format!("{GROUP}/{}/resourceslices", version.0),
+            // From the watch cache, which has an index of the nodes.
+            list: ListParams { resource_version: Some("0".to_owned()), ..ListParams::default() }
+                .fields(&selector),
+            watch: WatchParams::default().fields(&selector),
+            metadata: false,
+            keep: |_| true,
+        };
+        self.list_watch(params, Instant::now())
+    }
+
+    /// Reads a claim; `None` if there is none.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn claim(
+        &self,
+        version: DraVersion,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Claim>, ClusterError> {
+        let what = format!("get resourceclaim {namespace}/{name}");
+        let path = format!("{GROUP}/{}/namespaces/{namespace}/resourceclaims", version.0);
+        let call = async {
+            let request = Request::new(path).get(name, &GetParams::default());
+            let request = request.map_err(kube::Error::BuildRequest)?;
+            let body = self.read_limited(request.map(Body::from)).await?;
+            Claim::from_json(&body).map_err(kube::Error::SerdeError)
+        };
+        match self.in_time(&what, call).await {
+            Ok(claim) => Ok(Some(claim)),
+            Err(Failure::Status(status)) if status.code == 404 => Ok(None),
+            Err(failure) => Err(failure.explain(&what)),
+        }
+    }
+
+    async fn read_small(&self, path: String) -> Result<Vec<u8>, kube::Error> {
+        let request = hyper::Request::get(path).body(Body::empty()).map_err(kube::Error::HttpError)?;
+        self.read_limited(request).await
+    }
+
+    async fn read_limited(&self, request: hyper::Request<Body>) -> Result<Vec<u8>, kube::Error> {
+        match Limited::new(self.send(request).await?, MAX_CLAIM_BYTES).collect().await {
+            Ok(body) => Ok(body.to_bytes().to_vec()),
+            Err(error) if error.is::<LengthLimitError>() => {
+                let reason = format!("it has more than {MAX_CLAIM_BYTES} bytes");
+                Err(kube::Error::SerdeError(serde::de::Error::custom(reason)))
+            }
+            Err(error) => Err(kube::Error::Service(error)),
+        }
+    }
+}
