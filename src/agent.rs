@@ -48,7 +48,7 @@ use executor::Executor;
 use health::Health;
 use live_object::LiveObject;
 use metrics::Metrics;
-use observe::{Directories, Trigger, Triggers, cpu_time};
+use observe::{ClaimReader, Directories, Trigger, Triggers, cpu_time};
 use reconcile::Requeue;
 
 /// Rate of List calls: a tenth of the kubelet's limit for all its clients together (100 per second; upstream:
@@ -255,6 +255,7 @@ impl Agent {
                 (trigger, Depth::Usage)
             }
             Ok(()) = self.new_rules.changed() => ("configuration", Depth::Usage),
+            () = claims_changed(&mut self.reader.claims) => ("claims", Depth::Usage),
             () = self.reader.config.received() => ("configuration", Depth::Everything),
             Ok(()) = self.live_object.changed() => ("live_object", Depth::Usage),
             () = sleep_until(next.at) => ("poll", next.depth),
@@ -276,6 +277,13 @@ impl Agent {
         } else {
             Depth::Usage
         }
+    }
+}
+
+async fn claims_changed(claims: &mut Option<ClaimReader>) {
+    match claims {
+        Some(claims) => claims.changed().await,
+        None => std::future::pending().await,
     }
 }
 

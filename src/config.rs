@@ -9,6 +9,7 @@
 
 mod conflicts;
 mod controller;
+mod dra;
 mod error;
 mod exclude;
 mod keys;
@@ -27,6 +28,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use controller::{Controller, Garbage, Nudge};
+pub use dra::{Dra, DraSource};
 pub use error::ConfigError;
 pub use exclude::{EVERY_NODE, Exclude};
 pub(crate) use keys::summary;
@@ -89,6 +91,8 @@ pub struct Config {
     pub fingerprint: Fingerprint,
     /// The zones.
     pub zones: Zones,
+    /// Dynamic resource allocation.
+    pub dra: Dra,
     /// What the zones leave out.
     pub exclude: Exclude,
     /// The podresources proxy.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::names::is_device_resource;
+use crate::names::is_device_or_driver;
 use crate::nrt::{NodeResourceTopology, POLICY, SCOPE, ZONE_TYPE, Zone};
 use crate::topology::is_policy_attribute;
 
@@ -37,7 +37,7 @@ impl LiveObject {
         let resources = self.zones().flat_map(|zone| zone.resources.iter().flatten());
         let names = resources.map(|resource| resource.name.as_str());
         // Resources of the kubelet's own managers have no domain, and another writer may have invented names.
-        names.filter(|name| is_device_resource(name)).map(str::to_owned).collect()
+        names.filter(|name| is_device_or_driver(name)).map(str::to_owned).collect()
     }
 
     /// Returns the attributes from the kubelet's configuration; none if the policy or the scope is missing,
@@ -81,8 +81,9 @@ pub(super) mod tests {
 
     #[test]
     fn devices_are_resources_with_a_domain() {
-        let names = ["cpu", "memory", "hugepages-2Mi", "example.com/nic", "made up/nic"];
-        assert_eq!(live_object(&[], &names).devices(), ["example.com/nic".to_owned()].into());
+        let names =
+            ["cpu", "memory", "hugepages-2Mi", "example.com/nic", "made up/nic", "gpu.example.com", "a b.c"];
+        assert_eq!(live_object(&[], &names).devices(), ["example.com/nic", "gpu.example.com"].map(str::to_owned).into());
         assert_eq!(LiveObject::Missing.devices(), BTreeSet::new());
     }
 

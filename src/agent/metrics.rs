@@ -46,9 +46,11 @@ impl WriteReason {
 
 /// Kinds of findings that are exposed as 0 while there are none. The last one is not a finding of the
 /// topology: something could not be read.
-const FINDINGS: [&str; 6] = [
+const FINDINGS: [&str; 8] = [
     "unpublished_node",
     "unknown_cpus",
+    "cpus_allocated_twice",
+    "claims",
     "impossible_memory",
     "overused_memory",
     "device_on_unknown_node",
@@ -60,6 +62,8 @@ const fn finding_kind(finding: &Finding) -> &'static str {
     match finding {
         Finding::UnpublishedNodes(_) => "unpublished_node",
         Finding::UnknownCpus(_) => "unknown_cpus",
+        Finding::CpusAllocatedTwice(_) => "cpus_allocated_twice",
+        Finding::Claims(_) => "claims",
         Finding::ImpossibleMemory { .. } => "impossible_memory",
         Finding::OverusedMemory { .. } => "overused_memory",
         Finding::DevicesOnUnknownNodes { .. } => "device_on_unknown_node",
@@ -239,7 +243,7 @@ impl Metrics {
 
     pub(crate) fn changed(&self, newest: &Publishable) {
         // Native resources first: excess devices are counted as `other`.
-        let is_device = |(_, resource, _, _): &(&Zone, &String, _, _)| resource.contains('/');
+        let is_device = |(_, resource, _, _): &(&Zone, &String, _, _)| resource.contains(['/', '.']);
         let amounts = newest.zones.iter().flat_map(|zone| {
             zone.resources.iter().flat_map(move |(resource, amounts)| {
                 let amounts = [

@@ -1,5 +1,7 @@
 //! Observes the node: reads it, and finds out when it may have changed.
 
+mod claim_files;
+mod claims;
 pub(super) mod config_sources;
 mod hotplug;
 mod kubelet;
@@ -16,6 +18,7 @@ pub use node_reader::NodeReader;
 pub use pods::list_pods;
 pub use scan::{ConfigConfidence, ConfigStatus, Depth, Inventory, Scan, ScanError};
 
+pub(super) use claims::ClaimReader;
 pub(super) use kubelet_config::with_consequence;
 pub(super) use poll_interval::{PollInterval, cpu_time};
 pub(super) use triggers::{Directories, Trigger, Triggers};

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::agent::observe::{Inventory, NodeReader, Scan, ScanError, with_consequence};
 use crate::agent::settings::Settings;
+use crate::claims::NodeClaims;
 use crate::cluster::Cluster;
 use crate::kubelet::{Allocatable, Checkpoints, ClientError, KubeletConfig, KubeletInstance, Usage};
 use crate::machine::{self, Details, RecordedFiles, Recorder};
@@ -57,6 +58,9 @@ pub struct Recording {
     /// Errors of the checkpoints.
     #[serde(rename = "stateProblems", default, skip_serializing_if = "Vec::is_empty")]
     pub checkpoint_errors: Vec<String>,
+    /// The node's claims, if they were read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub claims: Option<NodeClaims>,
     /// Terminated pods (namespace, name) in the List, as far as known.
     #[serde(rename = "terminal", default, skip_serializing_if = "BTreeSet::is_empty")]
     pub terminated: BTreeSet<(String, String)>,
@@ -130,6 +134,10 @@ impl Recording {
             let _ = Details::read(&recorder, &machine);
         }
         let (config, config_errors) = read_config(&mut reader).await;
+        let claims = match &usage {
+            Ok((usage, _)) => reader.claims_in_time(usage, settings.kubelet_timeout).await,
+            Err(_) => None,
+        };
         let created = usage.as_ref().ok().and_then(|(_, response)| response.socket.created());
         let observed = Observed {
             list_error: usage.as_ref().err().and_then(client_error),
@@ -152,6 +160,7 @@ impl Recording {
             usage: Recorded::of(usage.map(|(usage, _)| usage)),
             checkpoints,
             checkpoint_errors: reader.checkpoints.errors().to_vec(),
+            claims,
             terminated: BTreeSet::new(),
         };
         (recording, observed)
@@ -190,6 +199,7 @@ impl Recording {
             inventory: Arc::new(Inventory::new(machine, allocatable, config, config_errors)),
             checkpoints: self.checkpoints.clone().map(Arc::new),
             checkpoint_errors: self.checkpoint_errors.clone(),
+            claims: self.claims.clone().map(Arc::new),
             // A recording is read once, so nothing waits for its checkpoints to change.
             has_cpu_checkpoint: false,
             terminated: Arc::new(self.terminated.clone()),

@@ -51,6 +51,10 @@ pub struct Settings {
     pub gate: GateSettings,
     /// The status file, which lists the pods of the fingerprint for people.
     pub status_file: Option<PathBuf>,
+    /// Where container runtimes read CDI files.
+    pub cdi: PathBuf,
+    /// Whether to read ResourceSlices and ResourceClaims.
+    pub reads_claims: bool,
     /// A file that is touched to request a scan.
     pub notify_file: Option<PathBuf>,
     /// How to compute the topology.

@@ -2,7 +2,6 @@
 //!
 //! Slices can be selected by node, claims only by name: whoever may read one claim may read all of the cluster.
 
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::api::{GetParams, ListParams, WatchParams};
 use kube::client::Body;
 use kube::core::Request;
@@ -15,8 +14,8 @@ use crate::claims::{Claim, Slice, SliceObject};
 
 const GROUP: &str = "/apis/resource.k8s.io";
 
-/// Maximum size of a claim in bytes: that of an object in etcd, by default.
-const MAX_CLAIM_BYTES: usize = 3 << 19;
+/// Maximum size of a response in bytes: that of an object in etcd, by default.
+const MAX_BYTES: usize = 3 << 19;
 
 /// A served version of `resource.k8s.io`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,7 +65,9 @@ impl Cluster {
     pub async fn dra_version(&self) -> Result<Option<DraVersion>, ClusterError> {
         let what = "get the API group resource.k8s.io";
         let call = async {
-            serde_json::from_slice(&self.read_small(GROUP.to_owned()).await?).map_err(kube::Error::SerdeError)
+            let request = hyper::Request::get(GROUP).body(Body::empty()).map_err(kube::Error::HttpError)?;
+            let body = self.read_limited(request, MAX_BYTES).await?;
+            serde_json::from_slice(&body).map_err(kube::Error::SerdeError)
         };
         let group: ApiGroup = match self.in_time(what, call).await {
             Ok(group) => group,
@@ -108,29 +109,13 @@ impl Cluster {
         let call = async {
             let request = Request::new(path).get(name, &GetParams::default());
             let request = request.map_err(kube::Error::BuildRequest)?;
-            let body = self.read_limited(request.map(Body::from)).await?;
+            let body = self.read_limited(request.map(Body::from), MAX_BYTES).await?;
             Claim::from_json(&body).map_err(kube::Error::SerdeError)
         };
         match self.in_time(&what, call).await {
             Ok(claim) => Ok(Some(claim)),
             Err(Failure::Status(status)) if status.code == 404 => Ok(None),
             Err(failure) => Err(failure.explain(&what)),
-        }
-    }
-
-    async fn read_small(&self, path: String) -> Result<Vec<u8>, kube::Error> {
-        let request = hyper::Request::get(path).body(Body::empty()).map_err(kube::Error::HttpError)?;
-        self.read_limited(request).await
-    }
-
-    async fn read_limited(&self, request: hyper::Request<Body>) -> Result<Vec<u8>, kube::Error> {
-        match Limited::new(self.send(request).await?, MAX_CLAIM_BYTES).collect().await {
-            Ok(body) => Ok(body.to_bytes().to_vec()),
-            Err(error) if error.is::<LengthLimitError>() => {
-                let reason = format!("it has more than {MAX_CLAIM_BYTES} bytes");
-                Err(kube::Error::SerdeError(serde::de::Error::custom(reason)))
-            }
-            Err(error) => Err(kube::Error::Service(error)),
         }
     }
 }

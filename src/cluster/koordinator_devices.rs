@@ -2,7 +2,6 @@
 
 mod object;
 
-use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::client::Body;
 use kube::core::Request;
 
@@ -32,14 +31,7 @@ impl Cluster {
     async fn read_devices(&self, node: &str) -> Result<KoordinatorDevices, kube::Error> {
         let request = Request::new(PATH).get(node, &kube::api::GetParams::default());
         let request = request.map_err(kube::Error::BuildRequest)?;
-        let body = self.send(request.map(Body::from)).await?;
-        match Limited::new(body, MAX_SIZE).collect().await {
-            Ok(body) => serde_json::from_slice(&body.to_bytes()).map_err(kube::Error::SerdeError),
-            Err(error) if error.is::<LengthLimitError>() => {
-                let reason = format!("it has more than {MAX_SIZE} bytes");
-                Err(kube::Error::SerdeError(serde::de::Error::custom(reason)))
-            }
-            Err(error) => Err(kube::Error::Service(error)),
-        }
+        let body = self.read_limited(request.map(Body::from), MAX_SIZE).await?;
+        serde_json::from_slice(&body).map_err(kube::Error::SerdeError)
     }
 }

@@ -1,6 +1,6 @@
 //! Requests whose responses are streamed.
 
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::header::{ACCEPT, ACCEPT_ENCODING, HeaderValue, RETRY_AFTER};
 use hyper::{HeaderMap, Request};
 use kube::client::Body;
@@ -34,6 +34,22 @@ impl Cluster {
             details.retry_after_seconds = retry_after(&head.headers);
         }
         Err(kube::Error::Api(status))
+    }
+
+    /// Sends a request and returns the body of the response, of at most `limit` bytes.
+    pub(super) async fn read_limited(
+        &self,
+        request: Request<Body>,
+        limit: usize,
+    ) -> Result<Vec<u8>, kube::Error> {
+        match Limited::new(self.send(request).await?, limit).collect().await {
+            Ok(body) => Ok(body.to_bytes().into()),
+            Err(error) if error.is::<LengthLimitError>() => {
+                let reason = format!("it has more than {limit} bytes");
+                Err(kube::Error::SerdeError(serde::de::Error::custom(reason)))
+            }
+            Err(error) => Err(kube::Error::Service(error)),
+        }
     }
 
     pub(super) fn not_understood(&self, what: &str, reason: String) -> ClusterError {

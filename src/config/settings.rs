@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{Config, Consumer, Kubelet, Nudge, Paths, PodSource, PodsApiSource};
+use super::{Config, Consumer, DraSource, Kubelet, Nudge, Paths, PodSource, PodsApiSource};
 use crate::agent::{self, ConfigSources};
 use crate::cluster::{Cluster, ClusterError};
 use crate::controller::{self, NoNamespace, NudgePlan};
@@ -68,6 +68,8 @@ impl Config {
             },
             status_file: fingerprint.status_file,
             notify_file: scan.notify_file,
+            cdi: self.paths().root.join("var/run/cdi"),
+            reads_claims: self.dra.source == DraSource::Auto,
             rules: ZoneRules { fillers: self.zones.fillers, exclude: self.exclusions() },
         }
     }

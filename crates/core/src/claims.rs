@@ -49,3 +49,17 @@ pub struct NodeClaims {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub sockets: BTreeMap<Id, IdSet>,
 }
+
+impl NodeClaims {
+    /// Returns the drivers with a device that is on a known NUMA node and is no CPU or memory.
+    pub fn drivers(&self) -> impl Iterator<Item = &str> {
+        let is_placed = |device: &Device| {
+            let pci = device.pci.as_ref().and_then(|pci| self.pci.get(pci));
+            device.stands_for.is_empty() && (device.numa.is_some() || pci.is_some_and(Option::is_some))
+        };
+        self.inventory
+            .by_driver()
+            .filter(move |(_, devices)| devices.iter().any(|device| is_placed(device)))
+            .map(|(driver, _)| driver)
+    }
+}

@@ -7,6 +7,7 @@ mod cpus;
 mod details;
 mod files;
 mod id_set;
+pub mod pci;
 mod sysfs;
 
 use std::collections::BTreeMap;

@@ -42,6 +42,11 @@ pub fn is_device_resource(name: &str) -> bool {
     parts.is_some_and(|(domain, rest)| is_dns_name(domain) && is_name_part(rest))
 }
 
+/// Returns true if the name can be that of devices in a zone: of a device plugin's, or the driver of claimed ones.
+pub fn is_device_or_driver(name: &str) -> bool {
+    is_device_resource(name) || (name.contains('.') && is_dns_name(name))
+}
+
 /// Returns true if Kubernetes treats the resource as native: no domain, or its own (`IsNativeResource` in
 /// `pkg/apis/core/v1/helper`).
 pub fn is_native_resource(name: &str) -> bool {

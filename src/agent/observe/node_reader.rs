@@ -2,19 +2,23 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
+use super::claim_files::ClaimFiles;
+use super::claims::ClaimReader;
 use super::kubelet::{KubeletReader, Merge};
 use super::kubelet_config::ConfigReader;
 use super::scan::{ATTEMPTS, ConfigConfidence, ConfigStatus, Depth, Inventory, Scan, ScanError};
 use crate::agent::metrics::Metrics;
 use crate::agent::settings::Settings;
+use crate::claims::NodeClaims;
 use crate::cluster::Cluster;
 use crate::kubelet::{
     CheckpointPaths, CheckpointReader, Checkpoints, KubeletInstance, PodUsage, SharedResponse, Usage,
 };
-use crate::machine::{self, HostRoots};
+use crate::machine::{self, HostRoots, Machine};
 use crate::pod::{Pod, PodName, TerminatedPodNames};
 use crate::pod_source::PodCache;
 use crate::topology;
@@ -24,6 +28,9 @@ pub struct NodeReader {
     pub(in crate::agent) kubelet: KubeletReader,
     pub(in crate::agent) config: ConfigReader,
     pub(in crate::agent) checkpoints: CheckpointReader,
+    /// `None` with `dra.source: off`, or without a cluster.
+    pub(in crate::agent) claims: Option<ClaimReader>,
+    claim_files: ClaimFiles,
     host: HostRoots,
     pods: PodCache,
     /// What still has to be read. A failed scan does not reset it.
@@ -51,7 +58,11 @@ impl NodeReader {
     ) -> Self {
         let (socket, timeout) = (settings.socket.clone(), settings.kubelet_timeout);
         let checkpoints = CheckpointPaths::new(&settings.kubelet_dir, &settings.device_plugins);
+        let claims = cluster.clone().filter(|_| settings.reads_claims);
+        let claims = claims.map(|cluster| ClaimReader::start(cluster, settings.node.clone()));
         Self {
+            claims,
+            claim_files: ClaimFiles::new(settings.host.clone(), settings.cdi.clone()),
             kubelet: KubeletReader::new(socket, timeout, metrics),
             config: ConfigReader::new(settings.kubelet_config.clone(), cluster),
             checkpoints: CheckpointReader::new(checkpoints),
@@ -111,7 +122,9 @@ impl NodeReader {
         let inventory = inventory.ok_or(ScanError::Restarting)?;
         let checkpoints = self.read_checkpoints(&usage, terminated);
         let config = self.config_status(&inventory);
+        let claims = self.read_claims(&usage, terminated, &inventory.machine)?;
         Ok(Scan {
+            claims: claims.map(Arc::new),
             usage: Arc::new(usage),
             inventory,
             checkpoints,
@@ -122,6 +135,41 @@ impl NodeReader {
             socket_age: response.socket.age(),
             config,
         })
+    }
+
+    /// Returns what is known of the claims that pods name.
+    fn read_claims(
+        &mut self,
+        usage: &Usage,
+        terminated: &TerminatedPodNames,
+        machine: &Machine,
+    ) -> Result<Option<NodeClaims>, ScanError> {
+        let Some(reader) = &mut self.claims else { return Ok(None) };
+        let listed = topology::active_pods(usage, terminated);
+        let read = self.pods.with(|pods| reader.claims(listed, pods.into_iter().flatten()));
+        let mut read = read.map_err(|()| ScanError::ClaimsUnknown)?;
+        if let Some(read) = &mut read {
+            self.claim_files.complete(read, machine);
+        }
+        Ok(read)
+    }
+
+    /// Returns what is known of the claims that the List names, as soon as they are read; `None` if they are not in time.
+    pub(in crate::agent) async fn claims_in_time(
+        &mut self,
+        usage: &Usage,
+        time: Duration,
+    ) -> Option<NodeClaims> {
+        let machine = machine::read(&self.host).ok()?;
+        let read = async {
+            loop {
+                match self.read_claims(usage, &TerminatedPodNames::default(), &machine) {
+                    Ok(claims) => return claims,
+                    Err(_) => self.claims.as_mut()?.changed().await,
+                }
+            }
+        };
+        timeout(time, read).await.ok()?
     }
 
     fn config_status(&self, inventory: &Inventory) -> ConfigStatus {

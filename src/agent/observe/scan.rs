@@ -39,6 +39,11 @@ pub enum ScanError {
          Device, have not been read since the start"
     )]
     AnnotationsUnknown,
+    /// Without the claims, what they hold would look available.
+    #[error(
+        "the node's ResourceSlices and ResourceClaims have not been read since the start (`dra.source: auto`)"
+    )]
+    ClaimsUnknown,
     /// The responses of a scan never came from a single kubelet.
     #[error("the kubelet restarted during each of {ATTEMPTS} attempts to read it")]
     Restarting,

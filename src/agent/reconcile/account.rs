@@ -56,6 +56,7 @@ impl Account {
             list_number: number,
             requirements: &self.requirements,
             topology: &self.topology,
+            claims: self.scan.claims.as_deref(),
             exclude,
             is_responding,
             node: self.scan.node_context(),

@@ -67,7 +67,8 @@ fn present(scan: &Scan) -> BTreeSet<&str> {
     let containers = scan.usage.pods.iter().flat_map(|pod| &pod.containers);
     let allocated = containers.flat_map(|container| &container.devices);
     let groups = scan.inventory.allocatable.devices.iter().chain(allocated);
-    groups.filter(|group| !group.nodes.is_empty()).map(|group| group.resource.as_str()).collect()
+    let placed = groups.filter(|group| !group.nodes.is_empty()).map(|group| group.resource.as_str());
+    placed.chain(scan.claims.iter().flat_map(|claims| claims.drivers())).collect()
 }
 
 #[cfg(test)]

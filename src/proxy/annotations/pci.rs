@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::machine::{HIGHEST_NODE, HostFiles, Id};
+use crate::machine::{HostFiles, Id, pci};
 use crate::util::sync::lock;
 
 /// Maximum number of PCI devices whose location is cached, and of addresses cached as missing.
@@ -54,7 +54,7 @@ impl PciDevices {
 
     fn node_at(&self, text: &str, now: Instant) -> Option<Id> {
         let files = self.files.as_ref()?;
-        let address = address(text)?;
+        let address = pci::address(text)?;
         let mut cache = lock(&self.cache);
         if let Some(node) = cache.nodes.get(&*address) {
             return *node;
@@ -62,11 +62,10 @@ impl PciDevices {
         if cache.is_missing(&address, now) {
             return None;
         }
-        let Ok(text) = files.read(&format!("sys/bus/pci/devices/{address}/numa_node")) else {
+        let Ok(node) = pci::read_node(files.as_ref(), &address) else {
             cache.missing.insert(address.into(), now);
             return None;
         };
-        let node = text.trim().parse().ok().filter(|node| *node <= HIGHEST_NODE);
         if cache.nodes.len() >= MAX_CACHED {
             cache.nodes.clear();
         }
@@ -90,25 +89,6 @@ impl Cache {
         }
         self.missing.len() >= MAX_CACHED
     }
-}
-
-/// Normalizes a PCI address to the form in sysfs: `0000:3b:00.0`. The text is untrusted and must not lead to
-/// any other file, so only an address is accepted.
-fn address(text: &str) -> Option<String> {
-    let (domain, rest) = text.split_once(':')?;
-    let (bus, rest) = rest.split_once(':')?;
-    let (device, function) = rest.split_once('.')?;
-    let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    // NVIDIA's tools write eight digits.
-    let domain = match domain.len() {
-        4..=8 if is_hex(domain) => domain.trim_start_matches('0'),
-        _ => return None,
-    };
-    let fits = bus.len() == 2 && device.len() == 2 && function.len() == 1;
-    if !fits || !is_hex(bus) || !is_hex(device) || !matches!(function.as_bytes(), [b'0'..=b'7']) {
-        return None;
-    }
-    Some(format!("{domain:0>4}:{bus}:{device}.{function}").to_ascii_lowercase())
 }
 
 #[cfg(test)]

@@ -133,7 +133,7 @@ impl<'a> Accounting<'a> {
             self.held.cpus.ids.union_with(cpus);
         }
         for allocated in &claim.devices {
-            let key = key(allocated);
+            let key = DeviceKey::from(allocated);
             let device = self.read.inventory.device(&key);
             let amounts = amounts(allocated, device);
             if amounts.is_empty() {
@@ -312,10 +312,6 @@ fn is_whole(pool: &Pool, device: &Device, set: &str) -> bool {
         return false;
     };
     all.iter().all(|(counter, amount)| consumed.get(counter) == Some(amount))
-}
-
-fn key(of: &Allocated) -> DeviceKey {
-    DeviceKey { driver: of.driver.clone(), pool: of.pool.clone(), device: of.device.clone() }
 }
 
 /// Returns what an allocated device takes of `cpu` and memory; nothing if it is a device of its own.

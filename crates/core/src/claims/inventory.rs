@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::Allocated;
 use super::slice::{Device, Slice};
 
 /// How long the devices of a pool count that is incomplete or gone. A kubelet that starts deletes all slices of its
@@ -21,6 +22,12 @@ pub struct DeviceKey {
     pub pool: String,
     /// The device.
     pub device: String,
+}
+
+impl From<&Allocated> for DeviceKey {
+    fn from(of: &Allocated) -> Self {
+        Self { driver: of.driver.clone(), pool: of.pool.clone(), device: of.device.clone() }
+    }
 }
 
 /// The devices of a node's ResourceSlices.
@@ -91,15 +98,11 @@ impl Inventory {
         pool.devices.get(&key.device).or_else(|| pool.others.get(&key.device))
     }
 
-    /// Returns the names of the drivers with a pool.
-    pub fn drivers(&self) -> impl Iterator<Item = &str> {
-        self.pools.keys().map(String::as_str)
-    }
-
-    /// Returns every device that is or was in a slice.
-    pub fn devices(&self) -> impl Iterator<Item = &Device> {
-        let pools = self.pools.values().flat_map(BTreeMap::values);
-        pools.flat_map(|pool| pool.devices.values().chain(pool.others.values()))
+    /// Returns the devices of each driver that are or were in a slice.
+    pub fn by_driver(&self) -> impl Iterator<Item = (&str, Vec<&Device>)> {
+        self.pools
+            .iter()
+            .map(|(driver, pools)| (driver.as_str(), pools.values().flat_map(Pool::all).collect()))
     }
 
     pub(super) fn pools(&self) -> impl Iterator<Item = (&str, &str, &Pool)> {
@@ -109,6 +112,10 @@ impl Inventory {
 }
 
 impl Pool {
+    fn all(&self) -> impl Iterator<Item = &Device> {
+        self.devices.values().chain(self.others.values())
+    }
+
     fn update(&mut self, slices: &[&Slice], used: &BTreeSet<&str>, now: Duration) {
         let newest = slices.iter().map(|slice| slice.generation).max();
         let slices: Vec<&&Slice> = slices.iter().filter(|slice| Some(slice.generation) == newest).collect();

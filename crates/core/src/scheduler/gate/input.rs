@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use crate::claims::NodeClaims;
 use crate::kubelet::Usage;
+use crate::pod::Pod;
 use crate::scheduler::{
     FingerprintMethod, FingerprintView, Informer, NodeContext, PluginRelease, Requirements,
 };
@@ -58,6 +60,8 @@ pub struct GateInput<'a> {
     pub requirements: &'a Requirements,
     /// The topology computed from that List.
     pub topology: &'a Topology,
+    /// The claims that the topology accounts for; `None` if they are not read.
+    pub claims: Option<&'a NodeClaims>,
     /// What is excluded from the topology.
     pub exclude: &'a NodeExclusions,
     /// Whether the kubelet responds. While it does not, no pod can become accounted, so the time does not
@@ -65,4 +69,14 @@ pub struct GateInput<'a> {
     pub is_responding: bool,
     /// Where to find what regular init containers keep.
     pub node: NodeContext<'a>,
+}
+
+impl GateInput<'_> {
+    /// Returns true if the topology accounts for every claim of the pod. An entry of the List is not enough: some drivers
+    /// return no devices to the kubelet.
+    pub(super) fn accounts_for_claims_of(&self, pod: &Pod) -> bool {
+        let is_read =
+            |read: &NodeClaims, name| read.claims.contains_key(&format!("{}/{name}", pod.namespace));
+        self.claims.is_none_or(|read| pod.claims.iter().all(|name| is_read(read, name)))
+    }
 }

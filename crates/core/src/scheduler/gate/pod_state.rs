@@ -128,7 +128,9 @@ impl FingerprintGate {
         let is_current = wait.ran_at_list.is_some_and(|number| input.list_number > number + 1);
         let own = entries.iter().filter(|entry| is_current || !self.is_predecessors(pod, entry));
         let own: Vec<&&PodUsage> = own.collect();
-        if let Some(entry) = own.iter().find(|entry| input.requirements.are_met(pod, entry)) {
+        let has_claims = input.accounts_for_claims_of(pod);
+        let met = own.iter().find(|entry| has_claims && input.requirements.are_met(pod, entry));
+        if let Some(entry) = met {
             let entry = Entry { uid: pod.uid.clone(), allocations: entry.allocations_hash() };
             self.entries.insert(pod.full_name(), entry);
             return self.listed_state(pod, now, verdict);
@@ -197,7 +199,7 @@ impl FingerprintGate {
 
 /// Returns true if the pod has terminated or is allocated nothing exclusively.
 fn needs_nothing(pod: &Pod, input: &GateInput<'_>) -> bool {
-    pod.phase.is_terminal() || !input.requirements.apply_to(pod)
+    pod.phase.is_terminal() || (!input.requirements.apply_to(pod) && input.accounts_for_claims_of(pod))
 }
 
 /// Returns true if the pod was deleted after it left Pending. A pod deleted while Pending may still be

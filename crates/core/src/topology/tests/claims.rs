@@ -11,6 +11,7 @@ use crate::claims::{
     parse_cdi,
 };
 use crate::kubelet::ClaimedDevice;
+use crate::util::glob::{Pattern, PodPattern};
 
 #[derive(Default)]
 struct World {
@@ -93,12 +94,7 @@ impl World {
 
     fn used(&self) -> BTreeSet<DeviceKey> {
         let devices = self.read.claims.values().flat_map(|of| &of.claim.devices);
-        let key = |of: &claims::Allocated| DeviceKey {
-            driver: of.driver.clone(),
-            pool: of.pool.clone(),
-            device: of.device.clone(),
-        };
-        devices.map(key).collect()
+        devices.map(DeviceKey::from).collect()
     }
 
     fn inventory(&self) -> Inventory {
@@ -451,9 +447,9 @@ fn a_driver_cannot_take_the_name_of_another_resource() {
 
 #[test]
 fn a_claim_of_excluded_pods_only_looks_free() {
-    let rules = |pattern: &str| ZoneRules {
-        exclude: NodeExclusions { pods: vec![serde_json::from_value(json!(pattern)).unwrap()], ..NodeExclusions::default() },
-        ..ZoneRules::default()
+    let rules = |name: &str| {
+        let pods = vec![PodPattern { namespace: Pattern::any(), name: name.parse().unwrap() }];
+        ZoneRules { exclude: NodeExclusions { pods, ..NodeExclusions::default() }, ..ZoneRules::default() }
     };
     let of = |pattern: &str| {
         let case = Case { rules: rules(pattern), ..case() };
@@ -462,5 +458,5 @@ fn a_claim_of_excluded_pods_only_looks_free() {
         world.read.claims.get_mut("ns/a").unwrap().pods = ["p".to_owned(), "q".to_owned()].into();
         world.of("cpu")[1][2]
     };
-    assert_eq!((of("ns/*"), of("ns/p"), of("other/*")), (8, 4, 4));
+    assert_eq!((of("?"), of("p"), of("other")), (8, 4, 4));
 }

@@ -1,0 +1,34 @@
+//! PCI devices: their addresses and NUMA nodes.
+
+use std::io;
+
+use super::{HIGHEST_NODE, HostFiles, Id};
+
+/// Returns the NUMA node of the device at a normalized [`address`]; `None` if it has none.
+///
+/// # Errors
+/// The I/O error; `NotFound` without such a device.
+pub fn read_node(files: &(impl HostFiles + ?Sized), address: &str) -> io::Result<Option<Id>> {
+    let text = files.read(&format!("sys/bus/pci/devices/{address}/numa_node"))?;
+    Ok(text.trim().parse().ok().filter(|node| *node <= HIGHEST_NODE))
+}
+
+/// Normalizes a PCI address to the form in sysfs: `0000:3b:00.0`. The text is untrusted and must not lead to
+/// any other file, so only an address is accepted.
+#[must_use]
+pub fn address(text: &str) -> Option<String> {
+    let (domain, rest) = text.split_once(':')?;
+    let (bus, rest) = rest.split_once(':')?;
+    let (device, function) = rest.split_once('.')?;
+    let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    // NVIDIA's tools write eight digits.
+    let domain = match domain.len() {
+        4..=8 if is_hex(domain) => domain.trim_start_matches('0'),
+        _ => return None,
+    };
+    let fits = bus.len() == 2 && device.len() == 2 && function.len() == 1;
+    if !fits || !is_hex(bus) || !is_hex(device) || !matches!(function.as_bytes(), [b'0'..=b'7']) {
+        return None;
+    }
+    Some(format!("{domain:0>4}:{bus}:{device}.{function}").to_ascii_lowercase())
+}

@@ -1,0 +1,104 @@
+//! What only the node's files tell about claims: where PCI devices and sockets are, and which CPUs a driver chose.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use tracing::debug;
+
+use crate::claims::{CPU_DRIVER, CdiAllocations, MEMORY_DRIVER, NodeClaims, parse_cdi};
+use crate::machine::{HostFiles, HostRoots, Id, IdSet, Machine, pci};
+use crate::util::file::read_bounded;
+
+/// Maximum size of a CDI file in bytes: some files have all claims of a driver.
+const MAX_CDI_BYTES: u64 = 1 << 20;
+
+/// Reads these files; of PCI devices and sockets each once.
+#[derive(Debug)]
+pub(super) struct ClaimFiles {
+    host: HostRoots,
+    /// Where container runtimes read CDI files.
+    cdi: PathBuf,
+    pci: BTreeMap<String, Option<Id>>,
+    sockets: BTreeMap<Id, IdSet>,
+    /// The CPUs of claims, which do not change. Files of claims that ended are removed by their driver.
+    cpus: BTreeMap<String, IdSet>,
+}
+
+impl ClaimFiles {
+    pub(super) const fn new(host: HostRoots, cdi: PathBuf) -> Self {
+        Self { host, cdi, pci: BTreeMap::new(), sockets: BTreeMap::new(), cpus: BTreeMap::new() }
+    }
+
+    /// Adds what the files tell.
+    pub(super) fn complete(&mut self, claims: &mut NodeClaims, machine: &Machine) {
+        let addresses = claims.inventory.by_driver().flat_map(|(_, devices)| devices);
+        let addresses: BTreeSet<String> = addresses.filter_map(|device| device.pci.clone()).collect();
+        self.pci.retain(|address, _| addresses.contains(address));
+        // A missing device may come later, so it is looked up again.
+        for address in
+            addresses.into_iter().filter(|address| !self.pci.contains_key(address)).collect::<Vec<_>>()
+        {
+            let node = pci::address(&address).and_then(|address| pci::read_node(&self.host, &address).ok());
+            self.pci.extend(node.map(|node| (address, node)));
+        }
+        claims.pci.clone_from(&self.pci);
+        let has_sockets =
+            claims.inventory.by_driver().any(|(_, all)| all.iter().any(|device| device.socket.is_some()));
+        if has_sockets && self.sockets.is_empty() {
+            self.sockets = read_sockets(&self.host, machine);
+        }
+        claims.sockets.clone_from(&self.sockets);
+        claims.cdi = self.read_cdi(claims);
+    }
+
+    fn read_cdi(&mut self, claims: &NodeClaims) -> CdiAllocations {
+        let of = |driver: &'static str| {
+            let claims = claims.claims.values().map(|of| &of.claim).filter(|claim| !claim.uid.is_empty());
+            claims.filter(move |claim| claim.devices.iter().any(|device| device.driver == driver))
+        };
+        let uids: BTreeSet<&String> = of(CPU_DRIVER).map(|claim| &claim.uid).collect();
+        self.cpus.retain(|uid, _| uids.contains(uid));
+        let mut read = CdiAllocations::default();
+        let unknown: Vec<&&String> = uids.iter().filter(|uid| !self.cpus.contains_key(**uid)).collect();
+        for uid in &unknown {
+            self.read_file(&format!("dra.k8s.io-cpu_claim-{uid}.json"), &mut read);
+        }
+        if !unknown.is_empty() {
+            // The first release writes one file.
+            self.read_file("dra.cpu.json", &mut read);
+        }
+        if of(MEMORY_DRIVER).next().is_some() {
+            self.read_file("dra.memory.json", &mut read);
+        }
+        let known = std::mem::take(&mut read.cpus).into_iter().filter(|(uid, _)| uids.contains(uid));
+        self.cpus.extend(known);
+        read.cpus.clone_from(&self.cpus);
+        read
+    }
+
+    fn read_file(&self, name: &str, read: &mut CdiAllocations) {
+        // A UID of the API server has no slash; the name must stay below the directory whatever it has.
+        if name.contains('/') {
+            return;
+        }
+        let Ok(text) = read_bounded(&self.cdi.join(name), MAX_CDI_BYTES) else { return };
+        if let Err(error) = parse_cdi(&text, read) {
+            debug!("cannot read the CDI file {name}: {error}");
+        }
+    }
+}
+
+/// Returns the NUMA nodes of each socket, by one CPU of each node.
+fn read_sockets(host: &HostRoots, machine: &Machine) -> BTreeMap<Id, IdSet> {
+    let mut sockets: BTreeMap<Id, IdSet> = BTreeMap::new();
+    for node in &machine.nodes {
+        let socket = node.cpus.iter().next().and_then(|cpu| {
+            let file = format!("sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id");
+            host.read(&file).ok()?.trim().parse().ok()
+        });
+        if let Some(socket) = socket {
+            sockets.entry(socket).or_default().insert(node.id);
+        }
+    }
+    sockets
+}

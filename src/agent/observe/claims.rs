@@ -1,0 +1,256 @@
+//! Reads the node's ResourceSlices and the claims that its pods name, in the background.
+//!
+//! Slices are watched. A claim is read once when a pod names it for the first time, since its allocation cannot change
+//! while a pod uses it, and again when another pod does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+use tracing::{info, warn};
+
+use crate::claims::{Claim, ClaimInUse, DeviceKey, Inventory, NodeClaims, Slice, claims_of};
+use crate::cluster::{Cluster, ClusterError, DraVersion, ListWatchEvent, ListWatchStream, WatchedSlice};
+use crate::kubelet::PodUsage;
+use crate::pod::Pod;
+use crate::util::backoff::back_off;
+use crate::util::task::Task;
+
+/// How often it is checked whether an API server without dynamic resource allocation has it.
+const RECHECK: Duration = Duration::from_secs(600);
+/// Delay after the first failed request for a claim, and the maximum.
+const RETRY: Duration = Duration::from_secs(1);
+const RETRY_LIMIT: Duration = Duration::from_secs(30);
+/// The most claims that are read at the same time.
+const CONCURRENT: usize = 4;
+
+/// The claims that pods name, by `namespace/name`, each with the names of these pods.
+type Named = BTreeMap<String, BTreeSet<String>>;
+
+/// What was read so far.
+#[derive(Clone, Debug, Default)]
+struct Read {
+    /// Whether the API server has dynamic resource allocation; `None` while that is not known.
+    is_served: Option<bool>,
+    /// By name; `None` before the first list.
+    slices: Option<BTreeMap<String, Slice>>,
+    /// Claims that were read for these pods. `None`: there is no such claim.
+    claims: BTreeMap<String, (BTreeSet<String>, Option<Claim>)>,
+}
+
+/// Reads claims in the background.
+#[derive(Debug)]
+pub(in crate::agent) struct ClaimReader {
+    named: watch::Sender<Named>,
+    read: watch::Receiver<Arc<Read>>,
+    inventory: Inventory,
+    /// Whether the claims of all pods that the List showed at the start were read.
+    has_started: bool,
+    start: Instant,
+    _task: Task,
+}
+
+impl ClaimReader {
+    /// Starts to read the slices of this node.
+    pub(in crate::agent) fn start(cluster: Cluster, node: String) -> Self {
+        let (named, names) = watch::channel(Named::new());
+        let (sender, read) = watch::channel(Arc::default());
+        let task = Reading { cluster, node, names, read: sender, failures: 0, not_before: Instant::now() };
+        Self {
+            named,
+            read,
+            inventory: Inventory::default(),
+            has_started: false,
+            start: Instant::now(),
+            _task: Task::spawn(task.run()),
+        }
+    }
+
+    /// Waits until something that was read has changed, or a pool that is gone stops counting.
+    pub(in crate::agent) async fn changed(&mut self) {
+        let loss = self.inventory.next_loss().map(|loss| self.start + loss);
+        let lost = async {
+            match loss {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = self.read.changed() => if changed.is_err() { std::future::pending::<()>().await },
+            () = lost => {}
+        }
+    }
+
+    /// Returns what is known of the claims of these pods: those of the List, and those of the pod source. `None` if the
+    /// API server has no dynamic resource allocation.
+    ///
+    /// # Errors
+    /// If the slices, or the claims of pods that the first List shows, were not read yet: claimed resources would look
+    /// available.
+    pub(in crate::agent) fn claims<'a, 'b>(
+        &mut self,
+        listed: impl Iterator<Item = &'a PodUsage>,
+        pods: impl Iterator<Item = &'b Pod>,
+    ) -> Result<Option<NodeClaims>, ()> {
+        let listed = claims_of(listed);
+        let mut named: Named = listed.iter().map(|(name, of)| (name.clone(), of.pods.clone())).collect();
+        for pod in pods.filter(|pod| !pod.phase.is_terminal()) {
+            for claim in &pod.claims {
+                let pods = named.entry(format!("{}/{claim}", pod.namespace)).or_default();
+                pods.insert(pod.name.clone());
+            }
+        }
+        self.named.send_if_modified(|before| {
+            let is_other = *before != named;
+            if is_other {
+                before.clone_from(&named);
+            }
+            is_other
+        });
+        let read = Arc::clone(&self.read.borrow_and_update());
+        if read.is_served == Some(false) {
+            return Ok(None);
+        }
+        let slices = read.slices.as_ref().ok_or(())?;
+        if !self.has_started && listed.keys().any(|name| !read.claims.contains_key(name)) {
+            return Err(());
+        }
+        self.has_started = true;
+        let mut claims = BTreeMap::new();
+        for (name, pods) in named {
+            let of_list = listed.get(&name).map(|of| &of.claim);
+            let known = read.claims.get(&name).map(|(_, claim)| claim.as_ref());
+            let claim = match (known, of_list) {
+                // What the scheduler allocated; the List only says that the claim is still there.
+                (Some(Some(claim)), _) if !claim.devices.is_empty() => claim.clone(),
+                // It is deleted or deallocated, or could not be read yet.
+                (Some(_), of_list) | (None, of_list @ Some(_)) => of_list.cloned().unwrap_or_default(),
+                (None, None) => continue,
+            };
+            claims.insert(name, ClaimInUse { claim, pods });
+        }
+        let devices = claims.values().flat_map(|of| &of.claim.devices);
+        let in_use: BTreeSet<DeviceKey> = devices.map(DeviceKey::from).collect();
+        let slices: Vec<Slice> = slices.values().cloned().collect();
+        self.inventory.update(&slices, &in_use, self.start.elapsed());
+        Ok(Some(NodeClaims { inventory: self.inventory.clone(), claims, ..NodeClaims::default() }))
+    }
+}
+
+/// The task behind a [`ClaimReader`].
+struct Reading {
+    cluster: Cluster,
+    node: String,
+    names: watch::Receiver<Named>,
+    read: watch::Sender<Arc<Read>>,
+    failures: u32,
+    /// When the next claims may be requested.
+    not_before: Instant,
+}
+
+impl Reading {
+    async fn run(mut self) {
+        loop {
+            match self.cluster.dra_version().await {
+                Ok(Some(version)) => self.follow(version).await,
+                Ok(None) => {
+                    self.change(|read| *read = Read { is_served: Some(false), ..Read::default() });
+                    tokio::time::sleep(RECHECK).await;
+                }
+                Err(error) => {
+                    warn!("cannot read ResourceSlices: {error}");
+                    tokio::time::sleep(back_off(&mut self.failures, RETRY, RETRY_LIMIT)).await;
+                }
+            }
+        }
+    }
+
+    /// Follows slices and claims until the API server no longer has this version.
+    async fn follow(&mut self, version: DraVersion) {
+        let mut slices: ListWatchStream<WatchedSlice> = self.cluster.watch_slices(version, &self.node);
+        loop {
+            let missing = self.missing();
+            tokio::select! {
+                event = slices.next() => match event {
+                    Some(Ok(event)) => self.apply(event),
+                    Some(Err(error)) if is_gone(&error) => return,
+                    Some(Err(error)) => warn!("cannot read ResourceSlices: {error}"),
+                    None => return,
+                },
+                Ok(()) = self.names.changed() => {}
+                () = sleep_until(self.not_before), if !missing.is_empty() => {
+                    self.read_claims(version, missing).await;
+                }
+            }
+        }
+    }
+
+    fn apply(&self, event: ListWatchEvent<WatchedSlice>) {
+        self.change(|read| {
+            let slices = read.slices.get_or_insert_default();
+            match event {
+                ListWatchEvent::Listed(all) => {
+                    read.is_served = Some(true);
+                    *slices = all.into_iter().map(|of| (of.slice.name.clone(), of.slice)).collect();
+                }
+                ListWatchEvent::Applied(of) => _ = slices.insert(of.slice.name.clone(), of.slice),
+                ListWatchEvent::Deleted(of) => _ = slices.remove(&of.slice.name),
+            }
+        });
+    }
+
+    /// Returns the claims to read: those that were not read for all of their pods. Forgets the others that no pod names.
+    fn missing(&mut self) -> Named {
+        let named = self.names.borrow_and_update().clone();
+        if self.read.borrow().claims.keys().any(|name| !named.contains_key(name)) {
+            self.change(|read| read.claims.retain(|name, _| named.contains_key(name)));
+        }
+        let read = self.read.borrow();
+        let is_missing = |(name, pods): &(String, BTreeSet<String>)| {
+            read.claims.get(name).is_none_or(|(known, _)| !pods.is_subset(known))
+        };
+        named.into_iter().filter(is_missing).collect()
+    }
+
+    async fn read_claims(&mut self, version: DraVersion, missing: Named) {
+        let cluster = &self.cluster;
+        let requests = missing.into_iter().map(|(name, pods)| async move {
+            let (namespace, claim) = name.split_once('/').unwrap_or_default();
+            let read = cluster.claim(version, namespace, claim).await;
+            (name, pods, read)
+        });
+        let results: Vec<_> = futures::stream::iter(requests).buffer_unordered(CONCURRENT).collect().await;
+        let mut failed = None;
+        self.change(|read| {
+            for (name, pods, result) in results {
+                match result {
+                    Ok(claim) => drop(read.claims.insert(name, (pods, claim))),
+                    Err(error) => failed = Some(error),
+                }
+            }
+        });
+        match failed {
+            Some(error) => {
+                warn!("cannot read a ResourceClaim: {error}");
+                self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
+            }
+            None => self.failures = 0,
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Read)) {
+        self.read.send_modify(|read| change(Arc::make_mut(read)));
+    }
+}
+
+/// Returns true if the API server no longer has the version of the API.
+fn is_gone(error: &ClusterError) -> bool {
+    let is_gone = matches!(error, ClusterError::Rejected { code: 404, .. });
+    if is_gone {
+        info!("the API server no longer has this version of resource.k8s.io");
+    }
+    is_gone
+}
