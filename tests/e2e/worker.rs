@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cluster::{Plan, within};
 use crate::support::cgroups::Cgroups;
-use crate::support::fakenode::FakeNode;
+use crate::support::driven::Driven;
 use crate::support::node::eviction_thresholds;
 use crate::support::parts;
 use crate::support::process::{Process, tethered};
@@ -29,7 +29,7 @@ pub(crate) struct Worker {
     router_command: Vec<OsString>,
     // Ended in this order.
     processes: Vec<Process>,
-    machine: FakeNode,
+    machine: Driven,
     dir: PathBuf,
     cgroup: PathBuf,
 }
@@ -331,11 +331,11 @@ fn container_id<'a>(pod: &'a Pod, container: &str) -> Result<&'a str> {
 }
 
 /// Starts what keeps the machine's namespaces and acts as its device plugins.
-fn start_machine(plan: &Plan<'_>, dir: &Path) -> Result<FakeNode> {
+fn start_machine(plan: &Plan<'_>, dir: &Path) -> Result<Driven> {
     let mut command = tethered("unshare");
     command.args(["--net", "--uts", "--"]).arg(parts::script("in-machine")).arg(dir);
     command.arg(plan.program("fakenode")).arg("--runtime-socket").arg(dir.join("runtime.sock"));
-    FakeNode::start(dir, command)
+    Driven::start("fakenode", dir, command)
 }
 
 /// A configuration as kubeadm writes it: webhooks, and a serving certificate that the kubelet signs itself. What

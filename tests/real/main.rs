@@ -5,7 +5,7 @@
 //!
 //! - zones: `steps`, `init_containers`, `pod_level`, `steady`, `restarts`, `faults`; their oracle: `harness`
 //! - pods: `fingerprint`, `sources`, `pod_list`, `protobuf`, `made_pods`, `quantities`
-//! - the kubelet: `configuration`, `order`, `doctor_node`
+//! - the kubelet: `configuration`, `order`, `doctor_node`; claims: `dra`
 //! - the object: `publisher`, `refusals`, `admitted`, `kubectl`
 //! - the proxy and the Pods API: `proxy`, `pods_served`, `hostile`
 //! - the controller: `controller`
@@ -20,6 +20,7 @@ mod controller;
 mod docs;
 mod doctor;
 mod doctor_node;
+mod dra;
 mod faults;
 mod fingerprint;
 mod fit;

@@ -10,7 +10,9 @@ pub(crate) mod chart;
 pub(crate) mod cluster;
 #[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) mod document;
-pub(crate) mod fakenode;
+#[allow(dead_code, reason = "not every test program uses everything")]
+pub(crate) mod dra;
+pub(crate) mod driven;
 #[allow(dead_code, reason = "the test injects a few, the program all")]
 pub(crate) mod faults;
 pub(crate) mod fingerprint;

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use super::cgroups::Cgroups;
 use super::cluster::{Cluster, Programs, free_port};
-use super::fakenode::FakeNode;
+use super::driven::Driven;
 use super::parts;
 use super::pods::PodSpec;
 use super::process::{Process, tethered};
@@ -65,7 +65,7 @@ pub(crate) struct NodeSetup {
 pub(crate) struct RealNode {
     kubelet: RefCell<Option<Process>>,
     // Borrowed for a whole request and response, so that these do not interleave.
-    fakenode: RefCell<FakeNode>,
+    fakenode: RefCell<Driven>,
     name: String,
     /// The namespace of its pods.
     namespace: String,
@@ -610,7 +610,7 @@ impl RealNode {
     }
 }
 
-fn start_fakenode(dir: &Path, programs: &Programs, runs_pods: bool) -> Result<FakeNode> {
+fn start_fakenode(dir: &Path, programs: &Programs, runs_pods: bool) -> Result<Driven> {
     let mut command = tethered(parts::script("in-machine"));
     command.arg(dir).arg(&programs.fakenode).arg("--runtime-socket").arg(dir.join("runtime.sock"));
     if runs_pods {
@@ -619,7 +619,7 @@ fn start_fakenode(dir: &Path, programs: &Programs, runs_pods: bool) -> Result<Fa
             .env("NUMACAST_IMAGE", env!("CARGO_BIN_EXE_numacast"))
             .env("NUMACAST_REACH", dir.join("reach.json"));
     }
-    FakeNode::start(dir, command)
+    Driven::start("fakenode", dir, command)
 }
 
 /// Returns a name that no other node of any test program has.

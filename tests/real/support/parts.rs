@@ -63,6 +63,13 @@ impl Parts {
         Self::with(needs, &["pods", "grpcio-pods"])
     }
 
+    /// Like [`Parts::for_test`], with a driver for Dynamic Resource Allocation, and the podresources client in
+    /// Go.
+    #[allow(dead_code, reason = "not every test program uses everything")]
+    pub(crate) fn with_dra_driver(needs: Needs) -> Result<Option<Self>> {
+        Self::with(needs, &["dra-driver", "podresources"])
+    }
+
     #[allow(dead_code, reason = "not every test program uses everything")]
     fn with(needs: Needs, more: &[&str]) -> Result<Option<Self>> {
         let Some(parts) = Self::for_test(needs)? else { return Ok(None) };

@@ -255,6 +255,58 @@ pub(crate) fn allocations(message: &Value) -> Result<Vec<Allocation>> {
     Ok(all)
 }
 
+/// A container's reference to a ResourceClaim.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ListedClaim {
+    /// `namespace/name`.
+    pub(crate) pod: String,
+    pub(crate) container: String,
+    /// `namespace/name`.
+    pub(crate) claim: String,
+    /// What drivers returned for the whole claim, in order.
+    pub(crate) devices: Vec<ListedDevice>,
+}
+
+/// A device of a claim.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ListedDevice {
+    pub(crate) driver: String,
+    pub(crate) pool: String,
+    pub(crate) device: String,
+    pub(crate) share_id: Option<String>,
+    pub(crate) cdi: BTreeSet<String>,
+}
+
+/// Returns every claim of every container in a List response, as a client decoded it, in order.
+pub(crate) fn listed_claims(message: &Value) -> Vec<ListedClaim> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let device = |device: &Value| ListedDevice {
+        driver: text(&device["driverName"]),
+        pool: text(&device["poolName"]),
+        device: text(&device["deviceName"]),
+        share_id: device["shareId"].as_str().map(str::to_owned),
+        cdi: list(&device["cdiDevices"]).iter().map(|cdi| text(&cdi["name"])).collect(),
+    };
+    let mut all = Vec::new();
+    for pod in list(&message["podResources"]) {
+        for container in list(&pod["containers"]) {
+            for claim in list(&container["dynamicResources"]) {
+                let mut devices: Vec<_> = list(&claim["claimResources"]).iter().map(device).collect();
+                devices.sort();
+                all.push(ListedClaim {
+                    pod: format!("{}/{}", text(&pod["namespace"]), text(&pod["name"])),
+                    container: text(&container["name"]),
+                    claim: format!("{}/{}", text(&claim["claimNamespace"]), text(&claim["claimName"])),
+                    devices,
+                });
+            }
+        }
+    }
+    all.sort();
+    all
+}
+
 /// Returns a response in a canonical order: the kubelet's order changes from call to call.
 pub(crate) fn in_order(message: &Value) -> Value {
     match message {

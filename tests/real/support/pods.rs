@@ -19,6 +19,8 @@ pub(crate) struct PodSpec {
     image: Option<String>,
     /// Pod-level resources.
     whole: Map<String, Value>,
+    /// The names of ResourceClaims, which are also their names in the pod.
+    claims: Vec<String>,
     containers: Vec<Container>,
 }
 
@@ -27,6 +29,14 @@ struct Container {
     name: String,
     kind: Kind,
     resources: Map<String, Value>,
+    /// References to the pod's claims.
+    claims: Vec<Value>,
+}
+
+impl Container {
+    fn new(name: &str, kind: Kind) -> Self {
+        Self { name: name.to_owned(), kind, resources: Map::new(), claims: Vec::new() }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,10 +50,13 @@ enum Kind {
 impl std::fmt::Display for PodSpec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "pod {}{}", self.name, if self.burstable { " (burstable)" } else { "" })?;
-        for Container { name, kind, resources } in &self.containers {
+        for Container { name, kind, resources, claims } in &self.containers {
             write!(f, ", {kind:?} {name}")?;
             for (resource, quantity) in resources {
                 write!(f, " {}={}", resource, quantity.as_str().unwrap_or_default())?;
+            }
+            for claim in claims {
+                write!(f, " claim={}", claim["name"].as_str().unwrap_or_default())?;
             }
         }
         Ok(())
@@ -52,7 +65,7 @@ impl std::fmt::Display for PodSpec {
 
 /// Returns a pod without requests.
 pub(crate) fn pod(name: &str) -> PodSpec {
-    let main = Container { name: "main".to_owned(), kind: Kind::App, resources: Map::new() };
+    let main = Container::new("main", Kind::App);
     PodSpec {
         name: name.to_owned(),
         burstable: false,
@@ -60,6 +73,7 @@ pub(crate) fn pod(name: &str) -> PodSpec {
         finalizers: Vec::new(),
         image: None,
         whole: Map::new(),
+        claims: Vec::new(),
         containers: vec![main],
     }
 }
@@ -111,6 +125,36 @@ impl PodSpec {
         self.request(resource, count.to_string())
     }
 
+    /// Gives the container every device of a ResourceClaim.
+    pub(crate) fn claim(self, name: &str) -> Self {
+        self.refer_to(name, json!({ "name": name }))
+    }
+
+    /// Gives the container the devices of one request of a ResourceClaim.
+    pub(crate) fn claim_request(self, name: &str, request: &str) -> Self {
+        self.refer_to(name, json!({ "name": name, "request": request }))
+    }
+
+    /// Names a ResourceClaim that no container refers to.
+    pub(crate) fn unused_claim(mut self, name: &str) -> Self {
+        if !self.claims.iter().any(|claim| claim == name) {
+            self.claims.push(name.to_owned());
+        }
+        self
+    }
+
+    /// Returns the names of its ResourceClaims.
+    pub(crate) fn claims(&self) -> &[String] {
+        &self.claims
+    }
+
+    fn refer_to(mut self, name: &str, reference: Value) -> Self {
+        if let Some(container) = self.containers.last_mut() {
+            container.claims.push(reference);
+        }
+        self.unused_claim(name)
+    }
+
     /// Sets pod-level whole CPUs and memory, which its containers share.
     pub(crate) fn pod_level_resources(mut self, cpus: u32, memory: &str) -> Self {
         self.whole.insert("cpu".to_owned(), json!(cpus.to_string()));
@@ -158,7 +202,7 @@ impl PodSpec {
     }
 
     fn and(mut self, name: &str, kind: Kind) -> Self {
-        self.containers.push(Container { name: name.to_owned(), kind, resources: Map::new() });
+        self.containers.push(Container::new(name, kind));
         self
     }
 
@@ -207,6 +251,10 @@ impl PodSpec {
         if !self.whole.is_empty() {
             object["spec"]["resources"] = json!({ "requests": self.whole, "limits": self.whole });
         }
+        if !self.claims.is_empty() {
+            let claims = self.claims.iter().map(|name| json!({ "name": name, "resourceClaimName": name }));
+            object["spec"]["resourceClaims"] = claims.collect();
+        }
         for (key, value) in more.as_object().into_iter().flatten() {
             object["spec"][key] = value.clone();
         }
@@ -224,7 +272,11 @@ impl PodSpec {
         let resources = &container.resources;
         let limits: Map<String, Value> =
             resources.iter().filter(|(name, _)| limited(name)).map(|(k, v)| (k.clone(), v.clone())).collect();
-        json!({ "requests": resources, "limits": limits })
+        let mut value = json!({ "requests": resources, "limits": limits });
+        if !container.claims.is_empty() {
+            value["claims"] = json!(container.claims);
+        }
+        value
     }
 
     fn to_json(&self, container: &Container) -> Value {

@@ -1,0 +1,170 @@
+//! Claims on a real kubelet, without the agent: what its List, the API server and the drivers say about them,
+//! as the other tests of Dynamic Resource Allocation assume.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::support::dra::{Claims, Driver, Pool, Prepared, device};
+use crate::support::podresources::{ClientKind, Clients, ListedClaim, ListedDevice, Rpc, listed_claims};
+use crate::support::wait::until;
+use crate::support::{Cluster, Needs, Parts, RealNode, pod};
+
+/// The CPUs of `two-by-eight` that are not reserved.
+const CPUS: [(u16, &str); 2] = [(0, "1-7"), (1, "9-15")];
+
+#[tokio::test]
+async fn the_list_has_what_drivers_return_and_the_claims_have_what_is_allocated() -> Result<()> {
+    let Some(parts) = Parts::with_dra_driver(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
+    // With dra.cpu the kubelet gives out no CPUs.
+    let node = RealNode::on("two-by-eight")?.kubelet("cpuManagerPolicy", json!("none"));
+    let node = node.start(&cluster).await?;
+    let claims = Claims::of(&node);
+    let seen = Seen { node: &node, claims: &claims, clients: Clients::of(&parts) };
+    let gpus = Driver::start(&cluster, &node, "gpu.example.com", &[gpus()]).await?;
+    let cpus = Driver::start(&cluster, &node, "dra.cpu", &[Pool::cpus_by_count("cpus", &CPUS)?]).await?;
+    let nics = Pool::of("nics").device(device("nic-0").int("dra.net/numaNode", 1)).returns_nothing();
+    let nics = Driver::start(&cluster, &node, "dra.net", &[nics]).await?;
+
+    // The kubelet tries again in ten seconds, while the rest of the test runs.
+    nics.fail_prepare("the link is down")?;
+    claims.create("link", vec![nics.allocated("nics", "nic-0")]).await?;
+    claims.submit(&pod("net").claim("link")).await?;
+
+    claims.create("both", vec![gpus.allocated("gpus", "gpu-0"), gpus.allocated("gpus", "gpu-1")]).await?;
+    gpus.hold_prepare()?;
+    claims.submit(&pod("first").claim("both").sidecar("beside").container("other")).await?;
+    until("the List names the claim, which is not prepared", async || {
+        let listed = seen.listed("both").await?;
+        ensure!(listed.len() == 1 && listed[0].devices.is_empty(), "{listed:?}");
+        Ok(())
+    })
+    .await?;
+    ensure!(gpus.book()?.is_empty(), "{:?}", gpus.book()?);
+    gpus.allow_prepare()?;
+    node.wait_for_outcome("first").await?;
+    // A claim of two pods, and of two containers of one of them, is listed for each of them in full.
+    claims.run(&node, pod("second").claim("both").container("other").claim("both")).await?;
+    let prepared = seen.agree("both", &gpus, &["first/main", "second/main", "second/other"]).await?;
+    ensure!(prepared.devices.iter().all(|device| device.returned && device.share_id.is_none()));
+
+    // Two claims of one device cannot be told apart by the List, but for the CDI devices.
+    for (name, count) in [("four", "4"), ("two", "2")] {
+        let share = cpus.allocated("cpus", "cpudevnuma001").consumes("dra.cpu/cpu", count);
+        claims.create(name, vec![share]).await?;
+        claims.run(&node, pod(name).claim(name)).await?;
+    }
+    let four = seen.agree("four", &cpus, &["four/main"]).await?;
+    let two = seen.agree("two", &cpus, &["two/main"]).await?;
+    ensure!(four.devices[0].cpus == "9-12" && two.devices[0].cpus == "13-14", "{four:?}, {two:?}");
+    let without_cdi = async |claim: &str| -> Result<Vec<ListedDevice>> {
+        let devices = seen.listed(claim).await?.remove(0).devices;
+        Ok(devices.into_iter().map(|device| ListedDevice { cdi: BTreeSet::new(), ..device }).collect())
+    };
+    ensure!(without_cdi("four").await? == without_cdi("two").await?);
+    seen.has_cpus_in_cdi("four", &cpus, "9-12").await?;
+
+    let log = node.kubelet_log()?;
+    ensure!(log.contains("the link is down"), "the claim did not fail to be prepared");
+    nics.allow_prepare()?;
+    node.wait_for_outcome("net").await?;
+    let prepared = seen.agree("link", &nics, &["net/main"]).await?;
+    ensure!(prepared.devices.len() == 1 && !prepared.devices[0].returned, "{prepared:?}");
+
+    // The kubelet forgets a claim before the API server does.
+    let file = seen.cdi_file("four", &cpus).await?;
+    node.delete("four").await?;
+    ensure!(seen.listed("four").await?.is_empty() && !file.exists());
+    ensure!(cpus.book()?.keys().eq([&claims.uid("two").await?]), "{:?}", cpus.book()?);
+    ensure!(claims.get("four").await?["status"]["allocation"].is_object());
+    claims.deallocate("four").await?;
+    ensure!(claims.get("four").await?["status"]["allocation"].is_null());
+    claims.run(&node, pod("again").claim("four")).await?;
+    seen.agree("four", &cpus, &["again/main"]).await?;
+
+    // The slices change, the claims do not.
+    let fewer = Pool::of("gpus").device(device("gpu-1").taint("example.com/broken", "NoSchedule"));
+    gpus.set(&[fewer]).await?;
+    let slices = gpus.slices().await?;
+    let devices = slices[0]["spec"]["devices"].as_array().context("no devices")?;
+    ensure!(slices.len() == 1 && devices.len() == 1 && devices[0]["taints"][0]["effect"] == "NoSchedule");
+    node.delete("first").await?;
+    seen.agree("both", &gpus, &["second/main", "second/other"]).await?;
+    Ok(())
+}
+
+/// Two GPUs, one of which does not say where it is.
+fn gpus() -> Pool {
+    Pool::of("gpus").device(device("gpu-0").numa_node(1)).device(device("gpu-1"))
+}
+
+/// What can be seen of the claims of a node.
+struct Seen<'a> {
+    node: &'a RealNode,
+    claims: &'a Claims,
+    clients: Clients,
+}
+
+impl Seen<'_> {
+    /// Returns the places in the List that name a claim.
+    async fn listed(&self, claim: &str) -> Result<Vec<ListedClaim>> {
+        let socket = self.node.socket();
+        let response = self.clients.request(ClientKind::Go, &socket, &Rpc::List).await?.ok()?;
+        let claim = format!("{}/{claim}", self.node.namespace());
+        Ok(listed_claims(&response.message).into_iter().filter(|listed| listed.claim == claim).collect())
+    }
+
+    /// Checks that a claim's allocation, its driver's book, and the List agree, which names the claim for
+    /// these containers (`pod/container`). Returns the claim in the book.
+    async fn agree(&self, claim: &str, driver: &Driver, users: &[&str]) -> Result<Prepared> {
+        let uid = self.claims.uid(claim).await?;
+        let prepared = driver.book()?.remove(&uid);
+        let prepared = prepared.with_context(|| format!("{claim} is not prepared"))?;
+        let results = self.claims.get(claim).await?["status"]["allocation"]["devices"]["results"].take();
+        let results = results.as_array().context("no allocation")?;
+        let allocated = |result: &Value| json!([result["request"], result["pool"], result["device"]]);
+        let in_book =
+            prepared.devices.iter().map(|device| json!([device.request, device.pool, device.device]));
+        ensure!(results.iter().map(allocated).eq(in_book), "{results:?} are allocated, {prepared:?}");
+
+        let mut returned: Vec<_> = prepared.devices.iter().filter(|device| device.returned).collect();
+        returned.sort_by_key(|device| &device.device);
+        let returned: Vec<_> =
+            returned.iter().map(|device| (driver.name(), &*device.pool, &*device.device)).collect();
+        let listed = self.listed(claim).await?;
+        for place in &listed {
+            let devices = place.devices.iter();
+            let devices: Vec<_> =
+                devices.map(|device| (&*device.driver, &*device.pool, &*device.device)).collect();
+            ensure!(devices == returned, "{place:?}: returned {returned:?}");
+        }
+        let users: Vec<String> =
+            users.iter().map(|user| format!("{}/{user}", self.node.namespace())).collect();
+        let places = listed.iter().map(|place| format!("{}/{}", place.pod, place.container));
+        ensure!(places.eq(users), "{listed:?}");
+        Ok(prepared)
+    }
+
+    async fn cdi_file(&self, claim: &str, driver: &Driver) -> Result<std::path::PathBuf> {
+        let uid = self.claims.uid(claim).await?;
+        Ok(driver.cdi_dir().join(format!("dra.k8s.io-cpu_claim-{uid}.json")))
+    }
+
+    /// Checks that the CDI device in the List is in a file with these CPUs.
+    async fn has_cpus_in_cdi(&self, claim: &str, driver: &Driver, cpus: &str) -> Result<()> {
+        let uid = self.claims.uid(claim).await?;
+        let file: Value = serde_json::from_slice(&std::fs::read(self.cdi_file(claim, driver).await?)?)?;
+        let device = &file["devices"][0];
+        ensure!(device["containerEdits"]["env"] == json!([format!("DRA_CPUSET_{uid}={cpus}")]), "{file}");
+        let id = format!(
+            "{}={}",
+            file["kind"].as_str().context("kind")?,
+            device["name"].as_str().context("name")?
+        );
+        let listed = self.listed(claim).await?;
+        ensure!(listed[0].devices[0].cdi == BTreeSet::from([id]), "{listed:?}");
+        Ok(())
+    }
+}
