@@ -83,7 +83,10 @@ pub(super) mod tests {
     fn devices_are_resources_with_a_domain() {
         let names =
             ["cpu", "memory", "hugepages-2Mi", "example.com/nic", "made up/nic", "gpu.example.com", "a b.c"];
-        assert_eq!(live_object(&[], &names).devices(), ["example.com/nic", "gpu.example.com"].map(str::to_owned).into());
+        assert_eq!(
+            live_object(&[], &names).devices(),
+            ["example.com/nic", "gpu.example.com"].map(str::to_owned).into()
+        );
         assert_eq!(LiveObject::Missing.devices(), BTreeSet::new());
     }
 

@@ -308,6 +308,7 @@ mod tests {
             exclude: NodeExclusions::default(),
             checkpoints: None,
             checkpoint_errors: vec![],
+            claims: None,
             terminated: BTreeSet::new(),
         };
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -14,6 +14,7 @@
 
 mod admitted;
 mod chart;
+mod claims;
 mod completion;
 mod configuration;
 mod controller;

@@ -162,35 +162,4 @@ mod tests {
         assert_eq!(pci.node_at(&address(MAX_CACHED), now), Some(1));
         assert_eq!(pci.cache.lock().unwrap().nodes.len(), 1);
     }
-
-    #[test]
-    fn only_valid_addresses_are_looked_up() {
-        for text in ["0000:3b:00.0", "00000000:3B:00.0", "0000:3b:00.7", "10000:e1:1f.0", "abcd:ff:1f.3"] {
-            let address = address(text).unwrap();
-            assert!(text.to_ascii_lowercase().ends_with(&address) && address.len() <= 13, "{text} {address}");
-        }
-        for text in [
-            "",
-            "0",
-            ":",
-            "0000:3b:00",
-            "0000:3b:00.8",
-            "0000:3b:00.0/../../x",
-            "../0:3b:00.0",
-            "000:3b:00.0",
-            "0000:3b:0.0",
-            "0000:3b:00.00",
-            "0000:/b:00.0",
-            "0000:3b:..:0",
-            "0000:3b:00.0\n",
-            " 0000:3b:00.0",
-            "000000000:3b:00.0",
-            "0000:3b:00.0:",
-            "+000:3b:00.0",
-            "0000:3b:00.٣",
-            "0000.3b:00:0",
-        ] {
-            assert_eq!(address(text), None, "{text:?}");
-        }
-    }
 }

@@ -275,6 +275,7 @@ impl Agent {
         // The pods have no init containers, so the machine does not matter.
         let (machine, exclude) = (Machine::default(), NodeExclusions::default());
         let input = GateInput {
+            claims: None,
             usage: &self.usage,
             list_number: self.lists,
             requirements: &self.requirements,

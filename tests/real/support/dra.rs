@@ -24,7 +24,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 pub(crate) use claims::{Allocated, Claims};
-pub(crate) use pools::{Pool, device};
+pub(crate) use pools::{Pool, device, ids};
 
 use super::cluster::Cluster;
 use super::driven::Driven;
@@ -84,7 +84,7 @@ impl Driver {
         let dir = node.dir().join(name);
         std::fs::create_dir_all(&dir)?;
         write(&dir, pools)?;
-        let cdi_dir = node.dir().join("cdi");
+        let cdi_dir = node.dir().join("var/run/cdi");
         // In the kubelet's mount namespace: it is told the path of the driver's socket.
         let mut command = node.inside()?;
         command.arg(program.join("dra-driver")).args(["--name", name, "--node", node.name()]);

@@ -114,6 +114,7 @@ mod tests {
         let (requirements, exclude) = (Requirements::default(), NodeExclusions::default());
         let node = NodeContext::of_machine(&machine);
         let input = GateInput {
+            claims: None,
             usage: &usage,
             list_number: 0,
             requirements: &requirements,

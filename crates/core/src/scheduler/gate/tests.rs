@@ -88,6 +88,7 @@ impl Bench {
         let (usage, machine, exclude) = (list(names), Machine::default(), NodeExclusions::default());
         let node = NodeContext::of_machine(&machine);
         let input = GateInput {
+            claims: None,
             usage: &usage,
             list_number: self.number,
             requirements: &self.requirements,

@@ -327,7 +327,7 @@ fn a_device_that_left_its_pool_stays_while_it_is_in_use() {
     let world = World::with(vec![before]).claim("a", &[result(GPU, "gpu-0")]);
     let mut inventory = world.inventory();
     let after = slice(GPU, json!([device("gpu-1", json!({"numaNode": {"int": 0}}))]), Value::Null);
-    inventory.update(&[after.clone()], &world.used(), Duration::from_secs(1));
+    inventory.update(std::slice::from_ref(&after), &world.used(), Duration::from_secs(1));
     assert_eq!(amounts(&world.topology_of(&inventory), GPU), [[1, 1, 1], [1, 0, 0]]);
     inventory.update(&[after], &BTreeSet::new(), Duration::from_secs(2));
     let free = World::default();
