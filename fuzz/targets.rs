@@ -7,8 +7,10 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use numacast::agent::{self, Account, Recording};
+use numacast::claims::{Claim, ClaimInUse, DeviceKey, Inventory, NodeClaims, Slice, SliceObject, parse_cdi};
 use numacast::cluster::{self, DecodeError, FrameSplitter, KoordinatorDevices, PodFrame, PodListDecoder};
 use numacast::config::{Config, Layers};
 use numacast::core_v1::{self, decode_pod, read_pod};
@@ -32,10 +34,11 @@ use prost::bytes::Bytes;
 pub(crate) type Target = fn(&[u8]);
 
 /// All targets, by the name of their corpus.
-pub(crate) const TARGETS: [(&str, Target); 12] = [
+pub(crate) const TARGETS: [(&str, Target); 13] = [
     ("sysfs", sysfs),
     ("podresources", podresources),
     ("checkpoints", checkpoints),
+    ("claims", claims),
     ("kubelet_config", kubelet_config),
     ("config", config),
     ("recording", recording),
@@ -140,6 +143,43 @@ pub(crate) fn checkpoints(data: &[u8]) {
     check(&account);
     node.usage.pods.reverse();
     assert_eq!(node.account(), account, "the order of the List is of no importance");
+}
+
+/// Slices, claims and CDI files, one per line. With claims less is available, and what was recorded is the same.
+pub(crate) fn claims(data: &[u8]) {
+    let mut read = NodeClaims::default();
+    let mut slices: Vec<Slice> = Vec::new();
+    for (number, line) in data.split(|byte| *byte == b'\n').enumerate() {
+        let object = serde_json::from_slice::<SliceObject>(line).map(Slice::from);
+        slices.extend(object.ok().filter(|slice| !slice.driver.is_empty()));
+        if let Ok(claim) = Claim::from_json(line) {
+            let pods = [format!("pod-{number}")].into();
+            read.claims.insert(format!("ns/{number}"), ClaimInUse { claim, pods });
+        }
+        let _ = parse_cdi(line, &mut read.cdi);
+    }
+    let devices = read.claims.values().flat_map(|of| &of.claim.devices);
+    let in_use: BTreeSet<DeviceKey> = devices.map(DeviceKey::from).collect();
+    let mut inventory = Inventory::default();
+    for seconds in [0, 1, 500] {
+        inventory.update(&slices, &in_use, Duration::from_secs(seconds));
+    }
+    read.inventory = inventory;
+    assert_eq!(round_trip(&read), read);
+    let without = Node::default().account();
+    let with = Node { claims: Some(read), ..Node::default() }.account();
+    check(&with);
+    for (before, after) in without.zones.iter().zip(&with.zones) {
+        for (name, amounts) in &before.resources {
+            let after = after.resources[name];
+            assert!(after.available <= amounts.available, "{name}: {after:?}, {amounts:?} without claims");
+            assert_eq!(
+                (after.capacity, after.allocatable),
+                (amounts.capacity, amounts.allocatable),
+                "{name}"
+            );
+        }
+    }
 }
 
 /// The kubelet's configuration file, and its `configz` response.
@@ -609,6 +649,7 @@ struct Node {
     machine: Machine,
     allocatable: Allocatable,
     usage: Usage,
+    claims: Option<NodeClaims>,
     checkpoints: Option<Checkpoints>,
     config: Option<KubeletConfig>,
 }
@@ -631,7 +672,7 @@ impl Default for Node {
         let allocatable = Allocatable { memory: vec![memory(0), memory(2)], ..Allocatable::default() };
         let machine =
             Machine { nodes: vec![node(0, "0-3"), node(2, "4-7")], numa: true, ..Machine::default() };
-        Self { machine, allocatable, usage: Usage::default(), checkpoints: None, config: None }
+        Self { machine, allocatable, usage: Usage::default(), checkpoints: None, claims: None, config: None }
     }
 }
 
@@ -642,7 +683,7 @@ impl Node {
             allocatable: &self.allocatable,
             usage: &self.usage,
             terminated: &BTreeSet::new(),
-            claims: None,
+            claims: self.claims.as_ref(),
             checkpoints: self.checkpoints.as_ref(),
             config: self.config.as_ref(),
             policies: None,

@@ -154,7 +154,7 @@ impl Metrics {
             ),
             dra_devices: registry.gauges(
                 "numacast_dra_allocated_devices",
-                "Devices of resource claims (DRA), which are in no zone",
+                "Devices of resource claims (DRA) that the kubelet was told of",
                 // The API server's limit for a driver name. A node has a few.
                 [label("driver", "`unknown` before kubelet 1.31; `other` beyond 32")
                     .at_most(32, 63)],

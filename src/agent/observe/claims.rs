@@ -27,6 +27,9 @@ const RETRY_LIMIT: Duration = Duration::from_secs(30);
 /// The most claims that are read at the same time.
 const CONCURRENT: usize = 4;
 
+/// The most slices that are kept: each has at most 128 devices, and no machine has as many CPUs.
+const MAX_SLICES: usize = 1024;
+
 /// The claims that pods name, by `namespace/name`, each with the names of these pods.
 type Named = BTreeMap<String, BTreeSet<String>>;
 
@@ -191,6 +194,7 @@ impl Reading {
     fn apply(&self, event: ListWatchEvent<WatchedSlice>) {
         self.change(|read| {
             let slices = read.slices.get_or_insert_default();
+            let before = slices.len();
             match event {
                 ListWatchEvent::Listed(all) => {
                     read.is_served = Some(true);
@@ -198,6 +202,12 @@ impl Reading {
                 }
                 ListWatchEvent::Applied(of) => _ = slices.insert(of.slice.name.clone(), of.slice),
                 ListWatchEvent::Deleted(of) => _ = slices.remove(&of.slice.name),
+            }
+            if slices.len() > MAX_SLICES && before <= MAX_SLICES {
+                warn!("the node has more than {MAX_SLICES} ResourceSlices; the others are ignored");
+            }
+            while slices.len() > MAX_SLICES {
+                slices.pop_last();
             }
         });
     }
