@@ -21,6 +21,12 @@ pub const CRD: &str = include_str!("../../../crds/topology.node.k8s.io_noderesou
 /// `type` of a zone that is a NUMA node; the scheduler ignores every other type.
 pub const ZONE_TYPE: &str = "Node";
 
+/// The only Topology Manager policy with which the scheduler plugin filters nodes.
+pub(crate) const SINGLE_NUMA_NODE: &str = "single-numa-node";
+
+/// The zone attribute with the nodes of the Memory Manager's group that the zone is in; its own id if it is in none.
+pub const MEMORY_GROUP: &str = "memoryGroup";
+
 /// Returns a zone's name, `node-<NUMA id>`, from which the scheduler parses the id.
 #[must_use]
 pub fn zone_name(id: u16) -> String {

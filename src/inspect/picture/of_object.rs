@@ -22,7 +22,7 @@ impl Picture {
         let real = real_zones(&object.zones);
         let mut zones: Vec<Zone> = real.iter().map(|one| zone(one, &real)).collect();
         let holdings = pods.map(|pods| {
-            let mut found = holders(&object.zones, &object.attributes, &object.zone_attributes, pods);
+            let mut found = holders(&object.zones, &object.attributes, pods);
             found.sort_by(|a, b| order(a).cmp(&order(b)));
             add_pods(&mut zones, found.iter().map(|holder| (holder.pod.as_str(), zone_names(holder))));
             found.iter().map(Holding::from).collect()

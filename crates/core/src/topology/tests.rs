@@ -4,6 +4,7 @@ mod checkpoints;
 mod cpus_and_memory;
 mod exclusions;
 mod generators;
+mod groups;
 mod properties;
 mod zones_and_devices;
 
