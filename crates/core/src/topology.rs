@@ -170,7 +170,12 @@ pub fn account(inputs: &Inputs<'_>) -> Topology {
         id,
         costs: costs(id),
         resources,
-        attributes: groups.get(&id).map(groups::attribute).into_iter().collect(),
+        attributes: groups
+            .get(&id)
+            .map(groups::attribute)
+            .into_iter()
+            .chain(attributes::of_zone(inputs, id))
+            .collect(),
     };
     let zones = builder.zones.into_iter().map(zone).collect();
     findings.retain(|finding| {
