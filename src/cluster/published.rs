@@ -27,8 +27,6 @@ pub struct PublishedObject {
     /// The attributes, with policy and scope also where they are in the deprecated list of policies, and the
     /// fingerprint also where it is an annotation.
     pub attributes: BTreeMap<String, String>,
-    /// The attributes of each zone.
-    pub zone_attributes: BTreeMap<Id, BTreeMap<String, String>>,
     /// What could not be read, one sentence each.
     pub errors: Vec<String>,
     /// Whether a zone is a NUMA node or there is no zone at all. Otherwise no scheduler reads the object as
@@ -59,7 +57,6 @@ impl From<RawTopology<Box<RawValue>>> for PublishedObject {
             meta: RawObject { metadata: raw.metadata }.into(),
             zones: Vec::new(),
             attributes: by_name(attributes),
-            zone_attributes: BTreeMap::new(),
             errors: Vec::new(),
         };
         object.attributes.extend(policy.map(|policy| (POLICY.to_owned(), policy)));
@@ -99,8 +96,12 @@ impl PublishedObject {
             };
             (resource.name, amounts)
         });
-        self.zones.push(Zone { id, costs: costs.collect(), resources: resources.collect() });
-        self.zone_attributes.insert(id, by_name(zone.attributes.unwrap_or_default()));
+        self.zones.push(Zone {
+            id,
+            costs: costs.collect(),
+            resources: resources.collect(),
+            attributes: by_name(zone.attributes.unwrap_or_default()),
+        });
     }
 }
 
@@ -145,7 +146,7 @@ mod tests {
         let ids: Vec<Id> = object.zones.iter().map(|zone| zone.id).collect();
         assert_eq!(ids, [0, 1]);
         assert_eq!(object.zones[1].resources["cpu"], Amounts { capacity: 8, allocatable: 7, available: 3 });
-        assert_eq!((object.zones[1].costs[&0], object.zone_attributes[&1]["a"].as_str()), (21, "1"));
+        assert_eq!((object.zones[1].costs[&0], object.zones[1].attributes["a"].as_str()), (21, "1"));
         assert_eq!(
             (object.attributes[POLICY].as_str(), object.attributes[SCOPE].as_str()),
             ("restricted", "pod")

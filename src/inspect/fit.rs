@@ -316,11 +316,7 @@ impl FleetNode {
     /// Returns the node's state without its pods; `None` without an object.
     fn view(&self, reader: &mut ZoneReader) -> Option<NodeView> {
         let object = self.object.as_ref()?;
-        let object = ObjectView {
-            zones: object.zones.clone(),
-            attributes: object.attributes.clone(),
-            zone_attributes: object.zone_attributes.clone(),
-        };
+        let object = ObjectView { zones: object.zones.clone(), attributes: object.attributes.clone() };
         let amounts = (self.details.allocatable.clone(), self.used.clone());
         let minor = self.details.minor().unwrap_or(NEWEST_MINOR);
         Some(NodeView::of_object(reader, self.details.slim.name.clone(), object, amounts, minor))

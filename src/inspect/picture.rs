@@ -123,6 +123,19 @@ fn distances(zone: &topology::Zone, zones: &[&topology::Zone]) -> Option<String>
     (!costs.is_empty()).then(|| format!("distances {}", costs.join(" ")))
 }
 
+/// Returns the line for a zone's L3 caches, if it has several.
+fn caches(caches: &[String]) -> Option<Line> {
+    let text = || format!("L3 caches of CPUs {}", caches.join(" and "));
+    (caches.len() > 1).then(|| Line::new(text(), Style::Dim))
+}
+
+/// Returns the line for the Memory Manager's group of several zones that this one is in.
+fn memory_group(zone: &topology::Zone) -> Option<Line> {
+    let group = zone.memory_group().filter(|group| group.len() > 1)?;
+    let text = format!("in the Memory Manager's group of the nodes {group}");
+    Some(Line::new(text, Style::Dim))
+}
+
 /// Adds to each zone the pods in it: pairs of a pod's name and its zones, by their names.
 fn add_pods<'a>(zones: &mut [Zone], pods: impl Iterator<Item = (&'a str, Vec<String>)>) {
     for (pod, names) in pods {
@@ -151,7 +164,17 @@ mod tests {
             ("a.io/nic", amounts(cpus / 4, 0)),
         ];
         let costs = [(0, 10), (1, 255), (2, 21)].into();
-        topology::Zone { id, costs, resources: resources.map(|(name, all)| (name.to_owned(), all)).into() }
+        let attributes = match id {
+            0 => [("l3Caches", "0-3;4-7"), ("memoryGroup", "0,2"), ("sockets", "0")],
+            _ => [("l3Caches", ""), ("memoryGroup", "1"), ("sockets", "")],
+        };
+        let text = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        topology::Zone {
+            id,
+            costs,
+            resources: resources.map(|(name, all)| (name.to_owned(), all)).into(),
+            attributes: attributes.map(text).into(),
+        }
     }
 
     fn pods() -> Vec<PodUsage> {
@@ -217,6 +240,7 @@ w  policy unknown, 2 zones
 node-0   wide
   CPUs 0-7, socket 0, distances 10 21
   L3 caches of CPUs 0-3 and 4-7
+  in the Memory Manager's group of the nodes 0,2
   cpu    ████████████████████░░░░░░░░░░░░░░░░░░░░   4 used   4 free
   memory ██████████████████████████████░░░░░░░░░░   6 used   2 free GiB
   nic    ████████████████████████████████████████   2 used   0 free

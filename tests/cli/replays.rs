@@ -22,6 +22,8 @@ struct Table {
     resources: BTreeMap<u16, Vec<String>>,
     /// Each zone's row of costs: `10 21`.
     costs: BTreeMap<u16, Vec<String>>,
+    /// Each zone's attributes: `memoryGroup 0-1`.
+    attributes: BTreeMap<u16, Vec<String>>,
     /// Attributes, warnings and errors, in order.
     rest: Vec<String>,
 }
@@ -40,6 +42,7 @@ impl Table {
             for zone in first.parse().unwrap()..=last.parse().unwrap() {
                 match words[1] {
                     "costs" => drop(table.costs.insert(zone, words[2..].iter().flat_map(repeated).collect())),
+                    "attribute" => table.attributes.entry(zone).or_default().push(words[2..].join(" ")),
                     _ => table.resources.entry(zone).or_default().push(words[1..].join(" ")),
                 }
             }
@@ -79,6 +82,11 @@ impl Table {
         self.resources.insert(id, resources.collect());
         let costs = zone.costs.iter().flatten().map(|cost| cost.value.to_string());
         self.costs.insert(id, costs.collect());
+        let attributes: Vec<String> =
+            zone.attributes.iter().flatten().map(|entry| format!("{} {}", entry.name, entry.value)).collect();
+        if !attributes.is_empty() {
+            self.attributes.insert(id, attributes);
+        }
     }
 
     fn render(&self) -> String {
@@ -102,6 +110,9 @@ impl Table {
                 }
             }
             lines.push(format!("{zones:<10} costs {}", row.join(" ")));
+        }
+        for (zones, attributes) in runs(&self.attributes) {
+            lines.extend(attributes.iter().map(|attribute| format!("{zones:<10} attribute {attribute}")));
         }
         lines.extend(self.rest.iter().cloned());
         lines.join("\n") + "\n"

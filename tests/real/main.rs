@@ -3,7 +3,7 @@
 //!
 //! Where they cannot run, the tests print one line and pass, except under `CI=true`.
 //!
-//! - zones: `steps`, `init_containers`, `pod_level`, `steady`, `restarts`, `faults`; their oracle: `harness`
+//! - zones: `steps`, `init_containers`, `memory_groups`, `pod_level`, `steady`, `restarts`, `faults`; their oracle: `harness`
 //! - pods: `fingerprint`, `sources`, `pod_list`, `protobuf`, `made_pods`, `quantities`
 //! - the kubelet: `configuration`, `order`, `doctor_node`; claims: `dra`
 //! - the object: `publisher`, `refusals`, `admitted`, `kubectl`
@@ -30,6 +30,7 @@ mod hostile;
 mod init_containers;
 mod kubectl;
 mod made_pods;
+mod memory_groups;
 mod migration;
 mod order;
 mod pictures;

@@ -396,6 +396,12 @@ fn of_content() -> Vec<Attempt> {
             object["zones"][1]["attributes"] = json!([attribute(VECTOR, vector)]);
         })
     };
+    let of_zone = |all: &'static [(&str, &str)]| -> Change {
+        Box::new(move |object| {
+            object["zones"][0]["attributes"] =
+                all.iter().map(|(name, value)| attribute(name, value)).collect();
+        })
+    };
     let amount = |value: &'static str| -> Change {
         Box::new(move |object| object["zones"][1]["resources"][0]["available"] = json!(value))
     };
@@ -536,23 +542,34 @@ fn of_content() -> Vec<Attempt> {
             Box::new(|object| object["topologyPolicies"] = json!(["Restricted"])),
         ),
         yes("write the NUMA nodes of containers (only with `consumer: schedulerPlugins`)", placed("#$")),
-        no("write the vector `&`, which decodes to -1", "the only attribute of a zone is", placed("&")),
-        no("write a vector with an unterminated number", "the only attribute of a zone is", placed("#~")),
+        no("write the vector `&`, which decodes to -1", "the NUMA nodes of containers are in", placed("&")),
+        no("write a vector with an unterminated number", "the NUMA nodes of containers are in", placed("#~")),
         no(
             "write a vector with a number that overflows",
-            "the only attribute of a zone is",
+            "the NUMA nodes of containers are in",
             placed("~~~~~~~~!"),
         ),
         no(
             "write a vector with a character outside ASCII",
-            "the only attribute of a zone is",
+            "the NUMA nodes of containers are in",
             placed("\u{e9}"),
         ),
-        no("write an empty vector", "the only attribute of a zone is", placed("")),
+        no("write an empty vector", "the NUMA nodes of containers are in", placed("")),
+        no("write another attribute of a zone", NO_ZONE_ATTRIBUTE, of_zone(&[("a", "b")])),
+        no("write `memoryGroup` with the node 64", NO_ZONE_ATTRIBUTE, of_zone(&[("memoryGroup", "0,64")])),
+        no("write `sockets` as words", NO_ZONE_ATTRIBUTE, of_zone(&[("sockets", "all")])),
         no(
-            "write another attribute of a zone",
-            "the only attribute of a zone is",
-            Box::new(|o| o["zones"][0]["attributes"] = json!([attribute("a", "b")])),
+            "write an attribute of a zone twice",
+            NO_ZONE_ATTRIBUTE,
+            of_zone(&[("sockets", "0"), ("sockets", "1")]),
+        ),
+        no(
+            "write an attribute of a zone of 20 KiB",
+            NO_ZONE_ATTRIBUTE,
+            Box::new(|o| {
+                o["zones"][0]["attributes"] =
+                    json!([attribute("l3Caches", &["0", &",1".repeat(10 << 10)].concat())])
+            }),
         ),
         no(
             "write malformed metadata of placements",
@@ -561,7 +578,7 @@ fn of_content() -> Vec<Attempt> {
         ),
         no(
             "write metadata for other zones",
-            "the only attribute of a zone is",
+            "the NUMA nodes of containers are in",
             attributed(METADATA, "npv0v001::ve=leb89::cc=0::nn=64::bn=0"),
         ),
         no(
@@ -587,6 +604,7 @@ fn of_content() -> Vec<Attempt> {
     ]
 }
 
+const NO_ZONE_ATTRIBUTE: &str = "no agent writes attributes of zones with these names";
 const METADATA: &str = "topology.node.k8s.io/numaplacement-metadata";
 const VECTOR: &str = "topology.node.k8s.io/numaplacement-vector";
 const FINGERPRINT_ANNOTATION: &str = "topology.node.k8s.io/fingerprint";
@@ -602,6 +620,7 @@ fn full(name: &str) -> Value {
         ("cpuManagerPolicy", "static"),
         ("cpuManagerOptionFullPcpusOnly", "true"),
         ("memoryManagerPolicy", "Static"),
+        ("reservedCPUs", "0,8"),
         ("cpu_atom", "8-15,24"),
         ("cpu_core", "0-7"),
         ("nodeTopologyPodsFingerprint", "pfp0v001ef46db3751d8e999"),
@@ -609,7 +628,9 @@ fn full(name: &str) -> Value {
         (METADATA, "npv0v001::ve=leb89::cc=5::nn=2::bn=0"),
     ];
     object["attributes"] = attributes.iter().map(|(name, value)| attribute(name, value)).collect();
-    object["zones"][1]["attributes"] = json!([attribute(VECTOR, "$#")]);
+    let of_zone =
+        [("l3Caches", "0-3,8-11;4-7,12-15"), ("memoryGroup", "0-1"), ("sockets", "0,1"), (VECTOR, "$#")];
+    object["zones"][1]["attributes"] = of_zone.iter().map(|(name, value)| attribute(name, value)).collect();
     object
 }
 

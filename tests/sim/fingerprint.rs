@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use numacast::agent::Settings;
+use numacast::nrt::Zone;
 use numacast::scheduler::{Fingerprint, FingerprintMethod, FingerprintView, Informer, pod_hash};
 use numacast::topology::NodeExclusions;
 use numacast::util::glob::PodPattern;
@@ -481,7 +482,11 @@ async fn placements_are_published_with_the_fingerprint_only() {
     let published = || (attribute(&env.server, METADATA)? == expected).then_some(());
     env.wait_for("the placements are published", published).await;
     let object = env.server.topology("worker").unwrap();
-    let vectors: Vec<_> = object.spec.zones.iter().map(|zone| zone.attributes.is_some()).collect();
+    let has_vector = |zone: &Zone| {
+        let mut attributes = zone.attributes.iter().flatten();
+        attributes.any(|attribute| attribute.name == "topology.node.k8s.io/numaplacement-vector")
+    };
+    let vectors: Vec<_> = object.spec.zones.iter().map(has_vector).collect();
     assert_eq!(vectors, [false, true]);
     env.put_pod(&db("c"), "Pending");
     is_withheld(&env).await;

@@ -13,7 +13,6 @@ use crate::admission::{
     self, Guess, KubeletState, Node, NodeAmounts, Placement, PodRequest, Refusal, ZoneReader,
 };
 use crate::core_v1::PlacedPod;
-use crate::machine::Id;
 use crate::topology::Zone;
 
 pub use changes::Change;
@@ -47,8 +46,6 @@ pub struct ObjectView {
     pub zones: Vec<Zone>,
     /// The attributes.
     pub attributes: BTreeMap<String, String>,
-    /// The attributes of each zone.
-    pub zone_attributes: BTreeMap<Id, BTreeMap<String, String>>,
 }
 
 /// What a pod requests of a node.

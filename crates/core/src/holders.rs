@@ -56,12 +56,7 @@ struct Managers<'a> {
 /// Returns the containers with exclusive resources. `pods` are those of the node; terminated ones have nothing any
 /// more, and what regular init containers keep is left out.
 #[must_use]
-pub fn holders(
-    zones: &[Zone],
-    attributes: &BTreeMap<String, String>,
-    zone_attributes: &BTreeMap<Id, BTreeMap<String, String>>,
-    pods: &[PlacedPod],
-) -> Vec<Holder> {
+pub fn holders(zones: &[Zone], attributes: &BTreeMap<String, String>, pods: &[PlacedPod]) -> Vec<Holder> {
     let policy = |name: &str| attributes.get(name).map_or("", String::as_str);
     let managers = Managers {
         zones,
@@ -70,7 +65,7 @@ pub fn holders(
     };
     let running: Vec<&Pod> =
         pods.iter().map(|placed| &placed.pod).filter(|pod| !pod.phase.is_terminal()).collect();
-    let placement = placement(zones, attributes, zone_attributes, &running);
+    let placement = placement(zones, attributes, &running);
     let mut holders = Vec::new();
     for pod in running {
         for container in pod.containers.iter().filter(|container| container.kind != ContainerKind::Init) {
@@ -129,6 +124,10 @@ impl Managers<'_> {
         };
         let possible: Vec<&&Zone> = match (real.len(), is_single) {
             (1, _) => real.iter().collect(),
+            // A container may have memory of all of a group.
+            (_, true) if real.iter().any(|zone| zone.memory_group().is_some_and(|group| group.len() > 1)) => {
+                Vec::new()
+            }
             (_, true) => real.iter().filter(is_possible).collect(),
             (_, false) => Vec::new(),
         };
@@ -143,7 +142,6 @@ type ContainerKey<'a> = (&'a str, &'a str, &'a str);
 fn placement<'a>(
     zones: &[Zone],
     attributes: &BTreeMap<String, String>,
-    zone_attributes: &BTreeMap<Id, BTreeMap<String, String>>,
     pods: &[&'a Pod],
 ) -> Option<BTreeMap<ContainerKey<'a>, Id>> {
     let listed = |name: &str| zones.iter().any(|zone| zone.resources.contains_key(name));
@@ -154,8 +152,8 @@ fn placement<'a>(
             exclusive.map(|container| (pod.namespace.as_str(), pod.name.as_str(), &*container.name))
         });
         let containers: Vec<ContainerKey<'a>> = containers.collect();
-        let zones = Placement::zones_of(attributes, zone_attributes, &containers)?;
-        Some(containers.into_iter().zip(zones).collect())
+        let ids = Placement::zones_of(attributes, zones, &containers)?;
+        Some(containers.into_iter().zip(ids).collect())
     };
     of(false).or_else(|| of(true))
 }
@@ -197,7 +195,7 @@ mod tests {
             pod("ended", 2000, 1, Phase::Succeeded),
         ];
         let static_cpus = attributes(&[("cpuManagerPolicy", "static")]);
-        let found = holders(&[zone(0, 4), zone(1, 8)], &static_cpus, &BTreeMap::new(), &pods);
+        let found = holders(&[zone(0, 4), zone(1, 8)], &static_cpus, &pods);
         assert_eq!(found.len(), 1, "{found:?}");
         assert_eq!(
             (found[0].amount("cpu"), found[0].amount("example.com/nic"), found[0].amount("memory")),
@@ -205,8 +203,8 @@ mod tests {
         );
         assert_eq!(ids(&found[0]), None, "only a placement tells the zone");
         let both = attributes(&[("cpuManagerPolicy", "static"), ("memoryManagerPolicy", "Static")]);
-        assert_eq!(holders(&[zone(0, 4)], &both, &BTreeMap::new(), &pods).len(), 2);
-        let none = holders(&[zone(0, 4)], &BTreeMap::new(), &BTreeMap::new(), &pods);
+        assert_eq!(holders(&[zone(0, 4)], &both, &pods).len(), 2);
+        let none = holders(&[zone(0, 4)], &BTreeMap::new(), &pods);
         assert_eq!((none.len(), none[0].cpus), (1, 0), "devices are always exclusive");
     }
 
@@ -214,7 +212,7 @@ mod tests {
     fn the_zone_is_known_if_only_one_is_possible() {
         let single = attributes(&[("cpuManagerPolicy", "static"), (POLICY, "single-numa-node")]);
         let pods = [pod("a", 2000, 1, Phase::Running)];
-        let of = |zones: &[Zone]| ids(&holders(zones, &single, &BTreeMap::new(), &pods)[0]);
+        let of = |zones: &[Zone]| ids(&holders(zones, &single, &pods)[0]);
         assert_eq!(of(&[zone(0, 8), zone(1, 4)]).as_deref(), Some("1"));
         assert_eq!(of(&[zone(0, 4), zone(1, 4)]), None);
         assert_eq!(of(&[zone(0, 8)]).as_deref(), Some("0"), "a machine with one node");
@@ -229,7 +227,7 @@ mod tests {
         ];
         let zones = [zone(0, 4), zone(1, 4)];
         let pods = [pod("a", 2000, 1, Phase::Running), pod("new", 2000, 1, Phase::Pending)];
-        let found = holders(&zones, &attributes(&single), &BTreeMap::new(), &pods);
+        let found = holders(&zones, &attributes(&single), &pods);
         let known: Vec<Option<String>> = found.iter().map(ids).collect();
         assert_eq!(known, [Some("1".to_owned()), None]);
     }

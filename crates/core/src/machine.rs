@@ -7,6 +7,7 @@ mod cpus;
 mod details;
 mod files;
 mod id_set;
+mod layout;
 pub mod pci;
 mod sysfs;
 
@@ -16,7 +17,12 @@ pub use cpus::{CpuLocation, read_cpus};
 pub use details::Details;
 pub use files::{HostFiles, HostRoots, RecordedFiles, Recorder};
 pub use id_set::{Id, IdSet, ParseIdSetError};
+pub use layout::CpuLayout;
 pub use sysfs::read;
+
+const CPUS: &str = "sys/devices/system/cpu";
+/// Caches of this level are shared by several cores.
+const SHARED_LEVEL: u64 = 3;
 
 /// The highest id of a NUMA node: Linux supports at most 1,024 of them.
 pub const HIGHEST_NODE: Id = 1023;
@@ -32,6 +38,8 @@ pub struct Machine {
     pub core_types: BTreeMap<String, IdSet>,
     /// The maximum number of CPUs per core; 2 if the kernel does not report it.
     pub threads_per_core: u64,
+    /// Where the CPUs of each node are, for nodes with CPUs.
+    pub layout: BTreeMap<Id, CpuLayout>,
     /// What was unreadable, malformed or inconsistent, in reading order.
     pub errors: Vec<FileError>,
 }

@@ -21,6 +21,21 @@ pub const CRD: &str = include_str!("../../../crds/topology.node.k8s.io_noderesou
 /// `type` of a zone that is a NUMA node; the scheduler ignores every other type.
 pub const ZONE_TYPE: &str = "Node";
 
+/// The only Topology Manager policy with which the scheduler plugin filters nodes.
+pub(crate) const SINGLE_NUMA_NODE: &str = "single-numa-node";
+
+/// The zone attribute with the nodes of the Memory Manager's group that the zone is in; its own id if it is in none.
+pub const MEMORY_GROUP: &str = "memoryGroup";
+
+/// The zone attribute with the sockets of the zone's CPUs.
+pub const SOCKETS: &str = "sockets";
+
+/// The zone attribute with the CPUs of each L3 cache, if only a part of the zone shares one.
+pub const L3_CACHES: &str = "l3Caches";
+
+/// The attribute with the online CPUs that the kubelet allocates to no container exclusively.
+pub const RESERVED_CPUS: &str = "reservedCPUs";
+
 /// Returns a zone's name, `node-<NUMA id>`, from which the scheduler parses the id.
 #[must_use]
 pub fn zone_name(id: u16) -> String {

@@ -10,6 +10,7 @@ mod claimed;
 mod cpus;
 mod devices;
 mod finding;
+mod groups;
 mod memory;
 mod rules;
 mod unlisted;
@@ -19,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::claims::{self, Held, NodeClaims};
 use crate::kubelet::{Allocatable, Checkpoints, ContainerUsage, KubeletConfig, PodUsage, Usage};
 use crate::machine::{Id, IdSet, Machine};
+use crate::nrt::{MEMORY_GROUP, POLICY, SINGLE_NUMA_NODE};
 
 pub use crate::nrt::Amounts;
 pub(crate) use attributes::camel_case;
@@ -136,6 +138,18 @@ pub struct Zone {
     pub costs: BTreeMap<Id, u32>,
     /// Resource name to amounts. Every zone lists the same names.
     pub resources: BTreeMap<String, Amounts>,
+    /// Attributes. A computed topology has no placement yet.
+    pub attributes: BTreeMap<String, String>,
+}
+
+impl Zone {
+    /// Returns the nodes of the Memory Manager's group that the zone is in, its own id if it is in none; `None` if that
+    /// is not known.
+    #[must_use]
+    pub fn memory_group(&self) -> Option<IdSet> {
+        let group: IdSet = self.attributes.get(MEMORY_GROUP)?.parse().ok()?;
+        group.contains(self.id).then_some(group)
+    }
 }
 
 impl Amounts {
@@ -155,17 +169,30 @@ pub fn account(inputs: &Inputs<'_>) -> Topology {
     let ids = zone_ids(inputs, &mut findings);
     let mut builder = ZoneBuilder::new(&ids, &inputs.rules.exclude.resources);
     let in_use = InUse::of(inputs);
+    let attributes = attributes::of(inputs);
+    let is_single = attributes.iter().any(|(name, value)| name == POLICY && value == SINGLE_NUMA_NODE);
+    let groups = groups::of(inputs, &in_use, is_single);
     cpus::account(inputs, &in_use, &mut builder, &mut findings);
-    memory::account(inputs, &in_use, &mut builder, &mut findings);
+    memory::account(inputs, &in_use, &groups::unusable(&groups, is_single), &mut builder, &mut findings);
     devices::account(inputs, &in_use, &mut builder, &mut findings);
     claimed::account(&in_use, &mut builder, &mut findings);
     let costs = |id| ids.iter().map(|peer| (peer, cost(inputs.machine, id, peer))).collect();
-    let zones = builder.zones.into_iter().map(|(id, resources)| Zone { id, costs: costs(id), resources });
-    let zones = zones.collect();
+    let zone = |(id, resources)| Zone {
+        id,
+        costs: costs(id),
+        resources,
+        attributes: groups
+            .get(&id)
+            .map(groups::attribute)
+            .into_iter()
+            .chain(attributes::of_zone(inputs, id))
+            .collect(),
+    };
+    let zones = builder.zones.into_iter().map(zone).collect();
     findings.retain(|finding| {
         finding.resource().is_none_or(|resource| !inputs.rules.exclude.resources.contains(resource))
     });
-    Topology { zones, attributes: attributes::of(inputs), findings }
+    Topology { zones, attributes, findings }
 }
 
 /// Returns the zones to publish: the online nodes whose ids the scheduler can handle, and fillers for the

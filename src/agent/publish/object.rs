@@ -68,11 +68,14 @@ fn zone(zone: &topology::Zone, state: &Publishable) -> Zone {
     let costs = zone.costs.iter();
     let costs = costs.map(|(peer, value)| CostInfo { name: zone_name(*peer), value: i64::from(*value) });
     let placement = state.placement.as_ref().and_then(|placement| placement.zone_attribute(zone.id));
+    let own = zone.attributes.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    let attributes: Vec<AttributeInfo> =
+        own.chain(placement).map(|(name, value)| attribute(name, value)).collect();
     Zone {
         name: zone_name(zone.id),
         kind: ZONE_TYPE.to_owned(),
         costs: Some(costs.collect()),
-        attributes: placement.map(|(name, value)| vec![attribute(name, value)]),
+        attributes: (!attributes.is_empty()).then_some(attributes),
         resources: Some(zone.resources.iter().map(|(name, amounts)| resource(name, *amounts)).collect()),
         ..Zone::default()
     }
@@ -90,6 +93,8 @@ fn resource(name: &str, amounts: Amounts) -> ResourceInfo {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use serde_json::json;
 
     use super::*;
@@ -102,6 +107,11 @@ mod tests {
             id,
             costs: [(0, 10 + 10 * u32::from(id)), (1, 20 - 10 * u32::from(id))].into(),
             resources: [("cpu".to_owned(), amounts)].into(),
+            attributes: if id == 0 {
+                [("of a zone".to_owned(), "v".to_owned())].into()
+            } else {
+                BTreeMap::new()
+            },
         };
         let topology = Topology {
             zones: vec![zone(0), zone(1)],
@@ -128,7 +138,10 @@ mod tests {
             "zones": [
                 {
                     "name": "node-0", "type": "Node", "costs": costs([10, 20]), "resources": cpu,
-                    "attributes": [{"name": "topology.node.k8s.io/numaplacement-vector", "value": "v"}],
+                    "attributes": [
+                        {"name": "of a zone", "value": "v"},
+                        {"name": "topology.node.k8s.io/numaplacement-vector", "value": "v"},
+                    ],
                 },
                 {"name": "node-1", "type": "Node", "costs": costs([20, 10]), "resources": cpu},
             ],

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Holding, Picture, add_pods, distances, memories, real_zones, summary};
+use super::{Holding, Picture, add_pods, distances, memories, memory_group, real_zones, summary};
 use crate::kubelet::{ContainerUsage, PodUsage};
 use crate::machine::{CpuLocation, Id, IdSet, Machine};
 use crate::nrt::{POLICY, SCOPE, zone_name};
@@ -70,10 +70,9 @@ impl<'a> NodeState<'a> {
         facts.extend(sockets.iter().map(|socket| format!("socket {socket}")));
         facts.extend(distances(zone, all));
         let mut lines = vec![Line::new(facts.join(", "), Style::Dim)];
-        if caches.len() > 1 {
-            let caches: Vec<String> = caches.values().map(ToString::to_string).collect();
-            lines.push(Line::new(format!("L3 caches of CPUs {}", caches.join(" and ")), Style::Dim));
-        }
+        let caches: Vec<String> = caches.values().map(ToString::to_string).collect();
+        lines.extend(super::caches(&caches));
+        lines.extend(memory_group(zone));
         lines
     }
 

@@ -2,16 +2,18 @@
 
 use jiff::Timestamp;
 
-use super::{Holding, Picture, add_pods, distances, memories, real_zones, summary};
+use super::{Holding, Picture, add_pods, caches, distances, memories, memory_group, real_zones, summary};
 use crate::cluster::PublishedObject;
 use crate::core_v1::PlacedPod;
 use crate::holders::{Holder, holders};
-use crate::nrt::{FINGERPRINT, POLICY, SCOPE, zone_name};
+use crate::nrt::{FINGERPRINT, L3_CACHES, POLICY, RESERVED_CPUS, SCOPE, SOCKETS, zone_name};
 use crate::render::{Line, Style, Zone, resource_label};
 use crate::scheduler::Fingerprint;
 use crate::topology;
 use crate::util::age::age;
 
+/// The longest attribute of a zone that is shown, in bytes. Agents write no longer ones.
+const MAX_ATTRIBUTE: usize = 4096;
 /// How many errors of an object are shown.
 const MAX_ERRORS: usize = 5;
 
@@ -22,7 +24,7 @@ impl Picture {
         let real = real_zones(&object.zones);
         let mut zones: Vec<Zone> = real.iter().map(|one| zone(one, &real)).collect();
         let holdings = pods.map(|pods| {
-            let mut found = holders(&object.zones, &object.attributes, &object.zone_attributes, pods);
+            let mut found = holders(&object.zones, &object.attributes, pods);
             found.sort_by(|a, b| order(a).cmp(&order(b)));
             add_pods(&mut zones, found.iter().map(|holder| (holder.pod.as_str(), zone_names(holder))));
             found.iter().map(Holding::from).collect()
@@ -42,8 +44,15 @@ fn zone_names(holder: &Holder) -> Vec<String> {
 }
 
 fn zone(zone: &topology::Zone, all: &[&topology::Zone]) -> Zone {
-    let facts = distances(zone, all).map(|distances| Line::new(distances, Style::Dim));
-    Zone { facts: facts.into_iter().collect(), ..Zone::from(zone) }
+    let is_usual = |value: &&String| !value.is_empty() && value.len() <= MAX_ATTRIBUTE;
+    let attribute = |name: &str| zone.attributes.get(name).filter(is_usual);
+    let sockets = attribute(SOCKETS).map(|sockets| format!("socket {}", sockets.replace(',', ", socket ")));
+    let first: Vec<String> = sockets.into_iter().chain(distances(zone, all)).collect();
+    let first = (!first.is_empty()).then(|| Line::new(first.join(", "), Style::Dim));
+    let of_caches = attribute(L3_CACHES).map(|value| value.split(';').map(str::to_owned).collect::<Vec<_>>());
+    let of_caches = of_caches.and_then(|of_caches| caches(&of_caches));
+    let facts = first.into_iter().chain(of_caches).chain(memory_group(zone)).collect();
+    Zone { facts, ..Zone::from(zone) }
 }
 
 fn title(object: &PublishedObject, now: Timestamp) -> Line {
@@ -62,7 +71,8 @@ fn notes(object: &PublishedObject) -> Vec<Line> {
         .filter_map(|(manager, name)| Some(format!("{manager} Manager {}", attribute(name)?)));
     let kinds = object.attributes.iter();
     let kinds = kinds.filter_map(|(name, cpus)| Some(format!("{} cores {cpus}", name.strip_prefix("cpu_")?)));
-    let managers: Vec<String> = managers.chain(kinds).collect();
+    let reserved = attribute(RESERVED_CPUS).map(|cpus| format!("reserved CPUs {cpus}"));
+    let managers: Vec<String> = managers.chain(reserved).chain(kinds).collect();
     if !managers.is_empty() {
         notes.push(Line::new(managers.join(", "), Style::Dim));
     }
@@ -96,5 +106,48 @@ impl From<&Holder> for Holding {
             memory: memories(holder.memory.iter().map(|(name, bytes)| (name.as_str(), *bytes))),
             devices: devices.join(", "),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn attributes_of_zones_are_shown() {
+        let zone = |id: u8, attributes: &[(&str, &str)]| {
+            let attributes: Vec<_> =
+                attributes.iter().map(|(name, value)| json!({"name": name, "value": value})).collect();
+            json!({"name": format!("node-{id}"), "type": "Node", "attributes": attributes,
+                   "resources": [{"name": "cpu", "capacity": "8", "allocatable": "8", "available": "8"}]})
+        };
+        let object = json!({
+            "metadata": {"name": "w"},
+            "attributes": [{"name": "reservedCPUs", "value": "0,8"}, {"name": "cpuManagerPolicy", "value": "static"}],
+            "zones": [
+                zone(0, &[("sockets", "0,1"), ("l3Caches", "0-3;4-7"), ("memoryGroup", "0-1")]),
+                zone(1, &[("sockets", "1"), ("l3Caches", &"1;".repeat(9000)), ("memoryGroup", "1")]),
+            ],
+        });
+        let object = serde_json::from_value(object).unwrap();
+        let picture = Picture::of_object(&object, None, Timestamp::now());
+        let text: Vec<String> = picture.lines(usize::MAX).iter().map(Line::text).collect();
+        let text = text.join("\n");
+        for expected in [
+            "CPU Manager static, reserved CPUs 0,8",
+            "  socket 0, socket 1",
+            "  L3 caches of CPUs 0-3 and 4-7",
+            "  in the Memory Manager's group of the nodes 0-1",
+            "  socket 1",
+        ] {
+            assert_eq!(
+                text.lines().filter(|line| line.trim_end() == expected).count(),
+                1,
+                "{expected}: {text}"
+            );
+        }
+        assert!(!text.contains("1 and 1") && !text.contains("nodes 1\n"), "{text}");
     }
 }

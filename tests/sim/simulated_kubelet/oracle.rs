@@ -10,6 +10,10 @@ use serde_json::json;
 
 use super::{Node, immediate, spec};
 
+fn memory_group(group: &str) -> nrt::AttributeInfo {
+    nrt::AttributeInfo { name: "memoryGroup".into(), value: group.to_owned() }
+}
+
 /// The object with exactly the oracle's zones.
 fn correct_object(expected: &Expected) -> NodeResourceTopology {
     let resource = |(name, amounts): (&String, &Amounts)| nrt::ResourceInfo {
@@ -22,6 +26,7 @@ fn correct_object(expected: &Expected) -> NodeResourceTopology {
         name: nrt::zone_name(*id),
         kind: nrt::ZONE_TYPE.into(),
         resources: Some(resources.iter().map(resource).collect()),
+        attributes: expected.memory_groups.get(id).map(|group| vec![memory_group(group)]),
         ..nrt::Zone::default()
     };
     let zones = expected.zones.iter().map(zone).collect();
@@ -56,7 +61,7 @@ async fn the_oracle_reports_every_wrong_amount() {
         assert_eq!(expected.differences(&wrong, Split::PerNode), [format!("node-{zone} is missing")]);
     }
     let mut filled = object.clone();
-    let filler = nrt::Zone { name: "node-7".into(), ..object.spec.zones[0].clone() };
+    let filler = nrt::Zone { name: "node-7".into(), attributes: None, ..object.spec.zones[0].clone() };
     filled.spec.zones.push(filler);
     assert_eq!(expected.differences(&filled, Split::PerNode).len(), 4, "an additional zone must be empty");
     for resource in filled.spec.zones[2].resources.as_mut().unwrap() {
@@ -83,6 +88,11 @@ async fn within_a_group_only_the_sum_of_free_memory_is_compared() {
     node.kubelet.start_pod(PodSpec::guaranteed("huge", 1, 9 << 30)).await.unwrap();
     let expected = node.kubelet.expected();
     let mut object = correct_object(&expected);
+    for attributes in [None, Some(vec![memory_group("1")])] {
+        let mut wrong = object.clone();
+        wrong.spec.zones[1].attributes = attributes;
+        assert_eq!(expected.differences(&wrong, Split::PerNode).len(), 1);
+    }
     for (zone, free) in [(0, 1_u64 << 30), (1, 3 << 30)] {
         let resources = object.spec.zones[zone].resources.as_mut().unwrap();
         let memory = resources.iter_mut().find(|resource| resource.name == "memory").unwrap();

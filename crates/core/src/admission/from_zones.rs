@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::from_kubelet::OLDEST_MINOR;
+use super::memory::UNCOUNTED;
 use super::{
     ContainerRequest, CpuOptions, CpuTopology, Cpus, Device, Devices, Distances, Memory, MemoryKind,
     MemoryNode, Node, NodeAmounts, NodeSet, PodRequest, Resource, Scope, Settings, TopologyPolicy,
@@ -23,7 +24,9 @@ pub enum Guess {
     /// Which CPUs are free decides whether it fits: only whole cores are allocated, or the first containers may
     /// get CPUs of several nodes.
     Cpus,
-    /// Whether a node is in one of the Memory Manager's groups is unknown.
+    /// Which groups the Memory Manager has made of nodes is not known of every zone (`memoryGroup`). The publisher may be
+    /// another one, or may not read the kubelet's checkpoint: then groups of init containers are not known, nor on
+    /// which nodes of a group memory of one node was allocated last.
     MemoryGroups,
     /// A device may be on several nodes and be counted in each, or be on none and be counted nowhere.
     Devices,
@@ -187,7 +190,11 @@ pub fn guesses(
     let options = node.cpus.as_ref().map(Cpus::options).unwrap_or_default();
     let special = options.full_cores_only || (several && options.align_by_socket);
     guess_if(with_cpus > 0 && (special || ids_decide), Guess::Cpus);
-    guess_if(node.memory.is_some() && pod.guaranteed && several, Guess::MemoryGroups);
+    let has_unknown_group = || {
+        let mut real = zones.iter().filter(|zone| node.nodes.contains(zone.id));
+        real.any(|zone| zone.memory_group().is_none())
+    };
+    guess_if(node.memory.is_some() && pod.guaranteed && several && has_unknown_group(), Guess::MemoryGroups);
     let with_devices = pod.containers.iter().filter(|container| !container.devices.is_empty());
     let is_unplaced = |container: &ContainerRequest| {
         let resources = container.devices.keys().filter_map(|name| node.devices.resources().get(name));
@@ -241,8 +248,13 @@ fn memory(zones: &[&Zone]) -> Memory {
             let allocated = amounts.allocatable.saturating_sub(amounts.available);
             (name.clone(), MemoryKind { allocatable: amounts.allocatable, allocated })
         };
-        let memory = MemoryNode { blocks: 0, group: NodeSet::one(zone.id), kinds: kinds.map(kind).collect() };
-        (zone.id, memory)
+        let kinds: BTreeMap<String, MemoryKind> = kinds.map(kind).collect();
+        let known = zone.memory_group();
+        let group = known.as_ref().map_or(NodeSet::one(zone.id), NodeSet::from);
+        let has_blocks = group.len() > 1 || kinds.values().any(|kind| kind.allocated > 0);
+        // Without a known group any number of nodes may still be free to become one.
+        let blocks = if known.is_some() && has_blocks { UNCOUNTED } else { 0 };
+        (zone.id, MemoryNode { blocks, group, kinds })
     };
     Memory::new(zones.iter().map(node).collect())
 }

@@ -16,10 +16,13 @@ pub struct Memory {
     nodes: BTreeMap<Id, MemoryNode>,
 }
 
+/// The number of a node's blocks if it has some and they were not counted.
+pub(super) const UNCOUNTED: u64 = u64::MAX;
+
 /// The memory of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryNode {
-    /// The number of blocks on this node.
+    /// The number of blocks on this node, or `u64::MAX` if it has some and their number is not known.
     pub blocks: u64,
     /// The nodes that share blocks with this one, itself included.
     pub group: NodeSet,
@@ -208,7 +211,7 @@ impl Memory {
         let mut split = BTreeMap::new();
         for id in nodes.iter() {
             let Some(node) = self.nodes.get_mut(&id) else { continue };
-            node.blocks += 1;
+            node.blocks = node.blocks.saturating_add(1);
             node.group = nodes;
             let Some(kind) = node.kinds.get_mut(resource) else { continue };
             let part = left.min(kind.free());
@@ -224,14 +227,19 @@ impl Memory {
         let mut left = bytes;
         for id in nodes.iter() {
             let Some(node) = self.nodes.get_mut(&id) else { continue };
-            node.blocks = node.blocks.saturating_sub(1);
+            if let Some(kind) = node.kinds.get_mut(resource) {
+                let part = left.min(kind.allocated);
+                kind.allocated -= part;
+                left -= part;
+            }
+            node.blocks = match node.blocks {
+                UNCOUNTED if node.kinds.values().all(|kind| kind.allocated == 0) => 0,
+                UNCOUNTED => UNCOUNTED,
+                counted => counted.saturating_sub(1),
+            };
             if node.blocks == 0 {
                 node.group = NodeSet::one(id);
             }
-            let Some(kind) = node.kinds.get_mut(resource) else { continue };
-            let part = left.min(kind.allocated);
-            kind.allocated -= part;
-            left -= part;
         }
     }
 }

@@ -223,3 +223,85 @@ fn what_an_object_does_not_tell_is_a_guess() {
     assert!(guesses(&single, &zones, &attributes, &app(1, 1, 1)).is_empty());
     assert!(guesses(&single, &zones, &BTreeMap::new(), &app(1, 1, 1)).contains(&Guess::Policies));
 }
+
+/// Two zones with CPUs and 8 GiB of each kind of memory: what is available of them, and the zone's group.
+fn zones_with(zones: [([u64; 2], Option<&str>); 2]) -> Vec<crate::topology::Zone> {
+    let zone = |(id, ([memory, pages], group)): (Id, ([u64; 2], Option<&str>))| {
+        let amounts = |(unit, free)| crate::nrt::Amounts {
+            capacity: 8 * unit,
+            allocatable: 8 * unit,
+            available: free * unit,
+        };
+        let resources = [("cpu", (1, 8)), ("memory", (GIB, memory)), ("hugepages-2Mi", (GIB, pages))];
+        crate::topology::Zone {
+            id,
+            resources: resources.map(|(name, free)| (name.to_owned(), amounts(free))).into(),
+            attributes: group.map(|group| ("memoryGroup".to_owned(), group.to_owned())).into_iter().collect(),
+            ..Default::default()
+        }
+    };
+    (0..).zip(zones).map(zone).collect()
+}
+
+/// Returns whether pods that request these GiB of memory and huge pages are admitted, and whether that is a guess
+/// because of groups.
+fn by_zones(policy: &str, zones: &[crate::topology::Zone], gib: [u64; 2]) -> (bool, bool) {
+    let attributes =
+        [(crate::nrt::POLICY, policy), (crate::nrt::SCOPE, "container"), ("cpuManagerPolicy", "static")];
+    let attributes: BTreeMap<String, String> = attributes
+        .into_iter()
+        .chain([("memoryManagerPolicy", "Static")])
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    let mut of_pod = ContainerRequest { cpu_milli: 500, ..container(App, 1, gib[0], 0) };
+    of_pod.memory.extend((gib[1] > 0).then(|| ("hugepages-2Mi".to_owned(), gib[1] * GIB)));
+    let of_pod = pod(&[of_pod]);
+    let mut node = ZoneReader::default().node(zones, &attributes, &NodeAmounts::new(), 36);
+    let guesses = guesses(&node, zones, &attributes, &of_pod);
+    (node.admit(&of_pod).is_ok(), guesses.contains(&Guess::MemoryGroups))
+}
+
+#[test]
+fn groups_of_zones_decide_which_pods_fit() {
+    let (yes, no) = ((true, false), (false, false));
+    let wide = [([0, 8], Some("0-1")), ([4, 8], Some("0-1"))];
+    let apart = [([4, 8], Some("0")), ([8, 8], Some("1"))];
+    for (policy, zones, bytes, expected) in [
+        ("restricted", wide, [1, 0], no),
+        ("best-effort", wide, [1, 0], yes),
+        ("none", wide, [1, 0], yes),
+        ("restricted", wide, [4, 9], yes),
+        ("restricted", wide, [5, 9], no),
+        ("restricted", apart, [1, 0], yes),
+        ("restricted", apart, [9, 0], no),
+        ("none", apart, [9, 0], no),
+    ] {
+        assert_eq!(by_zones(policy, &zones_with(zones), bytes), expected, "{policy} {zones:?} {bytes:?}");
+    }
+    let unknown = [([4, 8], None), ([8, 8], None)];
+    assert_eq!(by_zones("restricted", &zones_with(unknown), [1, 0]), (true, true));
+    assert_eq!(
+        by_zones("restricted", &zones_with(unknown), [9, 0]),
+        (true, true),
+        "all of it may be of one group"
+    );
+    assert_eq!(by_zones("single-numa-node", &zones_with(unknown), [1, 0]), yes, "available tells all");
+    for odd in ["", "1", "0-70000", "x"] {
+        let odd = [([4, 8], Some(odd)), ([8, 8], Some("1"))];
+        assert_eq!(by_zones("restricted", &zones_with(odd), [1, 0]), (true, true), "{odd:?}");
+    }
+}
+
+#[test]
+fn a_group_ends_when_all_of_its_memory_is_released() {
+    let zones = zones_with([([0, 8], Some("0-1")), ([4, 8], Some("0-1"))]);
+    let attributes = [("memoryManagerPolicy".to_owned(), "Static".to_owned())].into();
+    let mut node = ZoneReader::default().node(&zones, &attributes, &NodeAmounts::new(), 36);
+    let memory = node.memory.as_mut().unwrap();
+    let both: NodeSet = [0, 1].into_iter().collect();
+    let groups = |memory: &Memory| memory.nodes().values().map(|node| node.group.len()).collect::<Vec<_>>();
+    memory.release(both, "memory", 3 * GIB);
+    assert_eq!(groups(memory), [2, 2]);
+    memory.release(both, "memory", 9 * GIB);
+    assert_eq!(groups(memory), [1, 1]);
+}

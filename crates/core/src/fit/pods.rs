@@ -109,7 +109,7 @@ impl PodOnNode {
 pub(super) fn of_object(state: &Node, object: &ObjectView, placed: &[PlacedPod]) -> Vec<PodOnNode> {
     let mut free = Unassigned::of(state);
     let mut of_pods: BTreeMap<(String, String), Vec<Holder>> = BTreeMap::new();
-    for holder in holders(&object.zones, &object.attributes, &object.zone_attributes, placed) {
+    for holder in holders(&object.zones, &object.attributes, placed) {
         of_pods.entry((holder.namespace.clone(), holder.pod.clone())).or_default().push(holder);
     }
     let running = placed.iter().filter(|placed| !placed.pod.phase.is_terminal());

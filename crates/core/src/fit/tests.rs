@@ -6,7 +6,7 @@ use super::*;
 use crate::admission::tests::{container, node_with, pod};
 use crate::admission::{CpuOptions, Scope, TopologyPolicy};
 use crate::kubelet::{Allocatable, Checkpoints, ContainerUsage, KubeletConfig, MemoryBlock, PodUsage, Usage};
-use crate::machine::Machine;
+use crate::machine::{Id, Machine};
 use crate::nrt::{Amounts, POLICY, SCOPE};
 use crate::pod::ContainerKind::{App, Init};
 use crate::randomised::fewer_cases;
@@ -220,11 +220,7 @@ fn object(available: &[u64], attributes: &[(&str, &str)]) -> ObjectView {
         Zone { id, resources: [("cpu".to_owned(), amounts)].into(), ..Zone::default() }
     };
     let attributes = attributes.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-    ObjectView {
-        zones: (0..).zip(available).map(zone).collect(),
-        attributes: attributes.collect(),
-        zone_attributes: BTreeMap::new(),
-    }
+    ObjectView { zones: (0..).zip(available).map(zone).collect(), attributes: attributes.collect() }
 }
 
 fn placed(name: &str, milli: u64) -> PlacedPod {

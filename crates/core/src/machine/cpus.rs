@@ -2,11 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{FileError, HostFiles, Id, IdSet, Machine};
-
-const CPUS: &str = "sys/devices/system/cpu";
-/// Caches of this level are shared by several cores.
-const SHARED_LEVEL: u64 = 3;
+use super::{CPUS, FileError, HostFiles, Id, IdSet, Machine, SHARED_LEVEL};
 
 /// Where one CPU is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{HostFiles, Id, IdSet, Machine};
+use super::{CPUS, HostFiles, Id, IdSet, Machine};
 
-const CPUS: &str = "sys/devices/system/cpu";
 const NODES: &str = "sys/devices/system/node";
 const PCI: &str = "sys/bus/pci/devices";
 /// Maximum number of PCI devices that are read. Machines have some hundreds.

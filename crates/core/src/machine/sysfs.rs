@@ -5,11 +5,11 @@ use std::io;
 use std::str::FromStr;
 
 use super::{
-    FileError, HIGHEST_NODE, HostFiles, Id, IdSet, Machine, MachineError, NumaNode, ParseIdSetError,
+    CPUS, FileError, HIGHEST_NODE, HostFiles, Id, IdSet, Machine, MachineError, NumaNode, ParseIdSetError,
+    layout,
 };
 
 const NODES: &str = "sys/devices/system/node";
-const CPUS: &str = "sys/devices/system/cpu";
 /// The machine-wide huge page pools, for machines without NUMA nodes.
 const HUGEPAGES: &str = "sys/kernel/mm/hugepages";
 
@@ -35,7 +35,9 @@ pub fn read(files: &impl HostFiles) -> Result<Machine, MachineError> {
     reader.count_once(&mut nodes);
     let core_types = reader.core_types();
     let threads_per_core = reader.threads_per_core(&nodes);
-    Ok(Machine { nodes, numa: online.is_some(), core_types, threads_per_core, errors: reader.errors })
+    let layout = layout::read(files, &nodes);
+    let numa = online.is_some();
+    Ok(Machine { nodes, numa, core_types, threads_per_core, layout, errors: reader.errors })
 }
 
 struct Reader<'a, F> {

@@ -12,14 +12,14 @@ use twox_hash::XxHash64;
 use crate::kubelet::ContainerUsage;
 use crate::machine::{Id, Machine};
 use crate::nrt;
-use crate::topology::{HIGHEST_ZONE, Topology};
+use crate::topology::{HIGHEST_ZONE, Topology, Zone};
 
 /// The attribute of the NodeResourceTopology object.
 const METADATA: &str = "topology.node.k8s.io/numaplacement-metadata";
 /// The attribute of a zone.
 const VECTOR: &str = "topology.node.k8s.io/numaplacement-vector";
 /// The only policy with a placement: under any other, a container may be on several zones.
-const POLICY: &str = "single-numa-node";
+const POLICY: &str = nrt::SINGLE_NUMA_NODE;
 
 /// The zone of every container that the scheduler plugin considers exclusive.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,11 +74,11 @@ impl Placement {
     }
 
     /// Returns the zone of each of these containers, given as (namespace, pod, container), if they are those that the
-    /// object with these attributes counts. `None` if it has no placement, or one of other containers.
+    /// object with these attributes and zones counts. `None` if it has no placement, or one of other containers.
     #[must_use]
     pub fn zones_of(
         attributes: &BTreeMap<String, String>,
-        zone_attributes: &BTreeMap<Id, BTreeMap<String, String>>,
+        with: &[Zone],
         containers: &[(&str, &str, &str)],
     ) -> Option<Vec<Id>> {
         let field = |name: &str| {
@@ -97,9 +97,9 @@ impl Placement {
         };
         order.sort_by_cached_key(hash);
         let mut zones = vec![field("bn")?.parse::<Id>().ok()?; containers.len()];
-        for (zone, attributes) in zone_attributes {
-            for index in leb89::decode(attributes.get(VECTOR).map_or("", String::as_str))? {
-                zones[*order.get(usize::try_from(index).ok()?)?] = *zone;
+        for zone in with {
+            for index in leb89::decode(zone.attributes.get(VECTOR).map_or("", String::as_str))? {
+                zones[*order.get(usize::try_from(index).ok()?)?] = zone.id;
             }
         }
         Some(zones)
@@ -182,23 +182,24 @@ mod tests {
         let placement = placement.unwrap();
         let own = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
         let attributes: BTreeMap<String, String> = [own(placement.attribute())].into();
-        let of_zone = |zone| (zone, placement.zone_attribute(zone).map(own).into_iter().collect());
-        let zone_attributes: BTreeMap<Id, BTreeMap<String, String>> = (0..3).map(of_zone).collect();
+        let zone = |id, attributes| Zone { id, attributes, ..Zone::default() };
+        let of_zone = |id| zone(id, placement.zone_attribute(id).map(own).into_iter().collect());
+        let published: Vec<Zone> = (0..3).map(of_zone).collect();
         let containers = names.map(|names| {
             let Placed { namespace, pod, container, .. } = placed(names, 0);
             (namespace, pod, container)
         });
-        let read = |containers: &[_]| Placement::zones_of(&attributes, &zone_attributes, containers);
+        let read = |containers: &[_]| Placement::zones_of(&attributes, &published, containers);
         assert_eq!(read(&containers), Some(zones.to_vec()));
         assert_eq!(read(&containers[1..]), None, "other containers");
-        assert_eq!(Placement::zones_of(&BTreeMap::new(), &zone_attributes, &containers), None);
+        assert_eq!(Placement::zones_of(&BTreeMap::new(), &published, &containers), None);
         let odd = |value: &str| [(METADATA.to_owned(), value.to_owned())].into();
         for value in ["", "npv0v001::ve=x::cc=5::nn=3::bn=1", "npv0v001::ve=leb89::cc=5::nn=3::bn=-1"] {
-            assert_eq!(Placement::zones_of(&odd(value), &zone_attributes, &containers), None, "{value}");
+            assert_eq!(Placement::zones_of(&odd(value), &published, &containers), None, "{value}");
         }
-        let beyond = [(0, [(VECTOR.to_owned(), "&".to_owned())].into())].into();
+        let beyond = [zone(0, [(VECTOR.to_owned(), "&".to_owned())].into())];
         assert_eq!(Placement::zones_of(&attributes, &beyond, &containers), None);
-        let beyond = [(0, [(VECTOR.to_owned(), "(".to_owned())].into())].into();
+        let beyond = [zone(0, [(VECTOR.to_owned(), "(".to_owned())].into())];
         assert_eq!(Placement::zones_of(&attributes, &beyond, &containers), None, "there is no index 5");
     }
 
@@ -265,9 +266,13 @@ mod tests {
             let placement = Placement::of(4, containers()).unwrap();
             let own = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
             let attributes = [own(placement.attribute())].into();
-            let of_zone = |zone| (zone, placement.zone_attribute(zone).map(own).into_iter().collect());
+            let of_zone = |id| {
+                let attributes = placement.zone_attribute(id).map(own).into_iter().collect();
+                Zone { id, attributes, ..Zone::default() }
+            };
+            let published: Vec<Zone> = (0..4).map(of_zone).collect();
             let keys: Vec<_> = containers().map(|of| (of.namespace, of.pod, of.container)).collect();
-            let read = Placement::zones_of(&attributes, &(0..4).map(of_zone).collect(), &keys);
+            let read = Placement::zones_of(&attributes, &published, &keys);
             prop_assert_eq!(read, Some(zones));
         }
     }

@@ -1,8 +1,9 @@
 //! The kubelet's resource policies as attributes, with the names that noderesourcetopology-api documents.
 
-use super::Inputs;
+use super::{Inputs, cpus};
 use crate::kubelet::KubeletConfig;
-use crate::nrt::{POLICY, SCOPE};
+use crate::machine::{Id, IdSet};
+use crate::nrt::{L3_CACHES, POLICY, RESERVED_CPUS, SCOPE, SOCKETS};
 
 /// The policy option whose attribute has a name of its own.
 const MAX_NODES: &str = "max-allowable-numa-nodes";
@@ -22,15 +23,32 @@ pub fn is_policy_attribute(name: &str) -> bool {
     names.contains(&name) || name.starts_with(OPTION) || name.starts_with(CPU_OPTION)
 }
 
-/// Returns all attributes, in a fixed order: the policies, then the CPUs of each kind of core.
+/// Returns all attributes, in a fixed order: the policies, the reserved CPUs, then the CPUs of each kind of core. They
+/// change when the kubelet starts or CPUs come and go.
 pub(super) fn of(inputs: &Inputs<'_>) -> Vec<(String, String)> {
     let mut attributes = match inputs.policies {
         Some(policies) => policies.to_vec(),
         None => inputs.config.map(policies).unwrap_or_default(),
     };
+    let reserved = cpus::known_reserved(inputs);
+    attributes.extend((!reserved.is_empty()).then(|| (RESERVED_CPUS.to_owned(), reserved.to_string())));
     // Named as in NFD.
     let core_types = inputs.machine.core_types.iter();
     attributes.extend(core_types.map(|(kind, cpus)| (format!("cpu_{kind}"), cpus.to_string())));
+    attributes
+}
+
+/// Returns the sockets and L3 caches of a zone: `0`, and `0-3,8-11;4-7,12-15`. They are attributes and not zones of
+/// their own, since the scheduler plugin and KAI-Scheduler count zones. They change only with the hardware.
+pub(super) fn of_zone(inputs: &Inputs<'_>, zone: Id) -> Vec<(String, String)> {
+    let Some(layout) = inputs.machine.layout.get(&zone) else { return Vec::new() };
+    let sockets: Vec<String> = layout.sockets.iter().map(Id::to_string).collect();
+    let caches: Vec<String> = layout.caches.iter().map(IdSet::to_string).collect();
+    let mut attributes = vec![(SOCKETS.to_owned(), sockets.join(","))];
+    if caches.len() > 1 {
+        attributes.push((L3_CACHES.to_owned(), caches.join(";")));
+    }
+    attributes.retain(|(_, value)| !value.is_empty());
     attributes
 }
 

@@ -69,6 +69,18 @@ fn reserved(config: Option<&KubeletConfig>, online: &IdSet) -> IdSet {
     online.iter().take(count).collect()
 }
 
+/// Returns the online CPUs that are reserved for the system: those that are configured, else with the policy `static`
+/// those that the kubelet has chosen. Empty if only their number is known.
+pub(super) fn known_reserved(inputs: &Inputs<'_>) -> IdSet {
+    let online = online(inputs.machine);
+    let configured = inputs.config.map(|config| &config.reserved_system_cpus).filter(|cpus| !cpus.is_empty());
+    match configured {
+        Some(configured) => configured.intersection(&online),
+        None if inputs.allocatable.cpus.is_empty() => IdSet::new(),
+        None => online.difference(&inputs.allocatable.cpus),
+    }
+}
+
 /// Returns the exclusive CPUs of all pods. Pod-level sets overlap those of the containers: a union, never a
 /// sum.
 fn used(in_use: &InUse<'_>) -> IdSet {

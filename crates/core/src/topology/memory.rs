@@ -14,9 +14,11 @@ const MEMORY: &str = "memory";
 /// kubelet.
 const MAX_DRIFT_DIVISOR: u64 = 32;
 
+/// `unusable`: the nodes of which no pod can have memory that is free.
 pub(super) fn account(
     inputs: &Inputs<'_>,
     in_use: &InUse<'_>,
+    unusable: &IdSet,
     builder: &mut ZoneBuilder<'_>,
     findings: &mut BTreeSet<Finding>,
 ) {
@@ -43,7 +45,10 @@ pub(super) fn account(
             let claimed = in_use.claims.memory.get(&(*id, resource.clone())).copied().unwrap_or(0);
             pool.available = pool.available.saturating_sub(claimed);
         }
-        builder.add(&resource, |id| pools.get(&id).copied().unwrap_or_default());
+        builder.add(&resource, |id| {
+            let amounts = pools.get(&id).copied().unwrap_or_default();
+            if unusable.contains(id) { Amounts { available: 0, ..amounts } } else { amounts }
+        });
     }
 }
 
@@ -108,13 +113,17 @@ fn derived(inputs: &Inputs<'_>, node: &NumaNode, resource: &str, hardware: u64) 
     hardware.saturating_sub(hugepages).saturating_sub(reserved)
 }
 
+/// Returns the blocks of pods that count.
+pub(super) fn blocks_in_use<'a>(in_use: &InUse<'a>) -> impl Iterator<Item = &'a MemoryBlock> {
+    let listed = in_use.pods.iter().flat_map(|pod| blocks(pod));
+    listed.chain(in_use.unlisted.memory.iter().copied())
+}
+
 type Groups<'a> = BTreeMap<Vec<Id>, (&'a IdSet, u64)>;
 
 fn used<'a>(in_use: &InUse<'a>) -> BTreeMap<&'a str, Groups<'a>> {
-    let listed = in_use.pods.iter().flat_map(|pod| blocks(pod));
-    let unlisted = in_use.unlisted.memory.iter().copied();
     let mut used: BTreeMap<&str, Groups<'a>> = BTreeMap::new();
-    for block in listed.chain(unlisted) {
+    for block in blocks_in_use(in_use) {
         let groups = used.entry(&block.resource).or_default();
         let group = groups.entry(block.nodes.iter().collect()).or_insert((&block.nodes, 0));
         group.1 = group.1.saturating_add(block.bytes);

@@ -5,6 +5,7 @@ mod claims;
 mod cpus_and_memory;
 mod exclusions;
 mod generators;
+mod groups;
 mod properties;
 mod zones_and_devices;
 

@@ -5,8 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use numacast_core::admission::TopologyPolicy;
 use numacast_core::machine::{Id, IdSet};
-use numacast_core::nrt::NodeResourceTopology;
+use numacast_core::nrt::{NodeResourceTopology, Zone};
 use numacast_core::quantity::hugepages_name;
 
 use super::allocation::MEMORY;
@@ -33,6 +34,8 @@ pub struct Expected {
     pub zones: BTreeMap<Id, BTreeMap<String, Amounts>>,
     /// Groups of nodes joined by memory blocks.
     pub groups: BTreeSet<BTreeSet<Id>>,
+    /// Node id to the zone's attribute `memoryGroup`, for an agent that reads the kubelet's checkpoint.
+    pub memory_groups: BTreeMap<Id, String>,
 }
 
 /// Resource and id of a device.
@@ -114,8 +117,9 @@ impl Model {
                 amounts.insert(resource.clone(), of);
             }
         }
+        let memory_groups = self.memory_groups(&memory, &zones);
         let groups = memory.nodes.into_values().map(|node| node.cells).filter(|cells| cells.len() > 1);
-        Expected { zones, groups: groups.collect() }
+        Expected { zones, groups: groups.collect(), memory_groups }
     }
 
     /// The devices that are allocated to active pods.
@@ -148,6 +152,17 @@ impl Model {
             memory.remove(uid);
         }
         memory
+    }
+
+    /// With `single-numa-node` only zones in a group have the attribute: no pod can use their memory.
+    fn memory_groups<T>(&self, memory: &MemoryManager, zones: &BTreeMap<Id, T>) -> BTreeMap<Id, String> {
+        if !self.settings.static_memory || self.hardware.nodes.len() < 2 {
+            return BTreeMap::new();
+        }
+        let only_groups = self.settings.policy == TopologyPolicy::SingleNumaNode;
+        let nodes = memory.nodes.iter().filter(|(id, _)| zones.contains_key(id));
+        let shown = nodes.filter(|(_, node)| !only_groups || node.cells.len() > 1);
+        shown.map(|(id, node)| (*id, node.cells.iter().copied().collect::<IdSet>().to_string())).collect()
     }
 
     fn cpu_amounts(&self, node: Id, used: &IdSet) -> Amounts {
@@ -183,7 +198,10 @@ impl Model {
         let installed = hardware.total(node, MEMORY);
         debug_assert!(pool.allocatable <= installed + installed / DRIFT, "more than a drift");
         let capacity = total.max(pool.allocatable);
-        Amounts { capacity, allocatable: pool.allocatable, available: pool.free() }
+        let is_unusable = self.settings.policy == TopologyPolicy::SingleNumaNode
+            && memory.nodes.get(&node).is_some_and(|node| node.cells.len() > 1);
+        let available = if is_unusable { 0 } else { pool.free() };
+        Amounts { capacity, allocatable: pool.allocatable, available }
     }
 
     /// Resource to node to devices. Offered devices count on the nodes that their plugin reports now.
@@ -241,10 +259,28 @@ impl Expected {
                 }
             }
         }
+        differences.extend(self.attribute_differences(object, split));
         if split == Split::PerGroup {
             differences.extend(self.group_differences(&published));
         }
         differences
+    }
+
+    /// Without the checkpoint, groups of init containers are not known, nor that a node is in none.
+    fn attribute_differences(&self, object: &NodeResourceTopology, split: Split) -> Vec<String> {
+        let zones = object.spec.zones.iter().filter_map(|zone| Some((zone_id(&zone.name)?, zone)));
+        let difference = |(id, zone): (Id, &Zone)| {
+            let attributes = zone.attributes.iter().flatten();
+            let found = attributes.filter(|it| it.name == "memoryGroup").map(|it| it.value.as_str()).next();
+            let expected = self.memory_groups.get(&id).map(String::as_str);
+            let is_right = match (split, found) {
+                (Split::PerGroup, None) => true,
+                (Split::PerGroup, Some(_)) if !self.is_joined(id) => true,
+                _ => found == expected,
+            };
+            (!is_right).then(|| format!("node-{id} memoryGroup: {found:?} instead of {expected:?}"))
+        };
+        zones.filter_map(difference).collect()
     }
 
     fn is_equal(
@@ -299,12 +335,15 @@ fn is_memory(name: &str) -> bool {
     name == MEMORY || name.starts_with("hugepages-")
 }
 
+fn zone_id(name: &str) -> Option<Id> {
+    name.strip_prefix("node-")?.parse().ok()
+}
+
 /// The zones of an object by id, and a sentence for each name that is unknown or repeated.
 fn published(object: &NodeResourceTopology) -> (BTreeMap<Id, BTreeMap<String, Amounts>>, Vec<String>) {
-    let id = |name: &str| name.strip_prefix("node-").and_then(|id| id.parse::<Id>().ok());
     let (mut zones, mut problems) = (BTreeMap::new(), Vec::new());
     for zone in &object.spec.zones {
-        let Some(id) = id(&zone.name) else {
+        let Some(id) = zone_id(&zone.name) else {
             problems.push(format!("{:?} is not the name of a zone", zone.name));
             continue;
         };

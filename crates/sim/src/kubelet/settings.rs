@@ -43,7 +43,7 @@ pub(super) struct Settings {
     pub(super) static_cpus: bool,
     pub(super) static_memory: bool,
     cpu_options: BTreeMap<String, String>,
-    policy: TopologyPolicy,
+    pub(super) policy: TopologyPolicy,
     scope: Scope,
     prefer_closest: bool,
     /// The feature gate PodLevelResourceManagers (1.36 and later, off by default).

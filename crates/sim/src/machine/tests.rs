@@ -1,6 +1,6 @@
 //! Every machine in the repository is possible, matches its tree and could run a kubelet.
 
-use numacast_core::machine::{HostRoots, Machine, NumaNode, read, read_cpus};
+use numacast_core::machine::{CpuLayout, HostRoots, Machine, NumaNode, read, read_cpus};
 use serde_json::Value;
 
 use super::*;
@@ -69,6 +69,21 @@ fn described_machines_are_read_back_from_their_trees() {
     }
 }
 
+/// The described sockets and caches as [`Machine`] represents them.
+fn layout(spec: &MachineSpec) -> BTreeMap<Id, CpuLayout> {
+    let mut caches: BTreeMap<(Id, Id), IdSet> = BTreeMap::new();
+    let mut layouts: BTreeMap<Id, CpuLayout> = BTreeMap::new();
+    for (cpu, location) in spec.cpu_locations() {
+        layouts.entry(location.node).or_default().sockets.insert(location.socket);
+        caches.entry((location.node, location.cache)).or_default().insert(cpu);
+    }
+    for ((node, _), cpus) in caches {
+        layouts.entry(node).or_default().caches.push(cpus);
+    }
+    layouts.values_mut().for_each(|layout| layout.caches.sort_by_key(|cpus| cpus.iter().next()));
+    layouts
+}
+
 /// Writes several machines to disk, each into the tree of the one before.
 #[test]
 fn writing_another_machine_replaces_all_files() {
@@ -90,11 +105,17 @@ fn writing_another_machine_replaces_all_files() {
         for spec in [Some(spec.clone()), spec.later()].into_iter().flatten() {
             spec.write_tree(root.path()).unwrap();
             // `files` has no topology of single CPUs.
-            let machine = Machine { threads_per_core: 2, ..read_from(root.path()) };
+            let whole = read_from(root.path());
+            let machine = Machine { threads_per_core: 2, layout: BTreeMap::new(), ..whole.clone() };
             let threads = read(&spec.files()).unwrap();
-            assert_eq!(machine, Machine { threads_per_core: 2, ..threads }, "{name}");
+            assert_eq!(
+                machine,
+                Machine { threads_per_core: 2, layout: BTreeMap::new(), ..threads },
+                "{name}"
+            );
             let (cpus, errors) = read_cpus(&roots(root.path()), &machine);
             assert_eq!((cpus, errors), (spec.cpu_locations(), Vec::new()), "{name}");
+            assert_eq!(whole.layout, layout(&spec), "{name}");
             let (files, links) = contents(root.path());
             // All files that are not about a single CPU are in `files`.
             let is_single = |path: &str| path.contains("/cpu/cpu");

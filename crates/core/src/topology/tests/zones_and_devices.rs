@@ -159,6 +159,41 @@ fn costs_and_amounts_are_limited_to_what_the_scheduler_plugin_can_score() {
     assert!(LARGEST_AMOUNT.checked_mul(100).is_some_and(|score| i64::try_from(score).is_ok()));
 }
 
+#[test]
+fn reserved_cpus_are_those_that_are_configured_or_chosen() {
+    let reserved = |configured: &str, allocatable: &str| {
+        let config = KubeletConfig { reserved_system_cpus: ids(configured), ..KubeletConfig::default() };
+        let mut case = Case { config: Some(config), ..Case::default() };
+        case.allocatable.cpus = ids(allocatable);
+        let attributes = case.account().attributes;
+        attributes.into_iter().find(|(name, _)| name == "reservedCPUs").map(|(_, cpus)| cpus)
+    };
+    assert_eq!(reserved("", "1-3,5-7").as_deref(), Some("0,4"), "chosen by the kubelet");
+    assert_eq!(reserved("4,9", "").as_deref(), Some("4"), "CPU 9 is not online");
+    assert_eq!(reserved("4", "0-3").as_deref(), Some("4"), "an old kubelet lists CPUs that are free");
+    assert_eq!(reserved("", ""), None, "at most their number is known");
+    assert_eq!(reserved("", "0-7"), None);
+}
+
+#[test]
+fn zones_have_their_sockets_and_caches() {
+    let mut case = Case::default();
+    let layout = |sockets: &[Id], caches: &[&str]| crate::machine::CpuLayout {
+        sockets: sockets.iter().copied().collect(),
+        caches: caches.iter().map(|cpus| ids(cpus)).collect(),
+    };
+    case.machine.layout = [(0, layout(&[1, 0], &["0-1", "2-3"])), (1, layout(&[1], &["4-7"]))].into();
+    let zones = case.account().zones;
+    let of = |zone: &Zone| named(zone.attributes.clone().into_iter().collect());
+    assert_eq!(of(&zones[0]), ["l3Caches=0-1;2-3", "sockets=0,1"]);
+    assert_eq!(of(&zones[1]), ["sockets=1"], "one cache is no news");
+    case.machine.layout = [(0, layout(&[], &[]))].into();
+    assert!(
+        case.account().zones.iter().all(|zone| zone.attributes.is_empty()),
+        "virtual machines may have neither"
+    );
+}
+
 fn named(attributes: Vec<(String, String)>) -> Vec<String> {
     attributes.into_iter().map(|(name, value)| format!("{name}={value}")).collect()
 }
