@@ -3,14 +3,14 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::super::node::{PodOutcome, RealNode};
+use super::super::node::RealNode;
 use super::super::pods::PodSpec;
 use super::kind;
 
@@ -131,9 +131,7 @@ impl Claims {
     /// Like [`Claims::submit`]; then waits until the pod is running.
     pub(crate) async fn run(&self, node: &RealNode, spec: PodSpec) -> Result<()> {
         self.submit(&spec).await?;
-        let outcome = node.wait_for_outcome(spec.name()).await?;
-        ensure!(outcome == PodOutcome::Running, "{}: {outcome:?}", spec.name());
-        Ok(())
+        node.wait_until_running(spec.name()).await
     }
 
     /// Returns a claim as the API server has it.
