@@ -88,6 +88,14 @@ async fn the_list_has_what_drivers_return_and_the_claims_have_what_is_allocated(
     claims.run(&node, pod("again").claim("four")).await?;
     seen.agree("four", &cpus, &["again/main"]).await?;
 
+    // Claims of the pod's own are named in its status.
+    claims.plan("own", vec![gpus.allocated("gpus", "gpu-0")]);
+    claims.plan("extended", vec![gpus.allocated("gpus", "gpu-1")]);
+    let third = pod("third").template_claim("own").container("other");
+    claims.run(&node, third.extended_claim("extended", "example.com/gpu", 1)).await?;
+    seen.agree("third-own", &gpus, &["third/main"]).await?;
+    seen.agree("third-extended", &gpus, &["third/other"]).await?;
+
     // The slices change, the claims do not.
     let fewer = Pool::of("gpus").device(device("gpu-1").taint("example.com/broken", "NoSchedule"));
     gpus.set(&[fewer]).await?;

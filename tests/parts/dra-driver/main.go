@@ -15,10 +15,10 @@
 //	{"do":"allowPrepare"}
 //
 // "registered" fails until the kubelet has registered it; before, no claim can be
-// prepared or unprepared. "readPools" reads the file again and publishes what is in it now. "published" fails
-// until the API server has exactly that. After "failPrepare" each claim fails to be
-// prepared, after "holdPrepare" each waits, until "allowPrepare". A claim that is
-// prepared already is not affected.
+// prepared or unprepared. "readPools" reads the file again and publishes what is in it
+// now. "published" fails until the API server has exactly that. After "failPrepare"
+// each claim fails to be prepared, after "holdPrepare" each waits, until
+// "allowPrepare". A claim that is prepared already is not affected.
 package main
 
 import (
