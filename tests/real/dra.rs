@@ -31,7 +31,7 @@ async fn the_list_has_what_drivers_return_and_the_claims_have_what_is_allocated(
     let nics = Pool::of("nics").device(device("nic-0").int("dra.net/numaNode", 1)).returns_nothing();
     let nics = Driver::start(&cluster, &node, "dra.net", &[nics]).await?;
 
-    claims.create("both", vec![gpus.allocated("gpus", "gpu-0"), gpus.allocated("gpus", "gpu-1")]).await?;
+    claims.create("both", vec![gpus.allocated("gpus", "gpu-1"), gpus.allocated("gpus", "gpu-2")]).await?;
     gpus.hold_prepare()?;
     claims.submit(&pod("first").claim("both").sidecar("beside").container("other")).await?;
     until("the List names the claim, which is not prepared", async || {
@@ -90,7 +90,7 @@ async fn the_list_has_what_drivers_return_and_the_claims_have_what_is_allocated(
 
     // Claims of the pod's own are named in its status.
     claims.plan("own", vec![gpus.allocated("gpus", "gpu-0")]);
-    claims.plan("extended", vec![gpus.allocated("gpus", "gpu-1")]);
+    claims.plan("extended", vec![gpus.allocated("gpus", "gpu-3")]);
     let third = pod("third").template_claim("own").container("other");
     claims.run(&node, third.extended_claim("extended", "example.com/gpu", 1)).await?;
     seen.agree("third-own", &gpus, &["third/main"]).await?;
@@ -168,9 +168,11 @@ async fn shares_partitions_and_single_cpus_are_prepared_on_the_kubelet_before() 
     Ok(())
 }
 
-/// Two GPUs, one of which does not say where it is.
+/// Four GPUs, half of which do not say where they are.
 fn gpus() -> Pool {
-    Pool::of("gpus").device(device("gpu-0").numa_node(1)).device(device("gpu-1"))
+    let known = [0, 1].map(|id| device(&format!("gpu-{id}")).numa_node(id));
+    let unknown = ["gpu-2", "gpu-3"].map(device);
+    known.into_iter().chain(unknown).fold(Pool::of("gpus"), Pool::device)
 }
 
 /// What can be seen of the claims of a node.
