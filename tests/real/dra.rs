@@ -2,6 +2,7 @@
 //! as the other tests of Dynamic Resource Allocation assume.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -20,6 +21,8 @@ async fn the_list_has_what_drivers_return_and_the_claims_have_what_is_allocated(
     let cluster = Cluster::shared(&parts).await?;
     // With dra.cpu the kubelet gives out no CPUs.
     let node = RealNode::on("two-by-eight")?.kubelet("cpuManagerPolicy", json!("none"));
+    // After a failure it prepares a claim again at its next sync of the pod, by default a minute later.
+    let node = node.kubelet("syncFrequency", json!("1s"));
     let node = node.start(&cluster).await?;
     let claims = Claims::of(&node);
     let seen = Seen { node: &node, claims: &claims, clients: Clients::of(&parts) };
@@ -28,12 +31,7 @@ async fn the_list_has_what_drivers_return_and_the_claims_have_what_is_allocated(
     let nics = Pool::of("nics").device(device("nic-0").int("dra.net/numaNode", 1)).returns_nothing();
     let nics = Driver::start(&cluster, &node, "dra.net", &[nics]).await?;
 
-    // The kubelet tries again in ten seconds, while the rest of the test runs.
-    nics.fail_prepare("the link is down")?;
-    claims.create("link", vec![nics.allocated("nics", "nic-0")]).await?;
-    claims.submit(&pod("net").claim("link")).await?;
-
-    claims.create("both", vec![gpus.allocated("gpus", "gpu-0"), gpus.allocated("gpus", "gpu-1")]).await?;
+    claims.create("both", vec![gpus.allocated("gpus", "gpu-1"), gpus.allocated("gpus", "gpu-2")]).await?;
     gpus.hold_prepare()?;
     claims.submit(&pod("first").claim("both").sidecar("beside").container("other")).await?;
     until("the List names the claim, which is not prepared", async || {
@@ -44,7 +42,7 @@ async fn the_list_has_what_drivers_return_and_the_claims_have_what_is_allocated(
     .await?;
     ensure!(gpus.book()?.is_empty(), "{:?}", gpus.book()?);
     gpus.allow_prepare()?;
-    node.wait_for_outcome("first").await?;
+    node.wait_until_running("first").await?;
     // A claim of two pods, and of two containers of one of them, is listed for each of them in full.
     claims.run(&node, pod("second").claim("both").container("other").claim("both")).await?;
     let prepared = seen.agree("both", &gpus, &["first/main", "second/main", "second/other"]).await?;
@@ -66,10 +64,16 @@ async fn the_list_has_what_drivers_return_and_the_claims_have_what_is_allocated(
     ensure!(without_cdi("four").await? == without_cdi("two").await?);
     seen.has_cpus_in_cdi("four", &cpus, "9-12").await?;
 
-    let log = node.kubelet_log()?;
-    ensure!(log.contains("the link is down"), "the claim did not fail to be prepared");
+    nics.fail_prepare("the link is down")?;
+    claims.create("link", vec![nics.allocated("nics", "nic-0")]).await?;
+    claims.submit(&pod("net").claim("link")).await?;
+    until("the claim fails to be prepared", async || {
+        ensure!(node.kubelet_log()?.contains("the link is down"));
+        Ok(())
+    })
+    .await?;
     nics.allow_prepare()?;
-    node.wait_for_outcome("net").await?;
+    node.wait_until_running("net").await?;
     let prepared = seen.agree("link", &nics, &["net/main"]).await?;
     ensure!(prepared.devices.len() == 1 && !prepared.devices[0].returned, "{prepared:?}");
 
@@ -84,6 +88,14 @@ async fn the_list_has_what_drivers_return_and_the_claims_have_what_is_allocated(
     claims.run(&node, pod("again").claim("four")).await?;
     seen.agree("four", &cpus, &["again/main"]).await?;
 
+    // Claims of the pod's own are named in its status.
+    claims.plan("own", vec![gpus.allocated("gpus", "gpu-0")]);
+    claims.plan("extended", vec![gpus.allocated("gpus", "gpu-3")]);
+    let third = pod("third").template_claim("own").container("other");
+    claims.run(&node, third.extended_claim("extended", "example.com/gpu", 1)).await?;
+    seen.agree("third-own", &gpus, &["third/main"]).await?;
+    seen.agree("third-extended", &gpus, &["third/other"]).await?;
+
     // The slices change, the claims do not.
     let fewer = Pool::of("gpus").device(device("gpu-1").taint("example.com/broken", "NoSchedule"));
     gpus.set(&[fewer]).await?;
@@ -95,9 +107,72 @@ async fn the_list_has_what_drivers_return_and_the_claims_have_what_is_allocated(
     Ok(())
 }
 
-/// Two GPUs, one of which does not say where it is.
+#[tokio::test]
+async fn shares_partitions_and_single_cpus_are_prepared_on_the_kubelet_before() -> Result<()> {
+    let Some(parts) = Parts::with_dra_driver(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
+    let node = RealNode::on("two-by-eight")?.version("1.36").kubelet("cpuManagerPolicy", json!("none"));
+    let node = node.start(&cluster).await?;
+    let claims = Claims::of(&node);
+    let seen = Seen { node: &node, claims: &claims, clients: Clients::of(&parts) };
+    let shared =
+        Pool::of("nics").device(device("nic-0").capacity("bandwidth", "10G").shareable()).returns_shares();
+    let partition = |name: &str, slices: &str| device(name).consumes("gpu-0", "slices", slices);
+    let partitions = Pool::of("gpus").counter("gpu-0", "slices", "7").devices_per_slice(1);
+    let partitions = partitions.device(partition("whole", "7")).device(partition("part-0", "1"));
+    let driver = Driver::start(&cluster, &node, "dev.example.com", &[shared, partitions]).await?;
+    let cpu_pools = [Pool::single_cpus("cpus", &CPUS)?];
+    let cpus = Driver::start(&cluster, &node, "dra.cpu", &cpu_pools).await?;
+    let slices = driver.slices().await?;
+    let counts = slices.iter().map(|slice| slice["spec"]["pool"]["resourceSliceCount"].as_u64());
+    ensure!(counts.collect::<BTreeSet<_>>() == BTreeSet::from([Some(1), Some(3)]) && slices.len() == 4);
+
+    // The share's ID tells two shares of a device from each other, if the driver passes it on.
+    let share = || driver.allocated("nics", "nic-0").consumes("bandwidth", "1G");
+    claims.create("shares", vec![share(), share()]).await?;
+    claims.run(&node, pod("sharing").claim("shares")).await?;
+    let prepared = seen.agree("shares", &driver, &["sharing/main"]).await?;
+    let in_book: BTreeSet<_> = prepared.devices.into_iter().map(|device| device.share_id).collect();
+    let listed = seen.listed("shares").await?.remove(0).devices;
+    let listed: BTreeSet<_> = listed.into_iter().map(|device| device.share_id).collect();
+    let claim = claims.get("shares").await?;
+    let results = claim["status"]["allocation"]["devices"]["results"].as_array().context("no allocation")?;
+    let allocated = results.iter().map(|result| result["shareID"].as_str().map(str::to_owned)).collect();
+    ensure!(in_book.len() == 2 && in_book == listed && in_book == allocated, "{listed:?} {results:?}");
+    ensure!(results[0]["consumedCapacity"]["bandwidth"] == "1G", "{results:?}");
+
+    // Each container is listed with all requests. What no container refers to is prepared, but not listed.
+    let part = driver.allocated("gpus", "part-0");
+    let watched = driver.allocated("gpus", "whole").request("watched").admin();
+    claims.create("requests", vec![part, watched]).await?;
+    claims.create("unused", vec![cpus.allocated("cpus", "cpudev000")]).await?;
+    let users = pod("users").claim_request("requests", "devices").container("other");
+    claims.run(&node, users.claim_request("requests", "watched").unused_claim("unused")).await?;
+    seen.agree("requests", &driver, &["users/main", "users/other"]).await?;
+    seen.agree("unused", &cpus, &[]).await?;
+    let claim = claims.get("requests").await?;
+    ensure!(claim["status"]["allocation"]["devices"]["results"][1]["adminAccess"] == true, "{claim}");
+
+    // Names of devices are not ids of CPUs. A driver that was restarted knows what is prepared.
+    let two = ["cpudev001", "cpudev007"].map(|one| cpus.allocated("cpus", one));
+    claims.create("two", two.to_vec()).await?;
+    claims.run(&node, pod("pinned").claim("two")).await?;
+    seen.agree("two", &cpus, &["pinned/main"]).await?;
+    seen.has_cpus_in_cdi("two", &cpus, "2,9").await?;
+    let file = seen.cdi_file("two", &cpus).await?;
+    cpus.stop()?;
+    let cpus = Driver::start(&cluster, &node, "dra.cpu", &cpu_pools).await?;
+    seen.agree("two", &cpus, &["pinned/main"]).await?;
+    node.delete("pinned").await?;
+    ensure!(!file.exists() && !cpus.book()?.contains_key(&claims.uid("two").await?));
+    Ok(())
+}
+
+/// Four GPUs, half of which do not say where they are.
 fn gpus() -> Pool {
-    Pool::of("gpus").device(device("gpu-0").numa_node(1)).device(device("gpu-1"))
+    let known = [0, 1].map(|id| device(&format!("gpu-{id}")).numa_node(id));
+    let unknown = ["gpu-2", "gpu-3"].map(device);
+    known.into_iter().chain(unknown).fold(Pool::of("gpus"), Pool::device)
 }
 
 /// What can be seen of the claims of a node.
@@ -147,7 +222,7 @@ impl Seen<'_> {
         Ok(prepared)
     }
 
-    async fn cdi_file(&self, claim: &str, driver: &Driver) -> Result<std::path::PathBuf> {
+    async fn cdi_file(&self, claim: &str, driver: &Driver) -> Result<PathBuf> {
         let uid = self.claims.uid(claim).await?;
         Ok(driver.cdi_dir().join(format!("dra.k8s.io-cpu_claim-{uid}.json")))
     }

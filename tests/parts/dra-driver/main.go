@@ -7,16 +7,18 @@
 // each on standard output, and ends with standard input. Its first line of output
 // means that the kubelet can register it.
 //
+//	{"do":"registered"}
 //	{"do":"readPools"}
 //	{"do":"published"}
 //	{"do":"failPrepare","why":"no such device"}
 //	{"do":"holdPrepare"}
 //	{"do":"allowPrepare"}
 //
-// "readPools" reads the file again and publishes what is in it now. "published" fails
-// until the API server has exactly that. After "failPrepare" each claim fails to be
-// prepared, after "holdPrepare" each waits, until "allowPrepare". A claim that is
-// prepared already is not affected.
+// "registered" fails until the kubelet has registered it; before, no claim can be
+// prepared or unprepared. "readPools" reads the file again and publishes what is in it
+// now. "published" fails until the API server has exactly that. After "failPrepare"
+// each claim fails to be prepared, after "holdPrepare" each waits, until
+// "allowPrepare". A claim that is prepared already is not affected.
 package main
 
 import (
@@ -134,6 +136,10 @@ func (d *driver) handle(line []byte) error {
 		return err
 	}
 	switch r.Do {
+	case "registered":
+		if status := d.helper.RegistrationStatus(); status == nil || !status.PluginRegistered {
+			return fmt.Errorf("the kubelet has not registered it: %v", status)
+		}
 	case "readPools":
 		if err := d.readPools(); err != nil {
 			return err

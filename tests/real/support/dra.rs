@@ -71,8 +71,8 @@ pub(crate) struct PreparedDevice {
 }
 
 impl Driver {
-    /// Starts a driver and waits until the API server has its slices. It keeps its book across starts on the
-    /// same node.
+    /// Starts a driver and waits until the kubelet, which has to run, has registered it and the API server has
+    /// its slices. It keeps its book across starts on the same node.
     pub(crate) async fn start(
         cluster: &Cluster,
         node: &RealNode,
@@ -100,6 +100,8 @@ impl Driver {
             cdi_dir,
             client: cluster.client(),
         };
+        until(&format!("{name} is registered"), async || driver.request(&json!({ "do": "registered" })))
+            .await?;
         driver.wait_until_published().await?;
         Ok(driver)
     }

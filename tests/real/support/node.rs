@@ -299,9 +299,15 @@ impl RealNode {
 
     /// Creates a pod and waits until it is running.
     pub(crate) async fn run(&self, spec: PodSpec) -> Result<()> {
-        match self.try_to_run(spec.clone()).await? {
+        self.submit(&spec).await?;
+        self.wait_until_running(spec.name()).await
+    }
+
+    /// Waits until a pod is running; fails if it ends.
+    pub(crate) async fn wait_until_running(&self, name: &str) -> Result<()> {
+        match self.wait_for_outcome(name).await? {
             PodOutcome::Running => Ok(()),
-            PodOutcome::Ended(why) => bail!("pod {} does not run: {why}", spec.name()),
+            PodOutcome::Ended(why) => bail!("pod {name} does not run: {why}"),
         }
     }
 

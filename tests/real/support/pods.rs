@@ -19,8 +19,7 @@ pub(crate) struct PodSpec {
     image: Option<String>,
     /// Pod-level resources.
     whole: Map<String, Value>,
-    /// The names of ResourceClaims, which are also their names in the pod.
-    claims: Vec<String>,
+    claims: Vec<PodClaim>,
     containers: Vec<Container>,
 }
 
@@ -31,6 +30,35 @@ struct Container {
     resources: Map<String, Value>,
     /// References to the pod's claims.
     claims: Vec<Value>,
+}
+
+/// How a pod comes to a ResourceClaim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PodClaim {
+    /// The pod names it.
+    Named(String),
+    /// A controller makes it from a template with this name in the pod.
+    FromTemplate(String),
+    /// The scheduler makes it for an extended resource that a container requests.
+    Extended { name: String, container: String, resource: String },
+}
+
+impl PodClaim {
+    /// Returns its name, or for a claim of the pod's own the part after the pod's name.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Named(name) | Self::FromTemplate(name) | Self::Extended { name, .. } => name,
+        }
+    }
+
+    /// Returns its entry in the pod's spec.
+    fn to_json(&self) -> Option<Value> {
+        match self {
+            Self::Named(name) => Some(json!({ "name": name, "resourceClaimName": name })),
+            Self::FromTemplate(name) => Some(json!({ "name": name, "resourceClaimTemplateName": name })),
+            Self::Extended { .. } => None,
+        }
+    }
 }
 
 impl Container {
@@ -127,32 +155,48 @@ impl PodSpec {
 
     /// Gives the container every device of a ResourceClaim.
     pub(crate) fn claim(self, name: &str) -> Self {
-        self.refer_to(name, json!({ "name": name }))
+        self.refer_to(PodClaim::Named(name.to_owned()), json!({ "name": name }))
     }
 
     /// Gives the container the devices of one request of a ResourceClaim.
     pub(crate) fn claim_request(self, name: &str, request: &str) -> Self {
-        self.refer_to(name, json!({ "name": name, "request": request }))
+        self.refer_to(PodClaim::Named(name.to_owned()), json!({ "name": name, "request": request }))
     }
 
     /// Names a ResourceClaim that no container refers to.
-    pub(crate) fn unused_claim(mut self, name: &str) -> Self {
-        if !self.claims.iter().any(|claim| claim == name) {
-            self.claims.push(name.to_owned());
-        }
-        self
+    pub(crate) fn unused_claim(self, name: &str) -> Self {
+        self.with(PodClaim::Named(name.to_owned()))
     }
 
-    /// Returns the names of its ResourceClaims.
-    pub(crate) fn claims(&self) -> &[String] {
+    /// Gives the container every device of a ResourceClaim that is made for the pod from a template.
+    pub(crate) fn template_claim(self, name: &str) -> Self {
+        self.refer_to(PodClaim::FromTemplate(name.to_owned()), json!({ "name": name }))
+    }
+
+    /// Requests an extended resource whose devices are those of a ResourceClaim that is made for it.
+    pub(crate) fn extended_claim(self, name: &str, resource: &str, count: u32) -> Self {
+        let container = self.containers.last().map(|container| container.name.clone()).unwrap_or_default();
+        let claim = PodClaim::Extended { name: name.to_owned(), container, resource: resource.to_owned() };
+        self.with(claim).device(resource, count)
+    }
+
+    /// Returns its ResourceClaims.
+    pub(crate) fn claims(&self) -> &[PodClaim] {
         &self.claims
     }
 
-    fn refer_to(mut self, name: &str, reference: Value) -> Self {
+    fn refer_to(mut self, claim: PodClaim, reference: Value) -> Self {
         if let Some(container) = self.containers.last_mut() {
             container.claims.push(reference);
         }
-        self.unused_claim(name)
+        self.with(claim)
+    }
+
+    fn with(mut self, claim: PodClaim) -> Self {
+        if !self.claims.contains(&claim) {
+            self.claims.push(claim);
+        }
+        self
     }
 
     /// Sets pod-level whole CPUs and memory, which its containers share.
@@ -251,9 +295,9 @@ impl PodSpec {
         if !self.whole.is_empty() {
             object["spec"]["resources"] = json!({ "requests": self.whole, "limits": self.whole });
         }
-        if !self.claims.is_empty() {
-            let claims = self.claims.iter().map(|name| json!({ "name": name, "resourceClaimName": name }));
-            object["spec"]["resourceClaims"] = claims.collect();
+        let claims: Vec<Value> = self.claims.iter().filter_map(PodClaim::to_json).collect();
+        if !claims.is_empty() {
+            object["spec"]["resourceClaims"] = claims.into();
         }
         for (key, value) in more.as_object().into_iter().flatten() {
             object["spec"][key] = value.clone();

@@ -3,15 +3,15 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{Namespace, Pod};
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::super::node::{PodOutcome, RealNode};
-use super::super::pods::PodSpec;
+use super::super::node::RealNode;
+use super::super::pods::{PodClaim, PodSpec};
 use super::kind;
 
 /// The request in a claim that an allocation is for, unless a test sets another.
@@ -87,28 +87,20 @@ impl Claims {
         }
     }
 
-    /// Creates a claim that is allocated these devices as soon as a pod that names it is submitted.
+    /// Creates a claim that is allocated these devices when a pod that names it is submitted.
     pub(crate) async fn create(&self, name: &str, results: Vec<Allocated>) -> Result<()> {
-        let admin = results.iter().any(|result| result.admin_access == Some(true));
-        if admin {
-            self.label_namespace().await?;
-        }
-        let names: BTreeSet<&str> = results.iter().map(|result| result.request.as_str()).collect();
-        let request = |name: &&str| json!({ "name": name, "exactly": { "deviceClassName": "example.com" } });
-        let requests: Vec<Value> = names.iter().map(request).collect();
-        let claim: DynamicObject = serde_json::from_value(json!({
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "ResourceClaim",
-            "metadata": { "name": name },
-            "spec": { "devices": { "requests": requests } },
-        }))?;
-        self.api().create(&PostParams::default(), &claim).await?;
-        self.allocations.borrow_mut().insert(name.to_owned(), results);
-        Ok(())
+        self.plan(name, results);
+        self.create_object(name, name, &json!({})).await
     }
 
-    /// Creates a pod, allocates its claims and reserves them for it, and binds it to the node, in the order in
-    /// which the scheduler does: a pod that is bound before cannot be prepared at first.
+    /// Sets what pods' own claims are allocated, from the template of that name or for extended resources.
+    /// Each is created when its pod is submitted, as `<pod>-<name>`.
+    pub(crate) fn plan(&self, name: &str, results: Vec<Allocated>) {
+        self.allocations.borrow_mut().insert(name.to_owned(), results);
+    }
+
+    /// Creates a pod and its own claims, allocates its claims and reserves them for it, and binds it to the
+    /// node, in the order in which the scheduler does: a pod that is bound before cannot be prepared at first.
     pub(crate) async fn submit(&self, spec: &PodSpec) -> Result<()> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let mut pod = spec.scheduled_by("none")?;
@@ -116,7 +108,8 @@ impl Claims {
         let pod = pods.create(&PostParams::default(), &pod).await?;
         let uid = pod.metadata.uid.context("a pod without UID")?;
         for claim in spec.claims() {
-            self.reserve(claim, spec.name(), &uid).await?;
+            let name = self.object_of(claim, spec.name(), &uid, &pods).await?;
+            self.reserve(&name, claim.name(), (spec.name(), &uid)).await?;
         }
         let binding = json!({
             "apiVersion": "v1",
@@ -131,9 +124,7 @@ impl Claims {
     /// Like [`Claims::submit`]; then waits until the pod is running.
     pub(crate) async fn run(&self, node: &RealNode, spec: PodSpec) -> Result<()> {
         self.submit(&spec).await?;
-        let outcome = node.wait_for_outcome(spec.name()).await?;
-        ensure!(outcome == PodOutcome::Running, "{}: {outcome:?}", spec.name());
-        Ok(())
+        node.wait_until_running(spec.name()).await
     }
 
     /// Returns a claim as the API server has it.
@@ -158,17 +149,68 @@ impl Claims {
         Ok(())
     }
 
-    async fn reserve(&self, name: &str, pod: &str, uid: &str) -> Result<()> {
+    /// Returns the name of a pod's claim. One of its own is created first, and named in the pod's status.
+    async fn object_of(&self, claim: &PodClaim, pod: &str, uid: &str, pods: &Api<Pod>) -> Result<String> {
+        let own = format!("{pod}-{}", claim.name());
+        let owner = json!({ "apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid, "controller": true });
+        let mut metadata = json!({ "ownerReferences": [owner] });
+        let status = match claim {
+            PodClaim::Named(name) => return Ok(name.clone()),
+            PodClaim::FromTemplate(name) => {
+                json!({ "resourceClaimStatuses": [{ "name": name, "resourceClaimName": own }] })
+            }
+            PodClaim::Extended { container, resource, .. } => {
+                metadata["annotations"] = json!({ "resource.kubernetes.io/extended-resource-claim": "true" });
+                let mapping =
+                    json!({ "containerName": container, "resourceName": resource, "requestName": REQUEST });
+                json!({ "extendedResourceClaimStatus": {
+                    "resourceClaimName": own, "requestMappings": [mapping],
+                } })
+            }
+        };
+        self.create_object(&own, claim.name(), &metadata).await?;
+        // A strategic merge: a pod has several statuses of claims.
+        let patch = Patch::Strategic(json!({ "status": status }));
+        pods.patch_status(pod, &PatchParams::default(), &patch).await?;
+        Ok(own)
+    }
+
+    /// Creates a claim whose requests are those of a planned allocation.
+    async fn create_object(&self, name: &str, plan: &str, metadata: &Value) -> Result<()> {
+        let results = self.planned(plan)?;
+        if results.iter().any(|result| result.admin_access == Some(true)) {
+            self.label_namespace().await?;
+        }
+        let names: BTreeSet<&str> = results.iter().map(|result| result.request.as_str()).collect();
+        let request = |name: &&str| json!({ "name": name, "exactly": { "deviceClassName": "example.com" } });
+        let requests: Vec<Value> = names.iter().map(request).collect();
+        let mut claim = json!({
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": metadata,
+            "spec": { "devices": { "requests": requests } },
+        });
+        claim["metadata"]["name"] = json!(name);
+        let claim: DynamicObject = serde_json::from_value(claim)?;
+        self.api().create(&PostParams::default(), &claim).await?;
+        Ok(())
+    }
+
+    fn planned(&self, name: &str) -> Result<Vec<Allocated>> {
+        let results = self.allocations.borrow().get(name).cloned();
+        results.with_context(|| format!("nothing is known to be allocated for the claim {name}"))
+    }
+
+    /// Reserves a claim for a pod, and allocates it if it is not yet.
+    async fn reserve(&self, name: &str, plan: &str, (pod, uid): (&str, &str)) -> Result<()> {
         let claim = self.get(name).await?;
         let mut reserved = claim["status"]["reservedFor"].as_array().cloned().unwrap_or_default();
         reserved.push(json!({ "resource": "pods", "name": pod, "uid": uid }));
         let mut status = json!({ "reservedFor": reserved });
         if claim["status"]["allocation"].is_null() {
-            let results = self.allocations.borrow().get(name).cloned();
-            let results = results.with_context(|| format!("claim {name} was not created here"))?;
             let here = json!({ "key": "metadata.name", "operator": "In", "values": [self.node] });
             status["allocation"] = json!({
-                "devices": { "results": results },
+                "devices": { "results": self.planned(plan)? },
                 "nodeSelector": { "nodeSelectorTerms": [{ "matchFields": [here] }] },
             });
         }
