@@ -119,7 +119,7 @@ impl Driver {
     }
 
     /// Waits until the API server has exactly the slices of its pools. A kubelet that starts deletes them, and
-    /// the driver writes them again half a minute later.
+    /// the driver writes them again half a minute later, or when it is started again.
     pub(crate) async fn wait_until_published(&self) -> Result<()> {
         until(&format!("the slices of {} are published", self.name), async || {
             self.request(&json!({ "do": "published" }))
