@@ -2,7 +2,8 @@
 //! `tests/parts/dra-driver`), and claims whose allocations the test decides ([`Claims`]).
 //!
 //! ```ignore
-//! let gpus = Driver::start(&cluster, &node, "gpu.example.com", &[Pool::of("gpus").device(device("gpu-0").numa_node(1))]).await?;
+//! let pool = Pool::of("gpus").device(device("gpu-0").numa_node(1));
+//! let gpus = Driver::start(&cluster, &node, "gpu.example.com", &[pool]).await?;
 //! let claims = Claims::of(&node);
 //! claims.create("one", vec![gpus.allocated("gpus", "gpu-0")]).await?;
 //! claims.run(&node, pod("a").claim("one")).await?;
