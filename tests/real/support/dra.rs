@@ -2,7 +2,8 @@
 //! `tests/parts/dra-driver`), and claims whose allocations the test decides ([`Claims`]).
 //!
 //! ```ignore
-//! let gpus = Driver::start(&cluster, &node, "gpu.example.com", &[Pool::of("gpus").device(device("gpu-0").numa_node(1))]).await?;
+//! let pool = Pool::of("gpus").device(device("gpu-0").numa_node(1));
+//! let gpus = Driver::start(&cluster, &node, "gpu.example.com", &[pool]).await?;
 //! let claims = Claims::of(&node);
 //! claims.create("one", vec![gpus.allocated("gpus", "gpu-0")]).await?;
 //! claims.run(&node, pod("a").claim("one")).await?;
@@ -119,7 +120,7 @@ impl Driver {
     }
 
     /// Waits until the API server has exactly the slices of its pools. A kubelet that starts deletes them, and
-    /// the driver writes them again half a minute later.
+    /// the driver writes them again half a minute later, or when it is started again.
     pub(crate) async fn wait_until_published(&self) -> Result<()> {
         until(&format!("the slices of {} are published", self.name), async || {
             self.request(&json!({ "do": "published" }))
