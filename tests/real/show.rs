@@ -304,7 +304,7 @@ async fn objects_are_printed_as_by_kubectl() -> Result<()> {
 
 /// Without its first line, which has ages.
 const PICTURE: &str = "\
-CPU Manager static, Memory Manager Static
+CPU Manager static, Memory Manager Static, reserved CPUs 0,8
 
 node-0   train
   distances 10 21

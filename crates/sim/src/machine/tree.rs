@@ -135,18 +135,19 @@ struct Core {
     siblings: IdSet,
 }
 
-/// The core of each present CPU. Core ids are unique within a package, as on real machines, and nodes can
-/// share a package.
+/// The core of each present CPU. Core ids are unique within a package, and no cache is shared by two packages, as on
+/// real machines; nodes can share a package.
 fn cores(machine: &MachineSpec) -> BTreeMap<Id, Core> {
     let mut cores = BTreeMap::new();
     let mut next_in_package: BTreeMap<Id, usize> = BTreeMap::new();
     let mut caches = 0;
     for node in &machine.nodes {
+        let mut previous = None;
         for (number, cpus) in machine.cores(node).into_iter().enumerate() {
-            let is_next =
-                machine.cores_per_cache.map_or(number == 0, |cores| number % usize::from(cores) == 0);
-            caches += usize::from(is_next);
             let package = node.package_of(cpus[0]);
+            let is_next = machine.cores_per_cache.is_some_and(|cores| number % usize::from(cores) == 0);
+            caches += usize::from(is_next || previous != Some(package));
+            previous = Some(package);
             let id = next_in_package.entry(package).or_default();
             let siblings: IdSet = cpus.iter().copied().filter(|cpu| node.cpus.contains(*cpu)).collect();
             for cpu in cpus {
@@ -310,7 +311,9 @@ impl Tree<'_> {
     /// Per core, two L1 caches and one L2 cache; per node or group of cores, one L3 cache.
     fn caches(&mut self, dir: &str, core: &Core, near: &IdSet) {
         let first = usize::from(core.siblings.iter().next().unwrap_or(0));
-        let cache = self.machine.cores_per_cache.map_or(usize::from(core.node), |_| core.cache);
+        let has_packages = self.machine.node(core.node).is_some_and(|node| !node.packages.is_empty());
+        let is_split = self.machine.cores_per_cache.is_some() || has_packages;
+        let cache = if is_split { core.cache } else { usize::from(core.node) };
         let caches = [
             (1, "Data", "48K", first, &core.siblings),
             (1, "Instruction", "32K", first, &core.siblings),
