@@ -49,8 +49,8 @@ pub struct Pod {
     /// allocates no exclusive CPUs or memory to its containers, unless the feature gate
     /// `PodLevelResourceManagers` is on.
     pub pod_level: Option<Box<Container>>,
-    /// The names of its ResourceClaims, sorted; those of templates once they are made.
-    pub claims: Box<[Box<str>]>,
+    /// Its ResourceClaims, if it has any.
+    pub claims: Option<Box<ClaimNames>>,
     /// Containers in the order of the specification, init containers first. Ephemeral containers are left
     /// out.
     pub containers: Box<[Container]>,
@@ -59,6 +59,10 @@ pub struct Pod {
     /// The serialized pod, if [`Wanted`].
     pub raw: Option<Box<RawPod>>,
 }
+
+/// Names of ResourceClaims, sorted; those of templates once they are made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClaimNames(pub Box<[Box<str>]>);
 
 /// A pod in serialized form.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,6 +144,11 @@ pub enum Termination {
 pub type PodEvent = WatchEvent<Pod>;
 
 impl Pod {
+    /// Returns the names of its ResourceClaims.
+    pub fn claim_names(&self) -> impl Iterator<Item = &str> {
+        self.claims.iter().flat_map(|claims| &claims.0).map(|name| &**name)
+    }
+
     /// Parses a pod from the JSON of the API server or the kubelet.
     ///
     /// # Errors

@@ -101,7 +101,7 @@ impl ClaimReader {
         let listed = claims_of(listed);
         let mut named: Named = listed.iter().map(|(name, of)| (name.clone(), of.pods.clone())).collect();
         for pod in pods.filter(|pod| !pod.phase.is_terminal()) {
-            for claim in &pod.claims {
+            for claim in pod.claim_names() {
                 let pods = named.entry(format!("{}/{claim}", pod.namespace)).or_default();
                 pods.insert(pod.name.clone());
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::api::{Amounts, ApiContainer, ApiPod, Resources, Spec, Status};
-use super::{Container, ContainerKind, Phase, Pod, Termination};
+use super::{ClaimNames, Container, ContainerKind, Phase, Pod, Termination};
 use crate::quantity::is_huge_pages;
 
 /// The most claims of a pod: the API server accepts 32 in its specification, and one for extended resources.
@@ -43,12 +43,13 @@ impl From<ApiPod> for Pod {
 }
 
 /// Returns the names of the pod's claims, sorted.
-fn claims(spec: &mut Spec, status: &mut Status) -> Box<[Box<str>]> {
+fn claims(spec: &mut Spec, status: &mut Status) -> Option<Box<ClaimNames>> {
     let references = std::mem::take(&mut spec.resource_claims).into_iter();
     let made = std::mem::take(&mut status.resource_claim_statuses).into_iter();
     let all = references.chain(made).chain(status.extended_resource_claim_status.take());
     let names: BTreeSet<Box<str>> = all.filter_map(|of| of.resource_claim_name).collect();
-    names.into_iter().filter(|name| !name.is_empty()).take(MAX_CLAIMS).collect()
+    let names: Box<[Box<str>]> = names.into_iter().filter(|name| !name.is_empty()).take(MAX_CLAIMS).collect();
+    (!names.is_empty()).then(|| Box::new(ClaimNames(names)))
 }
 
 impl Spec {

@@ -75,8 +75,8 @@ impl GateInput<'_> {
     /// Returns true if the topology accounts for every claim of the pod. An entry of the List is not enough: some drivers
     /// return no devices to the kubelet.
     pub(super) fn accounts_for_claims_of(&self, pod: &Pod) -> bool {
-        let is_read =
-            |read: &NodeClaims, name| read.claims.contains_key(&format!("{}/{name}", pod.namespace));
-        self.claims.is_none_or(|read| pod.claims.iter().all(|name| is_read(read, name)))
+        self.claims.is_none_or(|read| {
+            pod.claim_names().all(|name| read.claims.contains_key(&format!("{}/{name}", pod.namespace)))
+        })
     }
 }
