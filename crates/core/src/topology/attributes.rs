@@ -19,19 +19,17 @@ const MEMORY_POLICY: &str = "memoryManagerPolicy";
 /// Whether this attribute comes from the kubelet's configuration.
 #[must_use]
 pub fn is_policy_attribute(name: &str) -> bool {
-    let names = [POLICY, SCOPE, MAX_NODES_ATTRIBUTE, CPU_POLICY, MEMORY_POLICY];
+    let names = [POLICY, SCOPE, MAX_NODES_ATTRIBUTE, CPU_POLICY, MEMORY_POLICY, RESERVED_CPUS];
     names.contains(&name) || name.starts_with(OPTION) || name.starts_with(CPU_OPTION)
 }
 
-/// Returns all attributes, in a fixed order: the policies, the reserved CPUs, then the CPUs of each kind of core. They
+/// Returns all attributes, in a fixed order: the policies and reserved CPUs, then the CPUs of each kind of core. They
 /// change when the kubelet starts or CPUs come and go.
 pub(super) fn of(inputs: &Inputs<'_>) -> Vec<(String, String)> {
     let mut attributes = match inputs.policies {
         Some(policies) => policies.to_vec(),
-        None => inputs.config.map(policies).unwrap_or_default(),
+        None => inputs.config.map(|config| policies(config, inputs)).unwrap_or_default(),
     };
-    let reserved = cpus::known_reserved(inputs);
-    attributes.extend((!reserved.is_empty()).then(|| (RESERVED_CPUS.to_owned(), reserved.to_string())));
     // Named as in NFD.
     let core_types = inputs.machine.core_types.iter();
     attributes.extend(core_types.map(|(kind, cpus)| (format!("cpu_{kind}"), cpus.to_string())));
@@ -52,9 +50,9 @@ pub(super) fn of_zone(inputs: &Inputs<'_>, zone: Id) -> Vec<(String, String)> {
     attributes
 }
 
-/// Returns the policies. Policy and scope always come together: a policy without its scope is misread.
+/// Returns the policies and the reserved CPUs. Policy and scope always come together: a policy without its scope is misread.
 /// Unknown values are empty and omitted.
-fn policies(config: &KubeletConfig) -> Vec<(String, String)> {
+fn policies(config: &KubeletConfig, inputs: &Inputs<'_>) -> Vec<(String, String)> {
     let mut attributes = vec![
         (POLICY.to_owned(), config.topology_manager_policy.clone()),
         (SCOPE.to_owned(), config.topology_manager_scope.clone()),
@@ -69,6 +67,7 @@ fn policies(config: &KubeletConfig) -> Vec<(String, String)> {
         attributes.push((camel_case(CPU_OPTION, option), value.clone()));
     }
     attributes.push((MEMORY_POLICY.to_owned(), config.memory_manager_policy.clone()));
+    attributes.push((RESERVED_CPUS.to_owned(), cpus::known_reserved(inputs, config).to_string()));
     attributes.retain(|(_, value)| !value.is_empty());
     attributes
 }

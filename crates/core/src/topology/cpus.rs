@@ -71,14 +71,13 @@ fn reserved(config: Option<&KubeletConfig>, online: &IdSet) -> IdSet {
 
 /// Returns the online CPUs that are reserved for the system: those that are configured, else with the policy `static`
 /// those that the kubelet has chosen. Empty if only their number is known.
-pub(super) fn known_reserved(inputs: &Inputs<'_>) -> IdSet {
+pub(super) fn known_reserved(inputs: &Inputs<'_>, config: &KubeletConfig) -> IdSet {
     let online = online(inputs.machine);
-    let configured = inputs.config.map(|config| &config.reserved_system_cpus).filter(|cpus| !cpus.is_empty());
-    match configured {
-        Some(configured) => configured.intersection(&online),
-        None if inputs.allocatable.cpus.is_empty() => IdSet::new(),
-        None => online.difference(&inputs.allocatable.cpus),
+    if !config.reserved_system_cpus.is_empty() {
+        return config.reserved_system_cpus.intersection(&online);
     }
+    let chosen = Some(&inputs.allocatable.cpus).filter(|cpus| !cpus.is_empty());
+    chosen.map(|allocatable| online.difference(allocatable)).unwrap_or_default()
 }
 
 /// Returns the exclusive CPUs of all pods. Pod-level sets overlap those of the containers: a union, never a
