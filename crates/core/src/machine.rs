@@ -18,7 +18,7 @@ pub use details::Details;
 pub use files::{HostFiles, HostRoots, RecordedFiles, Recorder};
 pub use id_set::{Id, IdSet, ParseIdSetError};
 pub use layout::CpuLayout;
-pub use sysfs::read;
+pub use sysfs::{read, read_after};
 
 const CPUS: &str = "sys/devices/system/cpu";
 /// Caches of this level are shared by several cores.

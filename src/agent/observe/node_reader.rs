@@ -220,7 +220,8 @@ impl NodeReader {
         let inventory = match known.filter(|_| self.due < Depth::Everything && instance == of) {
             Some(known) => Inventory { allocatable, ..Inventory::clone(&known) },
             None => {
-                let machine = machine::read(&self.host)?;
+                let before = self.inventory.as_ref().map(|(_, inventory)| Arc::clone(&inventory.machine));
+                let machine = machine::read_after(&self.host, &before.unwrap_or_default())?;
                 let errors = self.config.read(instance, response.socket.created(), Instant::now());
                 Inventory::new(machine, allocatable, self.config.config().cloned(), errors)
             }

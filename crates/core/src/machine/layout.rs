@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{CPUS, HostFiles, Id, IdSet, NumaNode, SHARED_LEVEL};
+use super::{CPUS, HostFiles, Id, IdSet, Machine, NumaNode, SHARED_LEVEL};
 
 /// Where the CPUs of one node are. What the kernel does not tell is empty, as on many virtual machines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -14,9 +14,14 @@ pub struct CpuLayout {
 }
 
 /// Reads the layout of each node, from the files of one CPU of each cache. Where there are no caches, those of every
-/// CPU are read.
-pub(super) fn read(files: &impl HostFiles, nodes: &[NumaNode]) -> BTreeMap<Id, CpuLayout> {
-    nodes.iter().filter(|node| !node.cpus.is_empty()).map(|node| (node.id, of(files, &node.cpus))).collect()
+/// CPU are read. A node with the same CPUs as `before` still has its layout.
+pub(super) fn read(files: &impl HostFiles, nodes: &[NumaNode], before: &Machine) -> BTreeMap<Id, CpuLayout> {
+    let known = |node: &NumaNode| {
+        let is_same = before.node(node.id).is_some_and(|known| known.cpus == node.cpus);
+        before.layout.get(&node.id).filter(|_| is_same).cloned()
+    };
+    let with_cpus = nodes.iter().filter(|node| !node.cpus.is_empty());
+    with_cpus.map(|node| (node.id, known(node).unwrap_or_else(|| of(files, &node.cpus)))).collect()
 }
 
 fn of(files: &impl HostFiles, cpus: &IdSet) -> CpuLayout {
@@ -82,6 +87,20 @@ mod tests {
         // There are no files of CPUs 1 and 3.
         let two = files(&[(0, "0", "0-1"), (2, "0", "2-3")]);
         assert_eq!(layout(&two, "0-3"), ("{0}".to_owned(), vec!["0-1".to_owned(), "2-3".to_owned()]));
+    }
+
+    #[test]
+    fn the_layout_is_read_again_if_the_cpus_change() {
+        let node = |cpus: &str| NumaNode { cpus: cpus.parse().unwrap(), ..NumaNode::default() };
+        let read = |files: &RecordedFiles, cpus: &str, before: &Machine| {
+            let nodes = vec![node(cpus)];
+            let layout = super::read(files, &nodes, before);
+            Machine { nodes, layout, ..Machine::default() }
+        };
+        let (before, after) = (files(&[(0, "0", "0-1")]), files(&[(0, "1", "0-1")]));
+        let first = read(&before, "0-1", &Machine::default());
+        assert_eq!(read(&after, "0-1", &first).layout, first.layout);
+        assert_eq!(read(&after, "0", &first).layout[&0].sockets, [1].into());
     }
 
     #[test]

@@ -23,6 +23,15 @@ const CORE_TYPE: &str = "cpu_";
 /// The NUMA directory or, without one, the list of online CPUs cannot be read. Anything else stays zero and
 /// is reported in [`Machine::errors`].
 pub fn read(files: &impl HostFiles) -> Result<Machine, MachineError> {
+    read_after(files, &Machine::default())
+}
+
+/// As [`read`]. What is in many files and changes with the hardware only, the layout, is taken from `before` for nodes
+/// that have the same CPUs.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_after(files: &impl HostFiles, before: &Machine) -> Result<Machine, MachineError> {
     let mut reader = Reader { files, errors: Vec::new() };
     let online = reader.online_nodes()?;
     let mut nodes = match &online {
@@ -35,7 +44,7 @@ pub fn read(files: &impl HostFiles) -> Result<Machine, MachineError> {
     reader.count_once(&mut nodes);
     let core_types = reader.core_types();
     let threads_per_core = reader.threads_per_core(&nodes);
-    let layout = layout::read(files, &nodes);
+    let layout = layout::read(files, &nodes, before);
     let numa = online.is_some();
     Ok(Machine { nodes, numa, core_types, threads_per_core, layout, errors: reader.errors })
 }
