@@ -17,6 +17,7 @@ use crate::cluster::{Cluster, ClusterError, DraVersion, ListWatchEvent, ListWatc
 use crate::kubelet::PodUsage;
 use crate::pod::Pod;
 use crate::util::backoff::back_off;
+use crate::util::log_throttle::LogOnce;
 use crate::util::task::Task;
 
 /// How often it is checked whether an API server without dynamic resource allocation has it.
@@ -52,6 +53,8 @@ pub(in crate::agent) struct ClaimReader {
     inventory: Inventory,
     /// Whether the claims of all pods that the List showed at the start were read.
     has_started: bool,
+    /// When a pool was last found to be lost.
+    lost_at: Option<Instant>,
     start: Instant,
     _task: Task,
 }
@@ -61,12 +64,22 @@ impl ClaimReader {
     pub(in crate::agent) fn start(cluster: Cluster, node: String) -> Self {
         let (named, names) = watch::channel(Named::new());
         let (sender, read) = watch::channel(Arc::default());
-        let task = Reading { cluster, node, names, read: sender, failures: 0, not_before: Instant::now() };
+        let task = Reading {
+            cluster,
+            node,
+            names,
+            read: sender,
+            failures: 0,
+            not_before: Instant::now(),
+            slices_log: LogOnce::default(),
+            claims_log: LogOnce::default(),
+        };
         Self {
             named,
             read,
             inventory: Inventory::default(),
             has_started: false,
+            lost_at: None,
             start: Instant::now(),
             _task: Task::spawn(task.run()),
         }
@@ -75,15 +88,12 @@ impl ClaimReader {
     /// Waits until something that was read has changed, or a pool that is gone stops counting.
     pub(in crate::agent) async fn changed(&mut self) {
         let loss = self.inventory.next_loss().map(|loss| self.start + loss);
-        let lost = async {
-            match loss {
-                Some(at) => sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
+        // Each once, although the inventory does not change before the kubelet responds.
+        let loss = loss.filter(|at| Some(*at) != self.lost_at);
         tokio::select! {
-            changed = self.read.changed() => if changed.is_err() { std::future::pending::<()>().await },
-            () = lost => {}
+            Ok(()) = self.read.changed() => {}
+            () = sleep_until(loss.unwrap_or(self.start)), if loss.is_some() => self.lost_at = loss,
+            else => std::future::pending().await,
         }
     }
 
@@ -128,7 +138,7 @@ impl ClaimReader {
             let known = read.claims.get(&name).map(|(_, claim)| claim.as_ref());
             let claim = match (known, of_list) {
                 // What the scheduler allocated; the List only says that the claim is still there.
-                (Some(Some(claim)), _) if !claim.devices.is_empty() => claim.clone(),
+                (Some(Some(claim)), _) if claim.is_allocated => claim.clone(),
                 // It is deleted or deallocated, or could not be read yet.
                 (Some(_), of_list) | (None, of_list @ Some(_)) => of_list.cloned().unwrap_or_default(),
                 (None, None) => continue,
@@ -152,19 +162,24 @@ struct Reading {
     failures: u32,
     /// When the next claims may be requested.
     not_before: Instant,
+    slices_log: LogOnce,
+    claims_log: LogOnce,
 }
 
 impl Reading {
     async fn run(mut self) {
         loop {
             match self.cluster.dra_version().await {
-                Ok(Some(version)) => self.follow(version).await,
+                Ok(Some(version)) => {
+                    self.follow(version).await;
+                    tokio::time::sleep(RETRY_LIMIT).await;
+                }
                 Ok(None) => {
                     self.change(|read| *read = Read { is_served: Some(false), ..Read::default() });
                     tokio::time::sleep(RECHECK).await;
                 }
                 Err(error) => {
-                    warn!("cannot read ResourceSlices: {error}");
+                    self.slices_log.warn(&format!("cannot read ResourceSlices: {error}"));
                     tokio::time::sleep(back_off(&mut self.failures, RETRY, RETRY_LIMIT)).await;
                 }
             }
@@ -178,9 +193,12 @@ impl Reading {
             let missing = self.missing();
             tokio::select! {
                 event = slices.next() => match event {
-                    Some(Ok(event)) => self.apply(event),
+                    Some(Ok(event)) => {
+                        self.slices_log.recovered("ResourceSlices are read again");
+                        self.apply(event);
+                    }
                     Some(Err(error)) if is_gone(&error) => return,
-                    Some(Err(error)) => warn!("cannot read ResourceSlices: {error}"),
+                    Some(Err(error)) => self.slices_log.warn(&format!("cannot read ResourceSlices: {error}")),
                     None => return,
                 },
                 Ok(()) = self.names.changed() => {}
@@ -220,7 +238,10 @@ impl Reading {
         }
         let read = self.read.borrow();
         let is_missing = |(name, pods): &(String, BTreeSet<String>)| {
-            read.claims.get(name).is_none_or(|(known, _)| !pods.is_subset(known))
+            let is_read = |(known, claim): &(BTreeSet<String>, Option<Claim>)| {
+                pods.is_subset(known) && claim.as_ref().is_none_or(|claim| claim.is_allocated)
+            };
+            !read.claims.get(name).is_some_and(is_read)
         };
         named.into_iter().filter(is_missing).collect()
     }
@@ -233,21 +254,32 @@ impl Reading {
             (name, pods, read)
         });
         let results: Vec<_> = futures::stream::iter(requests).buffer_unordered(CONCURRENT).collect().await;
-        let mut failed = None;
-        self.change(|read| {
-            for (name, pods, result) in results {
-                match result {
-                    Ok(claim) => drop(read.claims.insert(name, (pods, claim))),
-                    Err(error) => failed = Some(error),
+        // A pod that was bound without a scheduler may have a claim that is not allocated yet.
+        let mut is_incomplete = false;
+        let mut changes = Vec::new();
+        for (name, pods, result) in results {
+            match result {
+                Ok(claim) => {
+                    is_incomplete |= claim.as_ref().is_some_and(|claim| !claim.is_allocated);
+                    let read = (pods, claim);
+                    let is_new = self.read.borrow().claims.get(&name) != Some(&read);
+                    changes.extend(is_new.then_some((name, read)));
+                }
+                Err(error) => {
+                    is_incomplete = true;
+                    self.claims_log.warn(&format!("cannot read a ResourceClaim: {error}"));
                 }
             }
-        });
-        match failed {
-            Some(error) => {
-                warn!("cannot read a ResourceClaim: {error}");
-                self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
+        }
+        if !changes.is_empty() {
+            self.change(|read| read.claims.extend(changes));
+        }
+        match is_incomplete {
+            true => self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT),
+            false => {
+                self.failures = 0;
+                self.claims_log.recovered("ResourceClaims are read again");
             }
-            None => self.failures = 0,
         }
     }
 

@@ -15,7 +15,9 @@ use crate::quantity::Quantity;
 pub struct Claim {
     /// The UID; empty for a claim that is known from the List only.
     pub uid: String,
-    /// The devices; empty for a claim that is not allocated.
+    /// Whether it is allocated.
+    pub is_allocated: bool,
+    /// The devices, without those for administrators.
     pub devices: Vec<Allocated>,
     /// The CPUs that a device over the whole machine gives, by request (`dra.cpu` with `groupBy: machine`).
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -109,6 +111,7 @@ impl Claim {
     /// If it is malformed.
     pub fn from_json(json: &[u8]) -> Result<Self, serde_json::Error> {
         let RawClaim { metadata, status } = serde_json::from_slice(json)?;
+        let is_allocated = status.allocation.is_some();
         let devices = status.allocation.unwrap_or_default().devices;
         let allocated = devices.results.into_iter().flatten().filter(|of| of.admin_access != Some(true));
         let allocated = allocated.map(|of| Allocated {
@@ -124,7 +127,9 @@ impl Claim {
                 .map(|(name, of)| (name, of.ceil()))
                 .collect(),
         });
-        let mut claim = Self { uid: metadata.uid, devices: allocated.collect(), cpus: BTreeMap::new() };
+        let devices_of_claim = allocated.collect();
+        let mut claim =
+            Self { uid: metadata.uid, is_allocated, devices: devices_of_claim, cpus: BTreeMap::new() };
         for config in devices.config.into_iter().flatten() {
             let cpus = config.opaque.filter(|opaque| opaque.driver == CPU_DRIVER);
             let cpus = cpus.and_then(|opaque| {
