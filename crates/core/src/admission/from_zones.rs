@@ -144,7 +144,7 @@ impl ZoneReader {
         Devices::new(resources.collect())
     }
 
-    /// Returns the devices of one resource. `room`: how many devices are considered yet.
+    /// Returns the devices of one resource. `room` is how many more devices may be counted.
     fn resource(&mut self, zones: &[&Zone], name: &str, of_node: u64, room: &mut u64) -> Resource {
         let mut considered = |count: u64| {
             let count = count.min(MOST_DEVICES).min(*room);

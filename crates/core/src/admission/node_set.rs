@@ -93,7 +93,7 @@ impl NodeSet {
     }
 }
 
-/// The combinations of `size` positions below `count`, in lexicographic order. There is none of size 0.
+/// Every way to choose `size` of the numbers `0..count`, in lexicographic order. Nothing if `size` is 0.
 #[derive(Debug)]
 pub(super) struct Combinations {
     at: Vec<usize>,

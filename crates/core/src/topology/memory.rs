@@ -1,5 +1,6 @@
 //! Memory and huge pages: bytes per node, with blocks that span several nodes split.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Amounts, Finding, InUse, Inputs, ZoneBuilder};
@@ -124,14 +125,22 @@ type Groups<'a> = BTreeMap<Vec<Id>, (&'a IdSet, u64)>;
 fn used<'a>(in_use: &InUse<'a>) -> BTreeMap<&'a str, Groups<'a>> {
     let mut used: BTreeMap<&str, Groups<'a>> = BTreeMap::new();
     for block in blocks_in_use(in_use) {
-        let groups = used.entry(&block.resource).or_default();
-        let group = groups.entry(block.nodes.iter().collect()).or_insert((&block.nodes, 0));
-        group.1 = group.1.saturating_add(block.bytes);
+        add_block(used.entry(&block.resource).or_default(), block);
     }
     used
 }
 
-/// Subtracts the memory in use. Blocks of one node first, so that the split of the others sees what is left.
+/// A block without nodes has no affinity, and is in no zone.
+fn add_block<'a>(groups: &mut Groups<'a>, block: &'a MemoryBlock) {
+    if !block.nodes.is_empty() {
+        let group = groups.entry(block.nodes.iter().collect()).or_insert((&block.nodes, 0));
+        group.1 = group.1.saturating_add(block.bytes);
+    }
+}
+
+/// Subtracts the memory in use: what the Memory Manager's checkpoint has, without the pods that are no longer
+/// listed, then what is listed and not in the checkpoint, since that may be older than the List. Blocks of one
+/// node come first, so that the split of the others sees what is left.
 fn subtract(
     pools: &mut BTreeMap<Id, Amounts>,
     resource: &str,
@@ -139,66 +148,83 @@ fn subtract(
     checkpoints: Option<&Checkpoints>,
     findings: &mut BTreeSet<Finding>,
 ) {
-    let (single, several): (Vec<_>, Vec<_>) = used.into_iter().partition(|(nodes, _)| nodes.len() == 1);
     let mut overused = |nodes: IdSet| {
         findings.insert(Finding::OverusedMemory { nodes, resource: resource.to_owned() });
     };
     let mut overused_alone = IdSet::new();
+    let recorded =
+        checkpoints.and_then(|checkpoints| Recorded::new(checkpoints, resource)).unwrap_or_default();
+    for (node, bytes) in recorded.after_release(&used) {
+        if subtract_ascending(pools, &[node], bytes) > 0 {
+            overused_alone.insert(node);
+        }
+    }
+    let (single, several): (Vec<_>, Vec<_>) = used.into_iter().partition(|(nodes, _)| nodes.len() == 1);
     for (nodes, (set, bytes)) in single {
-        if subtract_ascending(pools, &nodes, bytes) > 0 {
+        if subtract_ascending(pools, &nodes, bytes.saturating_sub(recorded.bytes(&nodes))) > 0 {
             overused_alone.union_with(set);
         }
     }
     if !overused_alone.is_empty() {
         overused(overused_alone);
     }
-    // A block without nodes has no affinity and is subtracted from no zone.
-    let several: Vec<_> = several.into_iter().filter(|(nodes, _)| !nodes.is_empty()).collect();
-    let mut shares = if several.is_empty() { BTreeMap::new() } else { shares(checkpoints, resource) };
     for (nodes, (set, bytes)) in several {
-        let bytes = subtract_shares(pools, &nodes, bytes, &mut shares);
-        if subtract_ascending(pools, &nodes, bytes) > 0 {
+        if subtract_ascending(pools, &nodes, bytes.saturating_sub(recorded.bytes(&nodes))) > 0 {
             overused(set.clone());
         }
     }
 }
 
-/// Returns the bytes of a resource that each node contributes to blocks on several nodes, according to the
-/// Memory Manager's checkpoint. How such a block is split depends on what was free when it was allocated, so
-/// only the checkpoint shows it. Its own blocks of one node are not part of it, whether or not their pod is
-/// still listed: with the policy `best-effort`, kubelets allocate them on the nodes of a group too.
-fn shares(checkpoints: Option<&Checkpoints>, resource: &str) -> BTreeMap<Id, u64> {
-    let Some(checkpoints) = checkpoints else { return BTreeMap::new() };
-    let nodes = checkpoints.reserved.iter();
-    let mut shares: BTreeMap<Id, u64> =
-        nodes.filter_map(|(node, reserved)| Some((*node, *reserved.get(resource)?))).collect();
-    let blocks = checkpoints.memory_blocks();
-    for block in blocks.filter(|block| block.resource == resource && block.nodes.len() == 1) {
-        if let Some(share) = block.nodes.iter().next().and_then(|node| shares.get_mut(&node)) {
-            *share = share.saturating_sub(block.bytes);
-        }
-    }
-    shares
+/// One resource in the Memory Manager's checkpoint. How a block on several nodes is split depends on what was
+/// free when it was allocated, and what was released since, so only the checkpoint shows it.
+#[derive(Default)]
+struct Recorded<'a> {
+    blocks: Groups<'a>,
+    /// Bytes in use per node.
+    nodes: BTreeMap<Id, u64>,
 }
 
-/// Subtracts `bytes` from the nodes, from each at most what it contributes according to the checkpoint, and
-/// returns the rest. The total comes from the List, since the checkpoint may be older or newer. A checkpoint
-/// with more than the List still contains terminated pods; the Memory Manager releases memory on the lowest
-/// nodes first, so what remains in use is on the highest.
-fn subtract_shares(
-    pools: &mut BTreeMap<Id, Amounts>,
-    nodes: &[Id],
-    mut bytes: u64,
-    shares: &mut BTreeMap<Id, u64>,
-) -> u64 {
-    for node in nodes.iter().rev() {
-        let (Some(pool), Some(share)) = (pools.get_mut(node), shares.get_mut(node)) else { continue };
-        let part = bytes.min(pool.available).min(*share);
-        pool.available -= part;
-        *share -= part;
-        bytes -= part;
+impl<'a> Recorded<'a> {
+    /// Returns `None` if the blocks add up to more than the nodes have in use. They may add up to less: see
+    /// [`Self::after_release`].
+    fn new(checkpoints: &'a Checkpoints, resource: &str) -> Option<Self> {
+        let mut blocks = Groups::new();
+        checkpoints
+            .memory_blocks()
+            .filter(|of| of.resource == resource)
+            .for_each(|of| add_block(&mut blocks, of));
+        let reserved = checkpoints.reserved.iter();
+        let nodes: BTreeMap<Id, u64> =
+            reserved.filter_map(|(node, reserved)| Some((*node, *reserved.get(resource)?))).collect();
+        let in_blocks: u128 = blocks.values().map(|(_, bytes)| u128::from(*bytes)).sum();
+        let in_nodes: u128 = nodes.values().map(|bytes| u128::from(*bytes)).sum();
+        (in_blocks <= in_nodes).then_some(Self { blocks, nodes })
     }
-    bytes
+
+    fn bytes(&self, nodes: &[Id]) -> u64 {
+        self.blocks.get(nodes).map_or(0, |(_, bytes)| *bytes)
+    }
+
+    /// Returns the bytes in use per node once the blocks that are not in `used` are released. The kubelet
+    /// releases a block on its lowest nodes first, whichever pod holds the memory there (`releaseMemory` in
+    /// `pkg/kubelet/cm/memorymanager/policy_static.go`), and admits pods by what is left. If a block on one
+    /// node is released after one on several, some memory may stay in use. The kubelet releases pods in random
+    /// order, so this expects the least free memory.
+    fn after_release(&self, used: &Groups<'_>) -> BTreeMap<Id, u64> {
+        let mut left = self.nodes.clone();
+        let mut blocks: Vec<_> = self.blocks.iter().collect();
+        blocks.sort_by_key(|(nodes, _)| Reverse(nodes.len()));
+        for (nodes, (_, bytes)) in blocks {
+            let mut gone = bytes.saturating_sub(used.get(nodes).map_or(0, |(_, bytes)| *bytes));
+            for node in nodes {
+                let Some(of_node) = left.get_mut(node) else { continue };
+                let part = gone.min(*of_node);
+                *of_node -= part;
+                gone -= part;
+            }
+        }
+        left
+    }
 }
 
 /// Subtracts `bytes` from the nodes in ascending order, from each at most what is available, and returns the

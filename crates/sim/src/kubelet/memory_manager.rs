@@ -64,7 +64,7 @@ impl MemoryManager {
 
     /// Releases a block to its nodes in ascending order, each credited with at most what it has allocated, to
     /// any pod.
-    fn release(&mut self, block: &Block) {
+    pub(super) fn release(&mut self, block: &Block) {
         let mut left = block.bytes;
         for id in block.split.keys() {
             let Some(node) = self.nodes.get_mut(id) else { continue };
@@ -108,15 +108,14 @@ impl MemoryManager {
 
     /// Releases all memory of a pod.
     pub(super) fn remove(&mut self, uid: &str) {
+        self.take_blocks(uid).iter().for_each(|block| self.release(block));
+    }
+
+    /// Removes a pod and returns the blocks to release.
+    pub(super) fn take_blocks(&mut self, uid: &str) -> Vec<Block> {
         let containers = self.entries.remove(uid);
-        if let Some(blocks) = self.pod_entries.remove(uid) {
-            return blocks.iter().for_each(|block| self.release(block));
-        }
-        containers
-            .into_iter()
-            .flatten()
-            .flat_map(|(_, blocks)| blocks)
-            .for_each(|block| self.release(&block));
+        let of_containers = || containers.into_iter().flatten().flat_map(|(_, blocks)| blocks).collect();
+        self.pod_entries.remove(uid).unwrap_or_else(of_containers)
     }
 
     /// Uids of the pods with allocated memory.

@@ -2,6 +2,7 @@
 //!
 //! Shares no code with `crates/core/src/topology`, so that no bug can be on both sides.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -10,7 +11,7 @@ use numacast_core::machine::{Id, IdSet};
 use numacast_core::nrt::{NodeResourceTopology, Zone};
 use numacast_core::quantity::hugepages_name;
 
-use super::allocation::MEMORY;
+use super::allocation::{Block, MEMORY};
 use super::memory_manager::MemoryManager;
 use super::model::Model;
 use super::settings::Settings;
@@ -148,12 +149,17 @@ impl Model {
         self.devices.offered().map(|(resource, id, _)| (&**resource, &**id)).collect()
     }
 
-    /// The Memory Manager's state after releasing the memory of pods that are not active.
+    /// The Memory Manager's state after releasing the memory of pods that are not active. The kubelet releases
+    /// them in random order; blocks on many nodes first leave the least free memory.
     fn memory_after_release(&self) -> MemoryManager {
         let mut memory = self.memory.clone();
-        for uid in memory.uids().iter().filter(|uid| !self.is_active(uid)) {
-            memory.remove(uid);
-        }
+        let gone: Vec<String> = memory.uids().into_iter().filter(|uid| !self.is_active(uid)).collect();
+        let mut blocks: Vec<Block> = gone.iter().flat_map(|uid| memory.take_blocks(uid)).collect();
+        blocks.sort_by_key(|block| {
+            let nodes: Vec<Id> = block.split.keys().copied().collect();
+            (Reverse(nodes.len()), nodes)
+        });
+        blocks.iter().for_each(|block| memory.release(block));
         memory
     }
 

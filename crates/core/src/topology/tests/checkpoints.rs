@@ -13,38 +13,72 @@ fn state(pods: &[(&str, &[ContainerUsage])]) -> Checkpoints {
     Checkpoints { pods: pods.collect(), ..Default::default() }
 }
 
+/// A checkpoint with one pod that has these blocks, and these bytes of memory in use on nodes 0 and 1.
+fn memory_state(blocks: Vec<MemoryBlock>, first: u64, second: u64) -> Checkpoints {
+    let reserved = [(0, first), (1, second)];
+    Checkpoints {
+        reserved: reserved.map(|(node, bytes)| (node, [("memory".to_owned(), bytes)].into())).into(),
+        ..state(&[("u", &[container("main", "", blocks)])])
+    }
+}
+
+/// Returns the free memory of nodes 0 and 1, of 4 GiB each, with one listed pod.
+fn free_memory(listed: Vec<MemoryBlock>, state: Checkpoints) -> Vec<u64> {
+    let zones = case_with(vec![pod("a", container("main", "", listed))], state).of("memory");
+    zones.into_iter().map(|(_, [.., free])| free).collect()
+}
+
 #[test]
-fn the_checkpoint_decides_the_split_of_a_block_and_the_list_its_total() {
-    let listed = |memory| pod("a", container("main", "", memory));
-    let shares = |first: u64, second: u64| Checkpoints {
-        reserved: [(0, first), (1, second)]
-            .map(|(node, bytes)| (node, [("memory".to_owned(), bytes)].into()))
-            .into(),
-        ..Default::default()
-    };
-    let of = |pods: Vec<PodUsage>, state| {
-        case_with(pods, state).of("memory").into_iter().map(|(_, [.., free])| free).collect::<Vec<_>>()
-    };
-    let five = || vec![listed(vec![block("memory", 5 * GIB, "0-1")])];
-    assert_eq!(of(five(), shares(2 * GIB, 3 * GIB)), [2 * GIB, GIB]);
+fn the_checkpoint_decides_the_split_of_a_block() {
+    let on = |nodes, gib| block("memory", gib * GIB, nodes);
+    let of = |listed: &[MemoryBlock], state| free_memory(listed.to_vec(), state);
+    let five = [on("0-1", 5)];
+    assert_eq!(of(&five, memory_state(five.to_vec(), 2 * GIB, 3 * GIB)), [2 * GIB, GIB]);
     assert_eq!(
-        of(five(), shares(GIB, 3 * GIB)),
+        of(&five, memory_state(vec![on("0-1", 4)], GIB, 3 * GIB)),
         [2 * GIB, GIB],
         "the checkpoint is older: the rest as without one"
     );
     assert_eq!(
-        of(five(), shares(4 * GIB, 4 * GIB)),
+        of(&five, memory_state(vec![on("0-1", 8)], 4 * GIB, 4 * GIB)),
         [3 * GIB, 0],
         "the checkpoint still has a terminated pod, whose memory is released on the lowest node first"
     );
-    assert_eq!(of(five(), Checkpoints::default()), [0, 3 * GIB], "the checkpoint has no shares");
-    let beside = |node| {
-        let alone = container("main", "", vec![block("memory", GIB, node)]);
-        Checkpoints { pods: [("u".to_owned(), vec![alone])].into(), ..shares(2 * GIB, 2 * GIB) }
+    assert_eq!(of(&five, Checkpoints::default()), [0, 3 * GIB], "the checkpoint has no memory");
+    assert_eq!(of(&five, memory_state(five.to_vec(), GIB, 3 * GIB)), [0, 3 * GIB], "it contradicts itself");
+}
+
+#[test]
+fn memory_is_released_as_by_the_kubelet_whichever_pod_holds_it() {
+    let on = |nodes, gib| block("memory", gib * GIB, nodes);
+    let of = |listed: &[MemoryBlock], state| free_memory(listed.to_vec(), state);
+    let gone_beside = |node| memory_state(vec![on(node, 1), on("0-1", 3)], 2 * GIB, 2 * GIB);
+    assert_eq!(of(&[on("0", 1)], gone_beside("0")), [4 * GIB, 3 * GIB]);
+    assert_eq!(of(&[on("1", 1)], gone_beside("1")), [4 * GIB, 3 * GIB]);
+    assert_eq!(of(&[on("0-1", 3)], gone_beside("0")), [3 * GIB, 2 * GIB]);
+    assert_eq!(of(&[on("0-1", 3)], gone_beside("1")), [2 * GIB, 3 * GIB]);
+    // Released before: the kubelet counts the block of node 0 on node 1.
+    assert_eq!(of(&[on("0", 1)], memory_state(vec![on("0", 1)], 0, GIB)), [4 * GIB, 3 * GIB]);
+    // Released before: memory of a pod that is gone stays in use.
+    assert_eq!(of(&[on("0", 1)], memory_state(vec![on("0", 1)], GIB, GIB)), [3 * GIB, 3 * GIB]);
+    // Both are gone. In the other order, all is free.
+    assert_eq!(of(&[], gone_beside("0")), [4 * GIB, 3 * GIB]);
+    // A block that is not in the checkpoint yet.
+    assert_eq!(of(&[on("0", 1), on("0", 2)], memory_state(vec![on("0", 1)], 0, GIB)), [2 * GIB, 3 * GIB]);
+    // A node that is not there.
+    assert_eq!(of(&[on("0,7", 1)], memory_state(vec![on("0,7", 1)], 0, GIB)), [4 * GIB, 3 * GIB]);
+}
+
+#[test]
+fn memory_in_the_checkpoint_beyond_the_allocatable_is_a_finding() {
+    let blocks = vec![block("memory", 5 * GIB, "0-1"), block("memory", GIB, "1")];
+    let pods = vec![pod("a", container("main", "", blocks.clone()))];
+    let found = |first, second| {
+        case_with(pods.clone(), memory_state(blocks.clone(), first, second)).account().findings
     };
-    let three = || vec![listed(vec![block("memory", 3 * GIB, "0-1")])];
-    assert_eq!(of(three(), beside("0")), [3 * GIB, 2 * GIB], "a block of one node takes its share first");
-    assert_eq!(of(three(), beside("1")), [2 * GIB, 3 * GIB], "a block of one node takes its share first");
+    assert_eq!(found(2 * GIB, 4 * GIB), [].into());
+    let overused = |nodes| Finding::OverusedMemory { nodes: ids(nodes), resource: "memory".to_owned() };
+    assert_eq!(found(GIB, 5 * GIB), [overused("1")].into());
 }
 
 #[test]

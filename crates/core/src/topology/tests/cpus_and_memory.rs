@@ -229,12 +229,3 @@ fn one_finding_covers_all_its_nodes() {
     ];
     assert_eq!(case.account().findings, expected.into());
 }
-
-#[test]
-fn each_share_of_the_checkpoint_is_used_for_one_block_only() {
-    let mut case = with_memory(4 * GIB, vec![block("memory", 2 * GIB, "0-1"), block("memory", GIB, "0-1,5")]);
-    let shares = [(0, GIB), (1, 2 * GIB)].map(|(node, bytes)| (node, [("memory".to_owned(), bytes)].into()));
-    case.checkpoints = Some(Checkpoints { reserved: shares.into(), ..Default::default() });
-    assert_eq!(case.of("memory")[0], (0, [8 * GIB, 4 * GIB, 3 * GIB]));
-    assert_eq!(case.of("memory")[1], (1, [8 * GIB, 4 * GIB, 2 * GIB]));
-}

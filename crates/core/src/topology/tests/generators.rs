@@ -138,16 +138,14 @@ pub(super) fn world(nodes: BoxedStrategy<IdSet>) -> impl Strategy<Value = World>
     let container = any_share(nodes);
     let member = (any::<u16>(), proptest::collection::vec(container, 3), 0..8_u8, any::<[bool; 2]>());
     let members = proptest::collection::vec(member, 4);
-    let reserved = proptest::collection::vec(0..5_u64, 2);
-    (owners(8), owners(4), members, reserved).prop_map(|(cpus, nics, members, reserved)| {
+    (owners(8), owners(4), members, 0..5_u64).prop_map(|(cpus, nics, members, split)| {
         let mut checkpoints = Checkpoints::default();
-        for (node, amount) in (0..).zip(reserved) {
-            checkpoints.reserved.insert(node, [("memory".to_owned(), amount * GIB / 2)].into());
-        }
         let mut all = Vec::new();
         for (at, (number, shares, listed, [has_entry, is_known])) in members.into_iter().enumerate() {
             let member = member_of(at, number, &shares, listed, [&cpus, &nics]);
             if has_entry {
+                let blocks = member.entry.iter().flat_map(|container| &container.memory);
+                blocks.for_each(|block| reserve(&mut checkpoints.reserved, block, split));
                 checkpoints.pods.insert(member.uid.clone(), member.entry.clone());
             }
             if is_known {
@@ -163,6 +161,15 @@ pub(super) fn world(nodes: BoxedStrategy<IdSet>) -> impl Strategy<Value = World>
         let allocatable = Allocatable { devices, ..case.allocatable };
         World { members: all, case: Case { allocatable, ..case } }
     })
+}
+
+/// Adds a block to what its nodes have in use: `quarters` of it on the lowest node, the rest on the highest.
+fn reserve(reserved: &mut BTreeMap<Id, BTreeMap<String, u64>>, block: &MemoryBlock, quarters: u64) {
+    let (Some(lowest), Some(highest)) = (block.nodes.iter().next(), block.nodes.last()) else { return };
+    let low = block.bytes / 4 * quarters;
+    for (node, bytes) in [(lowest, low), (highest, block.bytes - low)] {
+        *reserved.entry(node).or_default().entry(block.resource.clone()).or_default() += bytes;
+    }
 }
 
 /// Returns pod number `at`: the CPUs and devices it owns are distributed to its containers as in `shares`;
