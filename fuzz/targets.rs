@@ -164,7 +164,7 @@ pub(crate) fn claims(data: &[u8]) {
     for seconds in [0, 1, 500] {
         inventory.update(&slices, &in_use, Duration::from_secs(seconds));
     }
-    read.inventory = inventory;
+    read.inventory = inventory.into();
     assert_eq!(round_trip(&read), read);
     let without = Node::default().account();
     let with = Node { claims: Some(read), ..Node::default() }.account();

@@ -20,8 +20,8 @@ pub struct Dra {
 #[serde(rename_all = "camelCase")]
 pub enum DraSource {
     /// If the API server has them.
+    #[default]
     Auto,
     /// Never.
-    #[default]
     Off,
 }

@@ -275,7 +275,8 @@ fn the_agent_sees_of_the_host_what_its_configuration_needs() -> Result<()> {
     let devices = "/var/lib/kubelet/device-plugins";
     let pods_api = "/var/lib/kubelet/pods-api";
     let served = "/run/numacast/pods-api";
-    let hardware = |more: &[&'static str]| [&["/sys/devices", "/sys/kernel/mm"], more].concat();
+    let hardware = |more: &[&'static str]| [&["/sys/devices", "/sys/kernel/mm", "/sys/bus"], more].concat();
+    let cdi = "/var/run/cdi";
     let usual = |more: &[&'static str]| {
         [hardware(&["/var/lib/kubelet/pod-resources", devices]), more.to_vec()].concat()
     };
@@ -296,12 +297,7 @@ fn the_agent_sees_of_the_host_what_its_configuration_needs() -> Result<()> {
         ("kubelet.devicePluginsDir=", hardware(&["/var/lib/kubelet/pod-resources"])),
         (
             "config.proxy.enabled=true",
-            hardware(&[
-                "/sys/bus/pci/devices",
-                "/run/numacast/pod-resources",
-                "/var/lib/kubelet/pod-resources",
-                devices,
-            ]),
+            hardware(&["/run/numacast/pod-resources", "/var/lib/kubelet/pod-resources", devices]),
         ),
         ("config.proxy.dir=/run/elsewhere", usual(&[])),
         (
@@ -312,13 +308,22 @@ fn the_agent_sees_of_the_host_what_its_configuration_needs() -> Result<()> {
             "config.podsApi.enabled=true,config.podsApi.source=apiServer",
             hardware(&[served, "/var/lib/kubelet/pod-resources", devices]),
         ),
-        ("config.podsApi.enabled=true,kubelet.mountDir=true", hardware(&[kubelet, served])),
+        ("config.podsApi.enabled=true,kubelet.mountDir=true", hardware(&[kubelet, cdi, served])),
         ("config.podsApi.source=podsApi", usual(&[])),
-        ("kubelet.mountDir=true,kubelet.configFile=/var/lib/kubelet/config.yaml", hardware(&[kubelet])),
-        ("kubelet.mountDir=true,kubelet.dir=/data/kubelet", hardware(&["/data/kubelet", devices])),
+        ("kubelet.mountDir=true,kubelet.configFile=/var/lib/kubelet/config.yaml", hardware(&[kubelet, cdi])),
+        ("kubelet.mountDir=true,kubelet.dir=/data/kubelet", hardware(&["/data/kubelet", cdi, devices])),
         (
             "kubelet.mountDir=true,kubelet.configFile=/var/lib/kubelet-config",
-            hardware(&[kubelet, "/var/lib/kubelet-config"]),
+            hardware(&[kubelet, cdi, "/var/lib/kubelet-config"]),
+        ),
+        (
+            "config.dra.source=off",
+            vec!["/sys/devices", "/sys/kernel/mm", "/var/lib/kubelet/pod-resources", devices],
+        ),
+        ("config.dra.source=off,kubelet.mountDir=true", vec!["/sys/devices", "/sys/kernel/mm", kubelet]),
+        (
+            "config.dra.source=off,config.proxy.enabled=true,kubelet.mountDir=true",
+            hardware(&[kubelet, "/run/numacast/pod-resources"]),
         ),
     ] {
         let arguments = if values.is_empty() { vec![] } else { vec!["--set", values] };

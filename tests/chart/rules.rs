@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use numacast::config::{Endpoint, PodsApiSource, TlsFiles};
+use numacast::config::{DraSource, Endpoint, PodsApiSource, TlsFiles};
 use serde_json::{Value, json};
 
 use crate::helm::{Objects, items, name_of, words};
@@ -253,8 +253,11 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
                 ensure!(is_mounted(path), "{name}: {} is not mounted", path.display());
             }
             let devices = paths.sys.join("bus/pci/devices");
-            for path in [&paths.proxy_dir, &devices] {
-                ensure!(is_mounted(path) == config.proxy.enabled, "{name}: {}", path.display());
+            let reads_claims = config.dra.source == DraSource::Auto;
+            for (path, is_needed) in
+                [(&paths.proxy_dir, config.proxy.enabled), (&devices, config.proxy.enabled || reads_claims)]
+            {
+                ensure!(is_mounted(path) == is_needed, "{name}: {}", path.display());
             }
             let served = &paths.pods_api_dir;
             ensure!(is_mounted(served) == config.pods_api.enabled, "{name}: {}", served.display());

@@ -10,8 +10,9 @@ use serde_json::json;
 use crate::support::agent::Agent;
 use crate::support::dra::{Allocated, Claims, Driver, Pool, device, ids};
 use crate::support::node::Stop;
+use crate::support::nrt::{Figures, Zones};
 use crate::support::wait::until;
-use crate::support::{Cluster, Needs, Parts, RealNode, nrt, pod, seed};
+use crate::support::{Cluster, Needs, Parts, RealNode, nrt, oracle, pod, seed};
 
 const STEPS: usize = 36;
 /// The CPUs of `two-by-eight` that are not reserved.
@@ -25,7 +26,11 @@ const NIC: &str = "dra.net";
 enum Held {
     /// CPUs by count, of a NUMA node.
     Cpus(u16, u64),
+    /// One of the CPUs that are not reserved, by its place among them.
+    Cpu(usize),
     Device(&'static str, String),
+    /// One of the shares of a device.
+    Share(usize),
 }
 
 #[derive(Default)]
@@ -43,7 +48,11 @@ struct Walk {
     random: Rng,
     api: Claims,
     claims: BTreeMap<String, Claim>,
+    /// All pods, each with the devices that it has of a device plugin.
+    pods: BTreeMap<String, u32>,
     cpus: Driver,
+    /// Whether the driver gives out CPUs one by one, or by count.
+    one_by_one: bool,
     gpus: Option<Driver>,
     nics: Driver,
     /// Devices of the GPU driver that are tainted, and those that are gone.
@@ -52,19 +61,24 @@ struct Walk {
     made: usize,
 }
 
-/// GPUs: one on each NUMA node, one whose NUMA node nobody knows, and one in parts.
+/// GPUs: one on each NUMA node, one whose NUMA node nobody knows, one in shares, and one in parts.
 const GPUS: [(&str, Option<usize>); 3] = [("gpu-0", Some(0)), ("gpu-1", Some(1)), ("gpu-x", None)];
+const SHARED: &str = "gpu-3";
+const SHARES: usize = 3;
 const PARTS: [&str; 3] = ["whole", "left", "right"];
+/// A device plugin's resource, and how many devices it has.
+const PLUGIN: (&str, u32) = ("example.com/nic", 4);
 
 impl Walk {
     fn gpus(&self) -> Pool {
-        let mut pool = Pool::of("gpus").counter("gpu-2", "memory", "80Gi");
+        let mut pool = Pool::of("gpus").counter("gpu-2", "memory", "80Gi").returns_shares();
         for (name, node) in GPUS.into_iter().filter(|(name, _)| !self.gone.contains(*name)) {
             let gpu = device(name);
             let gpu = if let Some(node) = node { gpu.int("numaNode", node as i64) } else { gpu };
             let tainted = self.tainted.contains(name);
             pool = pool.device(if tainted { gpu.taint("example.com/broken", "NoSchedule") } else { gpu });
         }
+        pool = pool.device(device(SHARED).numa_node(0).capacity("memory", "60Gi").shareable());
         for (name, memory) in PARTS.into_iter().zip(["80Gi", "40Gi", "40Gi"]) {
             let part = device(name).numa_node(1).consumes("gpu-2", "memory", memory);
             pool = pool.device(part);
@@ -82,9 +96,9 @@ impl Walk {
         self.claims.values().filter(|claim| claim.is_allocated).flat_map(|claim| claim.held.clone()).collect()
     }
 
-    /// Returns something that can be allocated.
-    fn choose(&mut self) -> Option<Held> {
-        let allocated = self.allocated();
+    /// Returns something that can be allocated beside `more`.
+    fn choose(&mut self, more: &[Held]) -> Option<Held> {
+        let allocated = [self.allocated(), more.to_vec()].concat();
         let is_free = |held: &Held| !allocated.contains(held);
         let mut options = Vec::new();
         for node in 0..2_u16 {
@@ -93,11 +107,16 @@ impl Walk {
                 _ => 0,
             });
             let free = ZONE_CPUS - used.sum::<u64>();
-            options.extend((free > 0).then(|| Held::Cpus(node, self.random.u64(1..=free.min(3)))));
+            let is_offered = !self.one_by_one && free > 0;
+            options.extend(is_offered.then(|| Held::Cpus(node, self.random.u64(1..=free.min(3)))));
         }
+        let cpus = (0..2 * ZONE_CPUS as usize).map(Held::Cpu).filter(|_| self.one_by_one).filter(is_free);
+        let cpus: Vec<Held> = cpus.collect();
+        options.extend((!cpus.is_empty()).then(|| cpus[self.random.usize(..cpus.len())].clone()));
         let gpus = GPUS.into_iter().map(|(name, _)| name);
         let gpus = gpus.filter(|name| !self.gone.contains(*name) && !self.tainted.contains(*name));
         options.extend(gpus.map(|name| Held::Device(GPU, name.to_owned())).filter(is_free));
+        options.extend((0..SHARES).map(Held::Share).find(is_free));
         let part = |name: &str| Held::Device(GPU, name.to_owned());
         let [whole, left, right] = PARTS.map(part);
         if is_free(&whole) {
@@ -111,57 +130,74 @@ impl Walk {
         (!options.is_empty()).then(|| options.swap_remove(self.random.usize(..options.len())))
     }
 
-    fn result(held: &Held) -> Allocated {
-        match held {
+    fn result(&mut self, at: usize, held: &Held) -> Allocated {
+        let result = match held {
             Held::Cpus(node, count) => Allocated::new("dra.cpu", "cpus", &format!("cpudevnuma{node:03}"))
                 .consumes("dra.cpu/cpu", &count.to_string()),
+            Held::Cpu(index) => Allocated::new("dra.cpu", "cpus", &format!("cpudev{index:03}")),
             Held::Device(NIC, name) => Allocated::new(NIC, "nics", name),
             Held::Device(driver, name) => Allocated::new(driver, "gpus", name),
+            Held::Share(_) => Allocated::new(GPU, "gpus", SHARED).consumes("memory", "20Gi"),
+        };
+        let request = format!("r{at}");
+        result.request(&if self.random.u8(..3) == 0 { format!("{request}/small") } else { request })
+    }
+
+    /// Creates a claim with one or two devices, and returns its name.
+    async fn new_claim(&mut self) -> Result<Option<String>> {
+        let Some(first) = self.choose(&[]) else { return Ok(None) };
+        let mut held = vec![first];
+        if self.random.u8(..3) == 0 {
+            held.extend(self.choose(&held.clone()));
         }
+        let results = held.iter().enumerate().map(|(at, held)| self.result(at, held)).collect();
+        self.made += 1;
+        let name = format!("claim-{}", self.made);
+        self.api.create(&name, results).await?;
+        self.claims.insert(name.clone(), Claim { held, is_allocated: true, ..Claim::default() });
+        Ok(Some(name))
     }
 
-    fn pods(&self) -> BTreeSet<String> {
-        self.claims.values().flat_map(|claim| claim.pods.clone()).collect()
-    }
-
+    /// Starts a pod with a claim of its own, with one that other pods have or had, or without one.
     async fn start_pod(&mut self) -> Result<String> {
-        let shared: Vec<String> = self
-            .claims
-            .iter()
-            .filter(|(_, claim)| claim.is_allocated)
-            .map(|(name, _)| name.clone())
-            .collect();
-        let shares = !shared.is_empty() && self.random.u8(..4) == 0;
-        let claim = match shares {
-            true => shared[self.random.usize(..shared.len())].clone(),
-            false => {
-                self.made += 1;
-                let name = format!("claim-{}", self.made);
-                let mut held = Vec::new();
-                let Some(first) = self.choose() else { return Ok("nothing is free".to_owned()) };
-                held.push(first);
-                let results = held.iter().map(Self::result).collect();
-                self.api.create(&name, results).await?;
-                self.claims.insert(name.clone(), Claim { held, is_allocated: true, ..Claim::default() });
-                name
-            }
+        let allocated = self.claims.iter().filter(|(_, claim)| claim.is_allocated);
+        let allocated: Vec<String> = allocated.map(|(name, _)| name.clone()).collect();
+        let claim = match self.random.u8(..6) {
+            0 => None,
+            1 if !allocated.is_empty() => Some(allocated[self.random.usize(..allocated.len())].clone()),
+            _ => self.new_claim().await?,
         };
         self.made += 1;
         let name = format!("pod-{}", self.made);
-        self.claims.get_mut(&claim).context("it exists")?.pods.insert(name.clone());
-        let spec = pod(&name).claim(&claim);
-        // Some pods have CPUs of the shared pool as well.
-        let spec = if self.random.bool() { spec.cpus(1).memory("64Mi") } else { spec };
-        self.api.run(&self.node, spec).await?;
-        Ok(format!("{name} runs with {claim}: {:?}", self.claims[&claim].held))
+        let mut spec = pod(&name);
+        // Some pods have CPUs of the shared pool as well, memory of a NUMA node, and devices of a device plugin.
+        if claim.is_none() || self.random.bool() {
+            spec = spec.cpus(1).memory("64Mi");
+        }
+        let free = PLUGIN.1 - self.pods.values().sum::<u32>();
+        let devices = if self.random.u8(..3) == 0 { free.min(1) } else { 0 };
+        if devices > 0 {
+            spec = spec.device(PLUGIN.0, devices);
+        }
+        self.pods.insert(name.clone(), devices);
+        let Some(claim) = claim else {
+            self.node.run(spec).await?;
+            return Ok(format!("{name} runs without a claim, with {devices} devices"));
+        };
+        let of = self.claims.get_mut(&claim).context("it exists")?;
+        of.pods.insert(name.clone());
+        let held = of.held.clone();
+        self.api.run(&self.node, spec.claim(&claim)).await?;
+        Ok(format!("{name} runs with {claim}: {held:?}, and {devices} devices"))
     }
 
     async fn end_pod(&mut self) -> Result<String> {
-        let pods: Vec<String> = self.pods().into_iter().collect();
+        let pods: Vec<String> = self.pods.keys().cloned().collect();
         let Some(name) = (!pods.is_empty()).then(|| pods[self.random.usize(..pods.len())].clone()) else {
             return self.start_pod().await;
         };
         self.node.delete(&name).await?;
+        self.pods.remove(&name);
         self.claims.values_mut().for_each(|claim| _ = claim.pods.remove(&name));
         Ok(format!("{name} is deleted"))
     }
@@ -212,62 +248,63 @@ impl Walk {
         }
     }
 
-    /// Returns capacity, allocatable and available of both zones, by resource.
-    async fn expected(&self) -> Result<BTreeMap<&'static str, [[u64; 3]; 2]>> {
+    /// Returns the zones as the kubelet's own state says, changed by what the claims hold according to the drivers.
+    async fn expected(&self) -> Result<Zones> {
+        let mut zones = oracle::expected(&self.node).await?.into_zones();
         let book = self.cpus.book()?;
-        let in_use: Vec<(&String, &Claim)> =
-            self.claims.iter().filter(|(_, claim)| !claim.pods.is_empty()).collect();
         let mut free = [ZONE_CPUS; 2];
         let mut used = BTreeSet::new();
-        for (name, claim) in in_use {
+        for (name, claim) in self.claims.iter().filter(|(_, claim)| !claim.pods.is_empty()) {
             for held in &claim.held {
                 match held {
                     Held::Cpus(node, count) => {
                         // The driver's own book says which ones, and that they are as many.
                         let uid = self.api.uid(name).await?;
                         let prepared = book.get(&uid).with_context(|| format!("{name} is not prepared"))?;
-                        let cpus: u64 = ids(&prepared.devices[0].cpus)?.len() as u64;
-                        ensure!(cpus == *count, "{prepared:?}");
+                        let lists = prepared.devices.iter().map(|device| ids(&device.cpus));
+                        let cpus: u64 = lists.map(|list| Ok(list?.len() as u64)).sum::<Result<u64>>()?;
+                        let counts = claim.held.iter().map(|held| match held {
+                            Held::Cpus(_, count) => *count,
+                            _ => 0,
+                        });
+                        ensure!(cpus == counts.sum::<u64>(), "{prepared:?}");
                         free[usize::from(*node)] -= count;
                     }
-                    Held::Device(driver, device) => _ = used.insert((*driver, device.clone())),
+                    Held::Cpu(index) => free[index / ZONE_CPUS as usize] -= 1,
+                    Held::Device(driver, device) => _ = used.insert((*driver, device.as_str())),
+                    Held::Share(_) => _ = used.insert((GPU, SHARED)),
                 }
             }
         }
-        let is_used = |driver: &'static str, name: &str| used.contains(&(driver, name.to_owned()));
-        let mut gpus = [[0_u64; 3]; 2];
+        let mut gpus = [Figures::default(); 2];
         let mut add = |node: usize, offered: bool, used: bool| {
-            gpus[node][0] += 1;
-            gpus[node][1] += u64::from(offered);
-            gpus[node][2] += u64::from(offered && !used);
+            gpus[node].capacity += 1;
+            gpus[node].allocatable += u64::from(offered);
+            gpus[node].available += u64::from(offered && !used);
         };
         for (name, node) in GPUS {
             if let Some(node) = node.filter(|_| !self.gone.contains(name)) {
-                add(node, !self.tainted.contains(name), is_used(GPU, name));
+                add(node, !self.tainted.contains(name), used.contains(&(GPU, name)));
             }
         }
-        add(1, true, PARTS.iter().any(|name| is_used(GPU, name)));
-        let nic = [1, 1, u64::from(!is_used(NIC, "nic-0"))];
-        let cpu = |node: usize| [8, ZONE_CPUS, free[node]];
-        Ok([("cpu", [cpu(0), cpu(1)]), (GPU, gpus), (NIC, [[0; 3], nic])].into())
+        add(0, true, used.contains(&(GPU, SHARED)));
+        add(1, true, PARTS.iter().any(|name| used.contains(&(GPU, *name))));
+        let nic = u64::from(!used.contains(&(NIC, "nic-0")));
+        let nics = [Figures::default(), Figures { capacity: 1, allocatable: 1, available: nic }];
+        for (at, zone) in zones.values_mut().enumerate() {
+            zone.get_mut("cpu").context("no CPUs")?.available = free[at];
+            zone.insert(GPU.to_owned(), gpus[at]);
+            zone.insert(NIC.to_owned(), nics[at]);
+        }
+        Ok(zones)
     }
 
     async fn matches(&mut self) -> Result<()> {
-        let expected = self.expected().await?;
         until("the published object equals the oracle", async || {
             self.agent.still_runs()?;
-            let published = nrt::read(&self.node.client(), self.node.name()).await?;
-            for (resource, zones) in &expected {
-                for (at, amounts) in zones.iter().enumerate() {
-                    let zone = published.zones.get(&format!("node-{at}")).context("no such zone")?;
-                    let found =
-                        zone.get(*resource).map(|found| [found.capacity, found.allocatable, found.available]);
-                    ensure!(
-                        found == Some(*amounts),
-                        "{resource} of zone {at}: {found:?} instead of {amounts:?}"
-                    );
-                }
-            }
+            let expected = self.expected().await?;
+            let published = nrt::read(&self.node.client(), self.node.name()).await?.zones;
+            ensure!(published == expected, "published {published:#?}, expected {expected:#?}");
             Ok(())
         })
         .await
@@ -278,14 +315,17 @@ impl Walk {
 async fn the_object_accounts_for_claims_after_every_step() -> Result<()> {
     let Some(parts) = Parts::with_dra_driver(Needs::Kubelet)? else { return Ok(()) };
     let cluster = Cluster::shared(&parts).await?;
+    let mut random = Rng::with_seed(seed("steps with claims"));
+    let (version, one_by_one) = (["1.36", "1.37"][random.usize(..2)], random.bool());
+    eprintln!("kubelet {version}, CPUs one by one: {one_by_one}");
     // With dra.cpu the kubelet gives out no CPUs.
-    let node = RealNode::on("two-by-eight")?.kubelet("cpuManagerPolicy", json!("none"));
+    let node = RealNode::on("two-by-eight")?.version(version).kubelet("cpuManagerPolicy", json!("none"));
     let node = node.start(&cluster).await?;
-    let cpus = Driver::start(&cluster, &node, "dra.cpu", &[Pool::cpus_by_count("cpus", &CPUS)?]).await?;
+    let pool = if one_by_one { Pool::single_cpus } else { Pool::cpus_by_count };
+    let cpus = Driver::start(&cluster, &node, "dra.cpu", &[pool("cpus", &CPUS)?]).await?;
     let nics = Driver::start(&cluster, &node, NIC, &[Walk::nics()]).await?;
     let root = format!("--set=host.root={}", node.dir().display());
     let agent = Agent::start(&node, &["--set=dra.source=auto", &root])?;
-    let random = Rng::with_seed(seed("steps with claims"));
     let mut walk = Walk {
         api: Claims::of(&node),
         node,
@@ -293,7 +333,9 @@ async fn the_object_accounts_for_claims_after_every_step() -> Result<()> {
         agent,
         random,
         claims: BTreeMap::new(),
+        pods: BTreeMap::new(),
         cpus,
+        one_by_one,
         gpus: None,
         nics,
         tainted: BTreeSet::new(),

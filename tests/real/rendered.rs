@@ -236,8 +236,10 @@ impl Running<'_> {
             let below = |of: &str| place.starts_with(&format!("{of}/"));
             // Mounts below a read-only mount remain writable: the described machine's trees, which a real
             // machine does not have there, and pods' volumes if the kubelet's directory is mounted.
-            let inherited =
-                ["/host/sys/devices/system", "/host/sys/kernel/mm"].into_iter().chain(inherits).any(below);
+            let inherited = ["/host/sys/devices/system", "/host/sys/kernel/mm", "/host/sys/bus"]
+                .into_iter()
+                .chain(inherits)
+                .any(below);
             let read_only = options.split(',').any(|option| option == "ro") || place == "/etc/hosts";
             let writable = writes.is_some_and(|dir| Path::new(place) == dir);
             ensure!(own || inherited || read_only || writable, "{place} may be written: {options}");

@@ -209,6 +209,11 @@ fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30
 {{- if dig "proxy" "enabled" false (.Values.config | default dict) }}true{{ end }}
 {{- end }}
 
+{{/* "true" if the agents read ResourceClaims. */}}
+{{- define "numacast.claims" -}}
+{{- if eq (dig "dra" "source" "auto" (.Values.config | default dict)) "auto" }}true{{ end }}
+{{- end }}
+
 {{/* The pod source of the Pods API that the agent serves: podsApi.source, or `none` if it does not serve one. */}}
 {{- define "numacast.podsApiSource" -}}
 {{- $config := .Values.config | default dict }}
@@ -396,13 +401,17 @@ projected:
 {{- /* Not /sys itself: mounts below a read-only mount stay writable unless runtime and kernel support otherwise, so root
      could write to /sys/fs/cgroup. Nothing is mounted below these two. */}}
 {{- $paths := list (dict "name" "sys-devices" "path" "/sys/devices" "type" "Directory") (dict "name" "sys-mm" "path" "/sys/kernel/mm" "type" "Directory") }}
+{{- if or (include "numacast.proxies" .) (include "numacast.claims" .) }}
+{{- /* PCI addresses: links to directories below /sys/devices. Not pci itself, which some machines do not have. */}}
+{{- $paths = append $paths (dict "name" "sys-bus" "path" "/sys/bus" "type" "Directory") }}
+{{- end }}
 {{- if $kubelet.mountDir }}
 {{- /* Without propagation, the mount would keep the volumes of deleted pods. */}}
 {{- $paths = append $paths (dict "name" "kubelet" "path" $kubelet.dir "type" "Directory" "mount" (dict "mountPropagation" "HostToContainer")) }}
 {{- end }}
-{{- if include "numacast.proxies" . }}
-{{- /* PCI addresses: links to directories below /sys/devices. */}}
-{{- $paths = append $paths (dict "name" "sys-pci" "path" "/sys/bus/pci/devices" "type" "Directory") }}
+{{- if and $kubelet.mountDir (include "numacast.claims" .) }}
+{{- /* The CPUs that drivers gave out by count. */}}
+{{- $paths = append $paths (dict "name" "cdi" "path" "/var/run/cdi" "type" "DirectoryOrCreate") }}
 {{- end }}
 {{- /* The only writable directories of the host. Clients mount them too, at the same path. */}}
 {{- range include "numacast.served" . | fromYamlArray }}

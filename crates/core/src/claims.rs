@@ -13,7 +13,8 @@ mod claim;
 mod inventory;
 mod slice;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +36,7 @@ pub const MEMORY_DRIVER: &str = "dra.memory";
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct NodeClaims {
     /// The devices of the node's slices.
-    pub inventory: Inventory,
+    pub inventory: Arc<Inventory>,
     /// The claims of the node's pods, by `namespace/name`.
     pub claims: BTreeMap<String, ClaimInUse>,
     /// What the drivers' CDI files say.
@@ -43,23 +44,27 @@ pub struct NodeClaims {
     pub cdi: CdiAllocations,
     /// The NUMA nodes of PCI devices, by the address that a driver publishes, as in sysfs; `None` for a device without
     /// one.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub pci: BTreeMap<String, Option<Id>>,
+    #[serde(skip_serializing_if = "has_no_entries")]
+    pub pci: Arc<BTreeMap<String, Option<Id>>>,
     /// Which NUMA nodes each socket has, if a driver gives out CPUs by socket.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub sockets: BTreeMap<Id, IdSet>,
 }
 
+#[allow(clippy::ptr_arg, reason = "serde passes a reference to the field")]
+fn has_no_entries(pci: &Arc<BTreeMap<String, Option<Id>>>) -> bool {
+    pci.is_empty()
+}
+
 impl NodeClaims {
     /// Returns the drivers with a device that is on a known NUMA node and is no CPU or memory.
-    pub fn drivers(&self) -> impl Iterator<Item = &str> {
+    #[must_use]
+    pub fn drivers(&self) -> BTreeSet<&str> {
         let is_placed = |device: &Device| {
             let pci = device.pci.as_ref().and_then(|pci| self.pci.get(pci));
             device.stands_for.is_empty() && (device.numa.is_some() || pci.is_some_and(Option::is_some))
         };
-        self.inventory
-            .by_driver()
-            .filter(move |(_, devices)| devices.iter().any(|device| is_placed(device)))
-            .map(|(driver, _)| driver)
+        let placed = self.inventory.devices().filter(|(_, device)| is_placed(device));
+        placed.map(|(driver, _)| driver).collect()
     }
 }

@@ -2,53 +2,68 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use tracing::debug;
 
-use crate::claims::{CPU_DRIVER, CdiAllocations, MEMORY_DRIVER, NodeClaims, parse_cdi};
+use crate::claims::{CPU_DRIVER, CdiAllocations, Inventory, MEMORY_DRIVER, NodeClaims, parse_cdi};
 use crate::machine::{HostFiles, HostRoots, Id, IdSet, Machine, pci};
 use crate::util::file::read_bounded;
 
 /// Maximum size of a CDI file in bytes: some files have all claims of a driver.
 const MAX_CDI_BYTES: u64 = 1 << 20;
 
-/// Reads these files; of PCI devices and sockets each once.
+/// Reads these files.
 #[derive(Debug)]
 pub(super) struct ClaimFiles {
     host: HostRoots,
     /// Where container runtimes read CDI files.
     cdi: PathBuf,
-    pci: BTreeMap<String, Option<Id>>,
+    /// What `pci` and `sockets` were read for.
+    read_for: Option<(Arc<Inventory>, Arc<Machine>)>,
+    pci: Arc<BTreeMap<String, Option<Id>>>,
     sockets: BTreeMap<Id, IdSet>,
     /// The CPUs of claims, which do not change. Files of claims that ended are removed by their driver.
     cpus: BTreeMap<String, IdSet>,
 }
 
 impl ClaimFiles {
-    pub(super) const fn new(host: HostRoots, cdi: PathBuf) -> Self {
-        Self { host, cdi, pci: BTreeMap::new(), sockets: BTreeMap::new(), cpus: BTreeMap::new() }
+    pub(super) fn new(host: HostRoots, cdi: PathBuf) -> Self {
+        Self {
+            host,
+            cdi,
+            read_for: None,
+            pci: Arc::default(),
+            sockets: BTreeMap::new(),
+            cpus: BTreeMap::new(),
+        }
     }
 
-    /// Adds what the files tell.
-    pub(super) fn complete(&mut self, claims: &mut NodeClaims, machine: &Machine) {
-        let addresses = claims.inventory.by_driver().flat_map(|(_, devices)| devices);
-        let addresses: BTreeSet<String> = addresses.filter_map(|device| device.pci.clone()).collect();
-        self.pci.retain(|address, _| addresses.contains(address));
-        // A missing device may come later, so it is looked up again.
-        for address in
-            addresses.into_iter().filter(|address| !self.pci.contains_key(address)).collect::<Vec<_>>()
-        {
-            let node = pci::address(&address).and_then(|address| pci::read_node(&self.host, &address).ok());
-            self.pci.extend(node.map(|node| (address, node)));
+    /// Adds what the files tell. What is not there is looked up again when the drivers' devices or the machine change.
+    pub(super) fn complete(&mut self, claims: &mut NodeClaims, machine: &Arc<Machine>) {
+        let is_known = self.read_for.as_ref().is_some_and(|(inventory, of)| {
+            Arc::ptr_eq(inventory, &claims.inventory) && Arc::ptr_eq(of, machine)
+        });
+        if !is_known {
+            self.read_hardware(&claims.inventory, machine);
+            self.read_for = Some((Arc::clone(&claims.inventory), Arc::clone(machine)));
         }
-        claims.pci.clone_from(&self.pci);
-        let has_sockets =
-            claims.inventory.by_driver().any(|(_, all)| all.iter().any(|device| device.socket.is_some()));
-        if has_sockets && self.sockets.is_empty() {
-            self.sockets = read_sockets(&self.host, machine);
-        }
+        claims.pci = Arc::clone(&self.pci);
         claims.sockets.clone_from(&self.sockets);
         claims.cdi = self.read_cdi(claims);
+    }
+
+    fn read_hardware(&mut self, inventory: &Inventory, machine: &Machine) {
+        let known = std::mem::take(&mut self.pci);
+        let mut pci = BTreeMap::new();
+        for text in inventory.devices().filter_map(|(_, device)| device.pci.as_ref()) {
+            let read = || pci::read_node(&self.host, &pci::address(text)?).ok();
+            let node = known.get(text).copied().or_else(read);
+            pci.extend(node.map(|node| (text.clone(), node)));
+        }
+        self.pci = Arc::new(pci);
+        let has_sockets = inventory.devices().any(|(_, device)| device.socket.is_some());
+        self.sockets = if has_sockets { read_sockets(&self.host, machine) } else { BTreeMap::new() };
     }
 
     fn read_cdi(&mut self, claims: &NodeClaims) -> CdiAllocations {

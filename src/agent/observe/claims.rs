@@ -20,8 +20,8 @@ use crate::util::backoff::back_off;
 use crate::util::log_throttle::LogOnce;
 use crate::util::task::Task;
 
-/// How often it is checked whether an API server without dynamic resource allocation has it.
-const RECHECK: Duration = Duration::from_secs(600);
+/// How often it is checked whether an API server without dynamic resource allocation has it, after an upgrade.
+const RECHECK: Duration = Duration::from_secs(3600);
 /// Delay after the first failed request for a claim, and the maximum.
 const RETRY: Duration = Duration::from_secs(1);
 const RETRY_LIMIT: Duration = Duration::from_secs(30);
@@ -41,6 +41,8 @@ struct Read {
     is_served: Option<bool>,
     /// By name; `None` before the first list.
     slices: Option<BTreeMap<String, Slice>>,
+    /// The number of changes of the slices.
+    revision: u64,
     /// Claims that were read for these pods. `None`: there is no such claim.
     claims: BTreeMap<String, (BTreeSet<String>, Option<Claim>)>,
 }
@@ -50,7 +52,9 @@ struct Read {
 pub(in crate::agent) struct ClaimReader {
     named: watch::Sender<Named>,
     read: watch::Receiver<Arc<Read>>,
-    inventory: Inventory,
+    inventory: Arc<Inventory>,
+    /// The changes of the slices and the devices in use that it includes.
+    includes: (u64, BTreeSet<DeviceKey>),
     /// Whether the claims of all pods that the List showed at the start were read.
     has_started: bool,
     /// When a pool was last found to be lost.
@@ -77,7 +81,8 @@ impl ClaimReader {
         Self {
             named,
             read,
-            inventory: Inventory::default(),
+            inventory: Arc::default(),
+            includes: Default::default(),
             has_started: false,
             lost_at: None,
             start: Instant::now(),
@@ -147,9 +152,17 @@ impl ClaimReader {
         }
         let devices = claims.values().flat_map(|of| &of.claim.devices);
         let in_use: BTreeSet<DeviceKey> = devices.map(DeviceKey::from).collect();
-        let slices: Vec<Slice> = slices.values().cloned().collect();
-        self.inventory.update(&slices, &in_use, self.start.elapsed());
-        Ok(Some(NodeClaims { inventory: self.inventory.clone(), claims, ..NodeClaims::default() }))
+        self.update_inventory(slices, (read.revision, in_use));
+        Ok(Some(NodeClaims { inventory: Arc::clone(&self.inventory), claims, ..NodeClaims::default() }))
+    }
+
+    /// Updates the inventory, unless nothing has changed: it may have thousands of devices.
+    fn update_inventory(&mut self, slices: &BTreeMap<String, Slice>, of: (u64, BTreeSet<DeviceKey>)) {
+        let now = self.start.elapsed();
+        if self.includes != of || self.inventory.next_loss().is_some_and(|loss| loss <= now) {
+            Arc::make_mut(&mut self.inventory).update(slices.values(), &of.1, now);
+            self.includes = of;
+        }
     }
 }
 
@@ -175,7 +188,10 @@ impl Reading {
                     tokio::time::sleep(RETRY_LIMIT).await;
                 }
                 Ok(None) => {
-                    self.change(|read| *read = Read { is_served: Some(false), ..Read::default() });
+                    self.change(|read| {
+                        *read =
+                            Read { is_served: Some(false), revision: read.revision + 1, ..Read::default() };
+                    });
                     tokio::time::sleep(RECHECK).await;
                 }
                 Err(error) => {
@@ -211,6 +227,7 @@ impl Reading {
 
     fn apply(&self, event: ListWatchEvent<WatchedSlice>) {
         self.change(|read| {
+            read.revision += 1;
             let slices = read.slices.get_or_insert_default();
             let before = slices.len();
             match event {

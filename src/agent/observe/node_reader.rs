@@ -142,7 +142,7 @@ impl NodeReader {
         &mut self,
         usage: &Usage,
         terminated: &TerminatedPodNames,
-        machine: &Machine,
+        machine: &Arc<Machine>,
     ) -> Result<Option<NodeClaims>, ScanError> {
         let Some(reader) = &mut self.claims else { return Ok(None) };
         let listed = topology::active_pods(usage, terminated);
@@ -160,7 +160,7 @@ impl NodeReader {
         usage: &Usage,
         time: Duration,
     ) -> Option<NodeClaims> {
-        let machine = machine::read(&self.host).ok()?;
+        let machine = Arc::new(machine::read(&self.host).ok()?);
         let read = async {
             loop {
                 match self.read_claims(usage, &TerminatedPodNames::default(), &machine) {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::inventory::{DeviceKey, Pool};
+use super::inventory::Pool;
 use super::slice::{Amount, Device, times_milli};
 use super::{Allocated, CPU_DRIVER, Claim, ClaimInUse, MEMORY_DRIVER, NodeClaims};
 use crate::machine::{Id, IdSet, Machine};
@@ -121,8 +121,8 @@ struct Accounting<'a> {
     machine: &'a Machine,
     read: &'a NodeClaims,
     held: Held,
-    /// Devices that claims hold, apart from CPUs and memory.
-    used: BTreeSet<DeviceKey>,
+    /// Devices that claims hold, apart from CPUs and memory: driver, pool and name.
+    used: BTreeSet<(&'a str, &'a str, &'a str)>,
 }
 
 impl<'a> Accounting<'a> {
@@ -133,8 +133,9 @@ impl<'a> Accounting<'a> {
             self.held.cpus.ids.union_with(cpus);
         }
         for allocated in &claim.devices {
-            let key = DeviceKey::from(allocated);
-            let device = self.read.inventory.device(&key);
+            let Allocated { driver, pool, device, .. } = allocated;
+            let key = (driver.as_str(), pool.as_str(), device.as_str());
+            let device = self.read.inventory.device(driver, pool, device);
             let amounts = amounts(allocated, device);
             if amounts.is_empty() {
                 self.used.insert(key);
@@ -212,18 +213,20 @@ impl<'a> Accounting<'a> {
     fn located(&mut self, driver: &str, name: &str, device: &Device) -> Option<Id> {
         let actual = device.pci.as_ref().and_then(|pci| self.read.pci.get(pci).copied().flatten());
         let actual = actual.filter(|node| self.machine.node(*node).is_some());
-        let (driver, name) = (driver.to_owned(), name.to_owned());
         let Some(published) = device.numa else { return actual };
         let node = match driver == MEMORY_DRIVER {
             true => self.node_at(published),
             false => Id::try_from(published).ok().filter(|node| self.machine.node(*node).is_some()),
         };
+        let (driver, device) = (|| driver.to_owned(), || name.to_owned());
         let Some(node) = node else {
-            self.held.findings.insert(ClaimFinding::NoSuchNode { driver, device: name, node: published });
+            let finding = ClaimFinding::NoSuchNode { driver: driver(), device: device(), node: published };
+            self.held.findings.insert(finding);
             return actual;
         };
         if let Some(actual) = actual.filter(|actual| *actual != node) {
-            let finding = ClaimFinding::OtherNode { driver, device: name, published: node, actual };
+            let (driver, device) = (driver(), device());
+            let finding = ClaimFinding::OtherNode { driver, device, published: node, actual };
             self.held.findings.insert(finding);
         }
         Some(node)
@@ -240,35 +243,20 @@ impl<'a> Accounting<'a> {
 
     /// Adds every device that is in a slice or in use.
     fn add_devices(&mut self) {
-        let mut unplaced: BTreeMap<String, u64> = BTreeMap::new();
-        let mut add = |held: &mut Held, driver: &str, node: Option<Id>, offered: bool, used: bool| match node
-        {
-            Some(node) => {
-                let amounts = held.devices.entry(driver.to_owned()).or_default().entry(node).or_default();
-                let counts = [true, offered, offered && !used];
-                amounts.iter_mut().zip(counts).for_each(|(amount, counts)| *amount += u64::from(counts));
-            }
-            None => *unplaced.entry(driver.to_owned()).or_default() += 1,
-        };
         let inventory = &self.read.inventory;
-        let mut counted = BTreeSet::new();
+        // Those that are left in the end are in no pool any more.
+        let mut used = std::mem::take(&mut self.used);
+        let mut placed = Placed::default();
         for (driver, pool_name, pool) in inventory.pools() {
-            let key = |device: &str| DeviceKey {
-                driver: driver.to_owned(),
-                pool: pool_name.to_owned(),
-                device: device.to_owned(),
-            };
             let mut sets: BTreeMap<&str, Set> = BTreeMap::new();
             for (name, device) in &pool.devices {
-                let key = key(name);
-                let used = self.used.contains(&key);
-                counted.insert(key);
+                let is_used = used.remove(&(driver, pool_name, name.as_str()));
                 if !device.stands_for.is_empty() {
                     continue;
                 }
                 if device.consumes.is_empty() {
                     let node = self.located(driver, name, device);
-                    add(&mut self.held, driver, node, !device.is_tainted, used);
+                    placed.add(driver, node, !device.is_tainted, is_used);
                     continue;
                 }
                 for set in device.consumes.keys() {
@@ -278,22 +266,52 @@ impl<'a> Accounting<'a> {
                     entry.exists |= whole;
                     entry.node = entry.node.or(node);
                     entry.offered |= whole && !device.is_tainted;
-                    entry.used |= used;
+                    entry.used |= is_used;
                 }
             }
             for set in sets.into_values().filter(|set| set.exists) {
-                add(&mut self.held, driver, set.node, set.offered, set.used);
+                placed.add(driver, set.node, set.offered, set.used);
             }
         }
-        for key in self.used.difference(&counted).cloned().collect::<Vec<_>>() {
-            let device = inventory.device(&key);
-            let node = device.and_then(|device| self.located(&key.driver, &key.device, device));
-            add(&mut self.held, &key.driver, node, false, true);
+        for (driver, pool, name) in used {
+            let device = inventory.device(driver, pool, name);
+            let node = device.and_then(|device| self.located(driver, name, device));
+            placed.add(driver, node, false, true);
         }
-        let unplaced = unplaced.into_iter();
-        self.held
-            .findings
-            .extend(unplaced.map(|(driver, devices)| ClaimFinding::NotPlaced { driver, devices }));
+        for (driver, Devices { by_node, unplaced }) in placed.0 {
+            let driver = driver.to_owned();
+            if unplaced > 0 {
+                let finding = ClaimFinding::NotPlaced { driver: driver.clone(), devices: unplaced };
+                self.held.findings.insert(finding);
+            }
+            if !by_node.is_empty() {
+                self.held.devices.insert(driver, by_node);
+            }
+        }
+    }
+}
+
+/// The devices of each driver.
+#[derive(Default)]
+struct Placed<'a>(BTreeMap<&'a str, Devices>);
+
+#[derive(Default)]
+struct Devices {
+    /// All, those that can be allocated, those of them that are not.
+    by_node: BTreeMap<Id, [u64; 3]>,
+    unplaced: u64,
+}
+
+impl<'a> Placed<'a> {
+    fn add(&mut self, driver: &'a str, node: Option<Id>, offered: bool, used: bool) {
+        let devices = self.0.entry(driver).or_default();
+        let Some(node) = node else {
+            devices.unplaced += 1;
+            return;
+        };
+        let counts = [true, offered, offered && !used];
+        let amounts = devices.by_node.entry(node).or_default();
+        amounts.iter_mut().zip(counts).for_each(|(amount, counts)| *amount += u64::from(counts));
     }
 }
 

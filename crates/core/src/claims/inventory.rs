@@ -60,7 +60,12 @@ pub(super) struct Pool {
 impl Inventory {
     /// Takes the node's slices as they are `now`, in time since any fixed moment. Devices `in_use` stay known when
     /// their pool no longer has them.
-    pub fn update(&mut self, slices: &[Slice], in_use: &BTreeSet<DeviceKey>, now: Duration) {
+    pub fn update<'a>(
+        &mut self,
+        slices: impl IntoIterator<Item = &'a Slice>,
+        in_use: &BTreeSet<DeviceKey>,
+        now: Duration,
+    ) {
         type ByPool<'a, T> = BTreeMap<(&'a str, &'a str), T>;
         let mut by_pool: ByPool<'_, Vec<&Slice>> = BTreeMap::new();
         for slice in slices {
@@ -93,16 +98,14 @@ impl Inventory {
 
     /// Returns a device that is or was in a slice.
     #[must_use]
-    pub fn device(&self, key: &DeviceKey) -> Option<&Device> {
-        let pool = self.pools.get(&key.driver)?.get(&key.pool)?;
-        pool.devices.get(&key.device).or_else(|| pool.others.get(&key.device))
+    pub fn device(&self, driver: &str, pool: &str, device: &str) -> Option<&Device> {
+        let pool = self.pools.get(driver)?.get(pool)?;
+        pool.devices.get(device).or_else(|| pool.others.get(device))
     }
 
-    /// Returns the devices of each driver that are or were in a slice.
-    pub fn by_driver(&self) -> impl Iterator<Item = (&str, Vec<&Device>)> {
-        self.pools
-            .iter()
-            .map(|(driver, pools)| (driver.as_str(), pools.values().flat_map(Pool::all).collect()))
+    /// Returns the devices that are or were in a slice, with their driver.
+    pub fn devices(&self) -> impl Iterator<Item = (&str, &Device)> {
+        self.pools().flat_map(|(driver, _, pool)| pool.all().map(move |device| (driver, device)))
     }
 
     pub(super) fn pools(&self) -> impl Iterator<Item = (&str, &str, &Pool)> {

@@ -47,7 +47,7 @@ impl Allocated {
         }
     }
 
-    /// Sets the request that it is for.
+    /// Sets the request that it is for: its name, or its name and that of an alternative, such as `gpu/small`.
     pub(crate) fn request(mut self, name: &str) -> Self {
         name.clone_into(&mut self.request);
         self
@@ -182,7 +182,16 @@ impl Claims {
             self.label_namespace().await?;
         }
         let names: BTreeSet<&str> = results.iter().map(|result| result.request.as_str()).collect();
-        let request = |name: &&str| json!({ "name": name, "exactly": { "deviceClassName": "example.com" } });
+        let class = "example.com";
+        let request = |name: &&str| match name.split_once('/') {
+            None => json!({ "name": name, "exactly": { "deviceClassName": class } }),
+            // A prioritized list of alternatives, of which this one is chosen.
+            Some((name, chosen)) => {
+                let alternative = |name: &str| json!({ "name": name, "deviceClassName": class });
+                let alternatives = ["other", chosen].map(alternative);
+                json!({ "name": name, "firstAvailable": alternatives })
+            }
+        };
         let requests: Vec<Value> = names.iter().map(request).collect();
         let mut claim = json!({
             "apiVersion": "resource.k8s.io/v1",

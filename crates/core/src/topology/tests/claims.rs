@@ -1,6 +1,7 @@
 //! Claims beside what the kubelet allocates: two nodes of eight CPUs each, of which 0 and 8 are reserved, with the CPU
 //! Manager's policy `none`, memory of 16 GiB, and a GPU and a NIC.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -110,7 +111,7 @@ impl World {
     fn topology_of(&self, inventory: &Inventory) -> Topology {
         let mut case = self.case.clone().unwrap_or_else(case);
         let sockets = [(0, ids("0-1"))].into();
-        let read = NodeClaims { inventory: inventory.clone(), sockets, ..self.read.clone() };
+        let read = NodeClaims { inventory: inventory.clone().into(), sockets, ..self.read.clone() };
         case.claims = Some(read);
         case.account()
     }
@@ -359,7 +360,8 @@ fn a_claim_counts_once_for_all_its_pods_and_containers() {
 fn the_node_of_a_device_is_what_its_driver_or_else_the_kernel_says() {
     let world = |driver: &str, attributes: Value| {
         let world = World::with(vec![slice(driver, json!([device("d", attributes)]), Value::Null)]);
-        let pci = [("0000:8a:00.0".to_owned(), Some(1)), ("0000:01:00.0".to_owned(), None)].into();
+        let pci = [("0000:8a:00.0".to_owned(), Some(1)), ("0000:01:00.0".to_owned(), None)];
+        let pci = Arc::new(pci.into());
         World { read: NodeClaims { pci, ..world.read }, ..world }
     };
     let node = |driver: &str, attributes: Value| {
