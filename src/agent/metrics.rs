@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use super::health::Health;
 use super::observe::Scan;
-use crate::claims::{ClaimFinding, NodeClaims, claims_of};
+use crate::claims::{ClaimFinding, NodeClaims};
 use crate::kubelet::RequestMetrics;
 use crate::nrt::zone_name;
 use crate::pod_source::PodSourceMetrics;
 use crate::scheduler::Publishable;
 use crate::telemetry::registry::{Counter, Family, Gauge, Histogram, Registry, label, unix_seconds};
-use crate::topology::{Finding, Topology, Zone, active_pods};
+use crate::topology::{Finding, Topology, Zone};
 
 /// Name under which the agent appears in metrics that several components share.
 const COMPONENT: &str = "agent";
@@ -84,7 +84,6 @@ pub(crate) struct Metrics {
     pub(super) triggers: Family<1, Counter>,
     findings: Family<1, Gauge>,
     zones: Family<3, Gauge>,
-    claims: Gauge,
     unplaced_devices: Family<1, Gauge>,
     withheld: Gauge,
     pub(super) unaccounted: Gauge,
@@ -141,8 +140,8 @@ impl Metrics {
                 "Inconsistencies in the last scan",
                 [label(
                     "kind",
-                    "`unpublished_node`, `unknown_cpus`, `cpus_allocated_twice`, `claims`: of resource claims \
-                     (DRA), `impossible_memory`, `overused_memory`, `device_on_unknown_node` or `unreadable`",
+                    "`unpublished_node`, `unknown_cpus`, `cpus_allocated_twice`, `claims` (DRA), \
+                     `impossible_memory`, `overused_memory`, `device_on_unknown_node` or `unreadable`",
                 )],
             ),
             zones: registry.gauges(
@@ -154,10 +153,6 @@ impl Metrics {
                     label("resource", "such as `cpu`; `other` beyond 128, devices first").at_most(128, 317),
                     label("type", "`capacity`, `allocatable` or `available`"),
                 ],
-            ),
-            claims: registry.gauge(
-                "numacast_dra_claims",
-                "Resource claims (DRA) of the node's pods; with `dra.source: off`, what they hold looks available",
             ),
             unplaced_devices: registry.gauges(
                 "numacast_dra_unplaced_devices",
@@ -239,11 +234,10 @@ impl Metrics {
         }
     }
 
-    /// Records a scan that produced a topology: its claims, its findings, and what could not be read.
+    /// Records a scan that produced a topology: its findings, devices in no zone, and what could not be read.
     pub(crate) fn accounted(&self, scan: &Scan, topology: &Topology) {
         self.scanned(Outcome::Success);
         self.set_findings(&topology.findings, scan.errors().count());
-        self.claims.set(claims(scan) as u64);
         let unplaced = unplaced_devices(scan.claims.as_deref(), &topology.findings);
         self.unplaced_devices.replace(unplaced.into_iter().map(|(driver, devices)| ([driver], devices)));
     }
@@ -292,12 +286,6 @@ impl Metrics {
         let all = zero.into_iter().chain(found).chain([(UNREADABLE, unreadable as u64)]);
         self.findings.replace(all.map(|(kind, count)| ([kind], count)));
     }
-}
-
-/// Counts the claims of the node's pods.
-fn claims(scan: &Scan) -> usize {
-    let listed = || claims_of(active_pods(&scan.usage, &scan.terminated)).len();
-    scan.claims.as_ref().map_or_else(listed, |read| read.claims.len())
 }
 
 /// Counts devices without a known NUMA node, for each driver whose claims are accounted for.

@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::agent::observe::Inventory;
-use crate::kubelet::{ClientError, ContainerUsage, PodUsage, Usage};
+use crate::kubelet::ClientError;
 use crate::telemetry::registry::samples;
 use crate::topology::Amounts;
 
@@ -17,26 +17,6 @@ fn registered() -> (Registry, Metrics) {
 fn scan(claims: &Value) -> Scan {
     let claims: NodeClaims = serde_json::from_value(claims.clone()).unwrap();
     Scan { claims: Some(Arc::new(claims)), ..Scan::default() }
-}
-
-#[test]
-fn claims_are_counted_once_whether_they_are_accounted_for_or_not() {
-    let of = |claims: &[&str]| ContainerUsage {
-        claims: claims.iter().map(|claim| (*claim).to_owned()).collect(),
-        ..ContainerUsage::default()
-    };
-    let pod = |name: &str| PodUsage {
-        name: name.to_owned(),
-        containers: vec![of(&["ns/a"]), of(&["ns/a", "ns/b"])],
-        ..PodUsage::default()
-    };
-    let usage = Arc::new(Usage { pods: vec![pod("one"), pod("two")] });
-    let (registry, metrics) = registered();
-    metrics.accounted(&Scan { usage: Arc::clone(&usage), ..Scan::default() }, &Topology::default());
-    assert_eq!(samples(&registry, "numacast_dra_claims "), ["2"]);
-    let unlisted = scan(&json!({"claims": {"ns/a": {}, "ns/b": {}, "ns/waits": {}}}));
-    metrics.accounted(&Scan { usage, ..unlisted }, &Topology::default());
-    assert_eq!(samples(&registry, "numacast_dra_claims "), ["3"]);
 }
 
 #[test]

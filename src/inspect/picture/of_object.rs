@@ -141,7 +141,8 @@ mod tests {
         let pods = [pod("run", "Running"), pod("ended", "Succeeded")];
         let picture = Picture::of_object(&object, Some(&pods), Timestamp::UNIX_EPOCH);
         let lines: Vec<String> = picture.lines(80).iter().map(Line::text).collect();
-        let claims: Vec<&str> = lines.iter().filter(|line| line.contains("claim")).map(|line| line.trim_end()).collect();
+        let claims: Vec<&str> =
+            lines.iter().filter(|line| line.contains("claim")).map(|line| line.trim_end()).collect();
         assert_eq!(claims, ["?       ns/run   (claim gpus)   -      -        -"]);
     }
 
