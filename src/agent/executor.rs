@@ -200,8 +200,7 @@ impl Executor {
         let account = guard.account.as_ref();
         match (plan.outcome, account) {
             (Some(Outcome::Success), Some(account)) => {
-                let scan = &account.scan;
-                self.metrics.accounted(&scan.usage, scan.errors().count(), &account.topology);
+                self.metrics.accounted(&account.scan, &account.topology);
             }
             (Some(outcome), _) => self.metrics.scanned(outcome),
             (None, _) => {}

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::health::Health;
-use crate::kubelet::{ClaimedDevice, RequestMetrics, Usage};
+use super::observe::Scan;
+use crate::claims::{ClaimFinding, NodeClaims};
+use crate::kubelet::RequestMetrics;
 use crate::nrt::zone_name;
 use crate::pod_source::PodSourceMetrics;
 use crate::scheduler::Publishable;
@@ -82,7 +84,7 @@ pub(crate) struct Metrics {
     pub(super) triggers: Family<1, Counter>,
     findings: Family<1, Gauge>,
     zones: Family<3, Gauge>,
-    dra_devices: Family<1, Gauge>,
+    unplaced_devices: Family<1, Gauge>,
     withheld: Gauge,
     pub(super) unaccounted: Gauge,
     reserved: Family<1, Gauge>,
@@ -138,8 +140,8 @@ impl Metrics {
                 "Inconsistencies in the last scan",
                 [label(
                     "kind",
-                    "`unpublished_node`, `unknown_cpus`, `impossible_memory`, `overused_memory`, \
-                     `device_on_unknown_node` or `unreadable`",
+                    "`unpublished_node`, `unknown_cpus`, `cpus_allocated_twice`, `claims` (DRA), \
+                     `impossible_memory`, `overused_memory`, `device_on_unknown_node` or `unreadable`",
                 )],
             ),
             zones: registry.gauges(
@@ -152,12 +154,12 @@ impl Metrics {
                     label("type", "`capacity`, `allocatable` or `available`"),
                 ],
             ),
-            dra_devices: registry.gauges(
-                "numacast_dra_allocated_devices",
-                "Devices of resource claims (DRA) that the kubelet was told of",
+            unplaced_devices: registry.gauges(
+                "numacast_dra_unplaced_devices",
+                "Devices that are in no zone, since their NUMA node is not known, for each DRA driver that is \
+                 accounted for",
                 // The API server's limit for a driver name. A node has a few.
-                [label("driver", "`unknown` before kubelet 1.31; `other` beyond 32")
-                    .at_most(32, 63)],
+                [label("driver", "`other` beyond 32").at_most(32, 63)],
             ),
             withheld: registry.gauge(
                 "numacast_fingerprint_withheld",
@@ -232,13 +234,12 @@ impl Metrics {
         }
     }
 
-    /// Records a scan that produced a topology: its devices of resource claims, its findings, and what could
-    /// not be read.
-    pub(crate) fn accounted(&self, usage: &Usage, unreadable: usize, topology: &Topology) {
+    /// Records a scan that produced a topology: its findings, devices in no zone, and what could not be read.
+    pub(crate) fn accounted(&self, scan: &Scan, topology: &Topology) {
         self.scanned(Outcome::Success);
-        self.set_findings(&topology.findings, unreadable);
-        let devices = claimed_devices(usage);
-        self.dra_devices.replace(devices.into_iter().map(|(driver, devices)| ([driver], devices)));
+        self.set_findings(&topology.findings, scan.errors().count());
+        let unplaced = unplaced_devices(scan.claims.as_deref(), &topology.findings);
+        self.unplaced_devices.replace(unplaced.into_iter().map(|(driver, devices)| ([driver], devices)));
     }
 
     pub(crate) fn changed(&self, newest: &Publishable) {
@@ -287,22 +288,15 @@ impl Metrics {
     }
 }
 
-/// Counts devices by driver. The kubelet lists a device once for each container that uses its claim.
-fn claimed_devices(usage: &Usage) -> BTreeMap<&str, u64> {
-    let containers = usage.pods.iter().flat_map(|pod| &pod.containers);
-    let devices: BTreeSet<_> = containers.flat_map(|container| &container.claimed).map(identity).collect();
-    let mut drivers = BTreeMap::new();
-    for (driver, ..) in devices {
-        *drivers.entry(if driver.is_empty() { "unknown" } else { driver }).or_default() += 1;
-    }
-    drivers
-}
-
-/// Returns a device's identity: driver, pool, device and share, or the claim if the kubelet reports only
-/// that.
-fn identity(device: &ClaimedDevice) -> (&str, &str, &str, Option<&str>, Option<&str>) {
-    let ClaimedDevice { claim, driver, pool, device, share } = device;
-    (driver, pool, device, share.as_deref(), driver.is_empty().then_some(claim))
+/// Counts devices without a known NUMA node, for each driver whose claims are accounted for.
+fn unplaced_devices(claims: Option<&NodeClaims>, findings: &BTreeSet<Finding>) -> BTreeMap<String, u64> {
+    let Some(claims) = claims else { return BTreeMap::new() };
+    let drivers = claims.inventory.devices().map(|(driver, _)| (driver.to_owned(), 0));
+    let unplaced = findings.iter().filter_map(|finding| match finding {
+        Finding::Claims(ClaimFinding::NotPlaced { driver, devices }) => Some((driver.clone(), *devices)),
+        _ => None,
+    });
+    drivers.chain(unplaced).collect()
 }
 
 #[cfg(test)]

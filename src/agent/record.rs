@@ -61,6 +61,9 @@ pub struct Recording {
     /// The node's claims, if they were read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claims: Option<NodeClaims>,
+    /// Why they were not read.
+    #[serde(rename = "claimsProblem", default, skip_serializing_if = "Option::is_none")]
+    pub claims_error: Option<String>,
     /// Terminated pods (namespace, name) in the List, as far as known.
     #[serde(rename = "terminal", default, skip_serializing_if = "BTreeSet::is_empty")]
     pub terminated: BTreeSet<(String, String)>,
@@ -135,9 +138,12 @@ impl Recording {
         }
         let (config, config_errors) = read_config(&mut reader).await;
         let claims = match &usage {
-            Ok((usage, _)) => reader.claims_in_time(usage, settings.kubelet_timeout).await,
-            Err(_) => None,
+            Ok((usage, _)) if settings.reads_claims => {
+                reader.claims_in_time(usage, settings.kubelet_timeout).await
+            }
+            _ => Ok(None),
         };
+        let claims_error = claims.as_ref().err().map(ToString::to_string);
         let created = usage.as_ref().ok().and_then(|(_, response)| response.socket.created());
         let observed = Observed {
             list_error: usage.as_ref().err().and_then(client_error),
@@ -160,7 +166,8 @@ impl Recording {
             usage: Recorded::of(usage.map(|(usage, _)| usage)),
             checkpoints,
             checkpoint_errors: reader.checkpoints.errors().to_vec(),
-            claims,
+            claims: claims.ok().flatten(),
+            claims_error,
             terminated: BTreeSet::new(),
         };
         (recording, observed)
@@ -187,6 +194,8 @@ impl Recording {
         let allocatable = self.allocatable.get()?.clone();
         let machine = machine::read(&self.files).map_err(|error| RecordingError(error.to_string()))?;
         let mut config_errors = self.config_errors.clone();
+        let lost = |error| format!("{error}; what claims hold looks available");
+        config_errors.extend(self.claims_error.as_ref().map(lost));
         let config = match &self.config {
             Recorded::Response(config) => Some(config.clone()),
             Recorded::Error(error) => {
@@ -309,6 +318,7 @@ mod tests {
             checkpoints: None,
             checkpoint_errors: vec![],
             claims: None,
+            claims_error: None,
             terminated: BTreeSet::new(),
         };
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -141,7 +141,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         };
         match options.local || options.replay.is_some() {
             true => local(&options, &workloads).await,
-            false => in_cluster(&options, &workloads).await,
+            false => in_cluster(&options, workloads).await,
         }
     })
 }
@@ -216,8 +216,10 @@ impl Options {
     }
 }
 
-async fn in_cluster(options: &Options, workloads: &[Workload]) -> anyhow::Result<ExitCode> {
+async fn in_cluster(options: &Options, mut workloads: Vec<Workload>) -> anyhow::Result<ExitCode> {
     let cluster = options.cluster.cluster().await?;
+    fit::read_claims(&cluster, &mut workloads).await;
+    let workloads = &workloads;
     let fleet = options.fleet(&cluster).await?;
     let answers = fit::answers(&fleet, workloads);
     let explain = |(workload, answers): (&Workload, &Vec<Answer>)| {
@@ -320,7 +322,8 @@ async fn pending(options: &Options) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let fleet = options.fleet(&cluster).await?;
-    let (workloads, messages): (Vec<Workload>, Vec<String>) = pods.into_iter().unzip();
+    let (mut workloads, messages): (Vec<Workload>, Vec<String>) = pods.into_iter().unzip();
+    fit::read_claims(&cluster, &mut workloads).await;
     let answers = fit::shared_answers(&fleet, &workloads);
     let answers: Vec<&[Answer]> = answers.iter().map(Rc::as_ref).collect();
     if options.output == Output::Json {

@@ -99,6 +99,7 @@ fn picture(recording: &Recording, account: &Account, state: &Publishable) -> any
         machine,
         cpus: &cpus,
         pods: active_pods(&scan.usage, &scan.terminated).collect(),
+        claims: scan.claims.as_deref(),
     });
     let terminal = Terminal::now();
     let lines = picture.lines(terminal.width());
@@ -112,9 +113,10 @@ async fn take(config: &Config) -> Recording {
     Recording::take(&settings, cluster).await
 }
 
-/// Returns a client for the cluster, if the kubelet's configuration has to be requested with its credentials.
+/// Returns a client for the cluster, if claims are read, or the kubelet's configuration has to be requested with its
+/// credentials.
 pub(super) async fn cluster(config: &Config, settings: &agent::Settings) -> Option<Cluster> {
-    match settings.kubelet_config.needs_kubelet() {
+    match settings.reads_claims || settings.kubelet_config.needs_kubelet() {
         true => config.cluster().await.ok(),
         false => None,
     }

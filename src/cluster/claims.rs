@@ -2,6 +2,7 @@
 //!
 //! Slices can be selected by node, claims only by name: whoever may read one claim may read all of the cluster.
 
+use k8s_openapi::api::core::v1::NodeSelector;
 use kube::api::{GetParams, ListParams, WatchParams};
 use kube::client::Body;
 use kube::core::Request;
@@ -11,6 +12,7 @@ use tokio::time::Instant;
 use super::list_watch::{ListWatchParams, PartialObject};
 use super::{Cluster, ClusterError, Failure, ListWatchStream};
 use crate::claims::{Claim, Slice, SliceObject};
+use crate::names::is_dns_name;
 
 const GROUP: &str = "/apis/resource.k8s.io";
 
@@ -43,6 +45,28 @@ impl PartialObject for WatchedSlice {
     fn version(&self) -> &str {
         &self.version
     }
+}
+
+/// The status of a claim, as far as it decides where its pods can go.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ClaimStatus {
+    /// What the scheduler has allocated.
+    pub allocation: Option<ClaimAllocation>,
+}
+
+/// The nodes of an allocation.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ClaimAllocation {
+    /// The nodes on which the devices can be used; `None` is all.
+    pub node_selector: Option<NodeSelector>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ClaimObject {
+    status: ClaimStatus,
 }
 
 #[derive(Default, Deserialize)]
@@ -104,13 +128,41 @@ impl Cluster {
         namespace: &str,
         name: &str,
     ) -> Result<Option<Claim>, ClusterError> {
+        self.read_claim(version, namespace, name, Claim::from_json).await
+    }
+
+    /// Reads the status of a claim; `None` if there is no such claim.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn claim_status(
+        &self,
+        version: DraVersion,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<ClaimStatus>, ClusterError> {
+        // The name may be from a manifest, which nobody has checked.
+        if !is_dns_name(namespace) || !is_dns_name(name) {
+            return Ok(None);
+        }
+        let parse = |json: &[u8]| serde_json::from_slice(json).map(|ClaimObject { status }| status);
+        self.read_claim(version, namespace, name, parse).await
+    }
+
+    async fn read_claim<T>(
+        &self,
+        version: DraVersion,
+        namespace: &str,
+        name: &str,
+        parse: impl Fn(&[u8]) -> Result<T, serde_json::Error>,
+    ) -> Result<Option<T>, ClusterError> {
         let what = format!("get resourceclaim {namespace}/{name}");
         let path = format!("{GROUP}/{}/namespaces/{namespace}/resourceclaims", version.0);
         let call = async {
             let request = Request::new(path).get(name, &GetParams::default());
             let request = request.map_err(kube::Error::BuildRequest)?;
             let body = self.read_limited(request.map(Body::from), MAX_BYTES).await?;
-            Claim::from_json(&body).map_err(kube::Error::SerdeError)
+            parse(&body).map_err(kube::Error::SerdeError)
         };
         match self.in_time(&what, call).await {
             Ok(claim) => Ok(Some(claim)),

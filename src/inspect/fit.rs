@@ -1,5 +1,6 @@
 //! Answers `fit`: on which nodes a pod fits, and why not on the others.
 
+mod claims;
 mod filters;
 mod fleet;
 mod local;
@@ -8,7 +9,7 @@ mod report;
 mod workload;
 
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::rc::Rc;
 
@@ -20,6 +21,7 @@ use crate::machine::IdSet;
 use crate::nrt::POLICY;
 use crate::scheduler;
 
+pub use claims::{PodClaim, read_claims};
 pub use fleet::{Fleet, FleetNode, Selection, pending_pods};
 pub use local::{Local, LocalError};
 pub use pod_spec::PodSpec;
@@ -67,7 +69,7 @@ pub enum Outcome {
         containers: Vec<Landing>,
         /// What is not known, so that it is a guess.
         #[serde(skip_serializing_if = "Vec::is_empty")]
-        guesses: Vec<&'static str>,
+        guesses: Vec<String>,
     },
     /// It is a pod of the cluster that is there already: its kubelet has admitted it.
     #[serde(rename = "yes")]
@@ -158,7 +160,10 @@ impl Answer {
             return Self::new(view.name.clone(), Outcome::Runs);
         }
         let outcome = match view.fit(&workload.wish) {
-            Verdict::Fits { placements, guesses } => Outcome::yes(view, &placements, &guesses),
+            Verdict::Fits { placements, guesses } => {
+                let guesses = guesses.into_iter().map(|guess| guess_text(guess).to_owned());
+                Outcome::yes(view, &placements, guesses.chain(workload.guesses()).collect())
+            }
             Verdict::Insufficient(resources) => Outcome::insufficient(&resources),
             Verdict::Refused(refusal) => Outcome::refused(refusal),
         };
@@ -172,9 +177,9 @@ impl Answer {
 }
 
 impl Outcome {
-    fn yes(view: &NodeView, placements: &[Placement], guesses: &BTreeSet<Guess>) -> Self {
+    fn yes(view: &NodeView, placements: &[Placement], guesses: Vec<String>) -> Self {
         let containers = placements.iter().map(|placement| Landing::of(view, placement)).collect();
-        Self::Yes { containers, guesses: guesses.iter().map(|guess| guess_text(*guess)).collect() }
+        Self::Yes { containers, guesses }
     }
 
     /// As the scheduler says it.
@@ -295,8 +300,8 @@ fn answers_of_node(reader: &mut ZoneReader, node: &FleetNode, workloads: &[Workl
         if workload.node.as_ref() == Some(name) {
             return Answer::new(name.clone(), Outcome::Runs);
         }
-        if let Some(message) = filters::excluded(&workload.spec, &node.details) {
-            return Answer::new(name.clone(), Outcome::Excluded { message: message.to_owned() });
+        if let Some(message) = workload.excluded(&node.details) {
+            return Answer::new(name.clone(), Outcome::Excluded { message });
         }
         match view.get_or_init(|| node.view(reader)) {
             Some(view) => Answer::of_view(view, workload),
@@ -337,7 +342,7 @@ impl FleetNode {
 
     /// Returns the node's state with its pods, if its kubelet or what its pods have is why the pod does not fit.
     fn refusing(&self, budgets: &[fleet::Budget], workload: &Workload, answer: &Answer) -> Option<NodeView> {
-        if answer.fits() || filters::excluded(&workload.spec, &self.details).is_some() {
+        if answer.fits() || workload.excluded(&self.details).is_some() {
             return None;
         }
         let mut view = self.view(&mut ZoneReader::default())?;

@@ -140,7 +140,7 @@ fn memory_group(zone: &topology::Zone) -> Option<Line> {
 fn add_pods<'a>(zones: &mut [Zone], pods: impl Iterator<Item = (&'a str, Vec<String>)>) {
     for (pod, names) in pods {
         for zone in zones.iter_mut().filter(|zone| names.contains(&zone.name)) {
-            if zone.pods.last().is_none_or(|last| last != pod) {
+            if zone.pods.iter().all(|name| name != pod) {
                 zone.pods.push(pod.to_owned());
             }
         }
@@ -151,7 +151,10 @@ fn add_pods<'a>(zones: &mut [Zone], pods: impl Iterator<Item = (&'a str, Vec<Str
 mod tests {
     use std::collections::BTreeMap;
 
+    use serde_json::json;
+
     use super::*;
+    use crate::claims::NodeClaims;
     use crate::kubelet::{ContainerUsage, DeviceGroup, MemoryBlock, PodUsage};
     use crate::machine::{CpuLocation, Id, Machine, NumaNode};
     use crate::nrt::Amounts;
@@ -211,6 +214,27 @@ mod tests {
         vec![pod("narrow", narrow), pod("wide", wide)]
     }
 
+    /// Returns a claim of two pods, and one of CPUs whose ids are not known.
+    fn claims() -> NodeClaims {
+        let json = json!({
+            "inventory": {
+                "dra.cpu": {"w": {"devices": {"cpudevnuma002": {"numa": 2, "standsFor": {"cpu": {
+                    "consumed": {"capacity": "dra.cpu/cpu", "milli": 1000, "whole": 4}}}}}}},
+                "gpu.a.io": {"w": {"devices": {"gpu-0": {"numa": 0}, "gpu-1": {"numa": 2}}}},
+            },
+            "claims": {
+                "ns/cpus": {"pods": ["only"], "claim": {"uid": "u", "isAllocated": true, "devices": [
+                    {"driver": "dra.cpu", "pool": "w", "device": "cpudevnuma002", "consumed": {"dra.cpu/cpu": 2}}]}},
+                "ns/gpus": {"pods": ["narrow", "wide"], "claim": {"uid": "v", "isAllocated": true, "devices": [
+                    {"driver": "dra.cpu", "pool": "w", "device": "cpudevnuma002", "consumed": {"dra.cpu/cpu": 1}},
+                    {"driver": "gpu.a.io", "pool": "w", "device": "gpu-0"},
+                    {"driver": "gpu.a.io", "pool": "w", "device": "gpu-1"}]}},
+            },
+            "cdi": {"cpus": {"v": "10"}},
+        });
+        serde_json::from_value(json).unwrap()
+    }
+
     fn picture() -> Picture {
         let node = |id, cpus: &str| NumaNode { id, cpus: cpus.parse().unwrap(), ..NumaNode::default() };
         let machine = Machine { nodes: vec![node(0, "0-7"), node(2, "8-11")], ..Machine::default() };
@@ -225,6 +249,7 @@ mod tests {
             machine: &machine,
             cpus: &cpus,
             pods: pods.iter().collect(),
+            claims: Some(&claims()),
         })
     }
 
@@ -237,7 +262,7 @@ mod tests {
         let expected = "\
 w  policy unknown, 2 zones
 
-node-0   wide
+node-0   narrow wide
   CPUs 0-7, socket 0, distances 10 21
   L3 caches of CPUs 0-3 and 4-7
   in the Memory Manager's group of the nodes 0,2
@@ -245,15 +270,18 @@ node-0   wide
   memory ██████████████████████████████░░░░░░░░░░   6 used   2 free GiB
   nic    ████████████████████████████████████████   2 used   0 free
 
-node-2   wide narrow
+node-2   narrow wide only
   CPUs 8-11, socket 1, distances 10 21
   cpu    ████████████████████░░░░░░░░░░░░░░░░░░░░   2 used   2 free
   memory ██████████████████████████████░░░░░░░░░░   3 used   1 free GiB
   nic    ████████████████████████████████████████   1 used   0 free
 
-ZONES   POD         CONTAINER   CPUS    MEMORY                       DEVICES
-0,2     ns/wide     c           2-3,8   2 GiB, 64 MiB of 2Mi pages   nic eth0
-2       ns/narrow   c           9       -                            -
+ZONES   POD         CONTAINER      CPUS               MEMORY                       DEVICES
+0,2     ns/narrow   (claim gpus)   10                 -                            gpu.a.io gpu-0,gpu-1
+0,2     ns/wide     (claim gpus)   10                 -                            gpu.a.io gpu-0,gpu-1
+0,2     ns/wide     c              2-3,8              2 GiB, 64 MiB of 2Mi pages   nic eth0
+2       ns/narrow   c              9                  -                            -
+2       ns/only     (claim cpus)   2 of unknown ids   -                            -
 ";
         assert_eq!(text(&picture().lines(usize::MAX)), expected);
     }
@@ -263,7 +291,7 @@ ZONES   POD         CONTAINER   CPUS    MEMORY                       DEVICES
         let lines = picture().lines_within(80, 10);
         let first: Vec<String> =
             lines.iter().map(|line| line.text().split(' ').next().unwrap_or_default().to_owned()).collect();
-        assert_eq!(first, ["w", "", "free", "node-0", "node-2", "", "ZONES", "0,2", "2"]);
+        assert_eq!(first, ["w", "", "free", "node-0", "node-2", "", "ZONES", "0,2", "0,2", "and"]);
         for height in 0..30 {
             assert!(picture().lines_within(80, height).len() <= height.max(1), "{height}");
         }

@@ -321,3 +321,19 @@ fn snapshot_draws_a_recording() {
     assert!(text.contains("\n  CPUs 0-7, distances 10 21\n  cpu       ███"), "{text}");
     assert!(text.contains("\n0       default/"), "{text}");
 }
+
+#[test]
+fn snapshot_draws_who_has_what_claims_hold() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/replays/dra-claims-read.json");
+    let outcome = numacast(&["snapshot", "--replay", file, "-o", "picture"]);
+    let text = outcome.success();
+    assert!(text.contains("\nnode-0   db train web\n") && text.contains("\n  gpu.example.com ██"), "{text}");
+    let table = text.lines().skip_while(|line| !line.starts_with("ZONES")).map(str::trim_end);
+    let expected = [
+        "ZONES   POD             CONTAINER      CPUS   MEMORY   DEVICES",
+        "0       default/db      (claim gpus)   -      -        gpu.example.com gpu-0,gpu-1",
+        "0       default/train   (claim cpus)   1-2    -        -",
+        "0       default/web     (claim gpus)   -      -        gpu.example.com gpu-0,gpu-1",
+    ];
+    assert_eq!(table.collect::<Vec<_>>(), expected);
+}

@@ -2,10 +2,14 @@
 //! pods and the drivers' books.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
-use serde_json::json;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::PostParams;
+use serde_json::{Value, json};
 
 use crate::support::agent::Agent;
 use crate::support::dra::{Allocated, Claims, Driver, Pool, device, ids};
@@ -358,4 +362,73 @@ async fn walk(version: &str) -> Result<()> {
         walk.matches().await.with_context(|| format!("step {step}, after {actions:#?}"))?;
     }
     walk.nics.stop()
+}
+
+#[tokio::test]
+async fn snapshot_shows_the_pods_of_claims_and_fit_where_they_are_allocated() -> Result<()> {
+    let Some(parts) = Parts::with_dra_driver(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
+    let node = RealNode::on("two-by-eight")?.kubelet("cpuManagerPolicy", json!("none"));
+    let node = node.start(&cluster).await?;
+    let cpus = Driver::start(&cluster, &node, "dra.cpu", &[Pool::cpus_by_count("cpus", &CPUS)?]).await?;
+    let claims = Claims::of(&node);
+    let share = || cpus.allocated("cpus", "cpudevnuma001").consumes("dra.cpu/cpu", "3");
+    claims.create("three", vec![share()]).await?;
+    claims.create("later", vec![share()]).await?;
+    claims.run(&node, pod("user").claim("three")).await?;
+
+    let recording = node.dir().join("claims.json").display().to_string();
+    let picture = |arguments: &[&str]| -> Result<String> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_numacast"));
+        let output = command.args(["snapshot", "-o", "picture"]).args(arguments).output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let kubeconfig = node.agent_kubeconfig().display().to_string();
+    let root = format!("--set=host.root={}", node.dir().display());
+    let places = Agent::places(&node).map(|place| place.to_string_lossy().into_owned());
+    let live = ["--node-name", node.name(), "--kubeconfig", &kubeconfig, "--set=dra.source=auto", &root];
+    let live = live.into_iter().chain(["--record", &recording]).chain(places.iter().map(String::as_str));
+    let drawn = picture(&live.collect::<Vec<_>>())?;
+    let prepared = &cpus.book()?[&claims.uid("three").await?];
+    let row = format!("1 {}/user (claim three) {} - -", node.namespace(), prepared.devices[0].cpus);
+    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    ensure!(drawn.lines().any(|line| words(line) == row), "{row}\n{drawn}");
+    ensure!(picture(&["--replay", &recording])? == drawn);
+
+    let mut agent = Agent::start(&node, &["--set=dra.source=auto", &root])?;
+    until("there is an object", async || {
+        agent.still_runs()?;
+        nrt::read(&node.client(), node.name()).await.map(drop)
+    })
+    .await?;
+    let pods: Api<Pod> = Api::namespaced(node.client(), node.namespace());
+    for (claim, expected) in [
+        ("three", json!(null)),
+        (
+            "later",
+            json!(["whether the devices of its claim later are free (the scheduler has not allocated it)"]),
+        ),
+    ] {
+        let waits = format!("waits-{claim}");
+        let mut object = pod(&waits).claim(claim).scheduled_by("none")?;
+        object.metadata.namespace = Some(node.namespace().to_owned());
+        pods.create(&PostParams::default(), &object).await?;
+        let mut command = Command::new(env!("CARGO_BIN_EXE_numacast"));
+        command.args([
+            "fit",
+            "pod",
+            &format!("{}/{waits}", node.namespace()),
+            "--node",
+            node.name(),
+            "-o",
+            "json",
+        ]);
+        let output = command.arg("--kubeconfig").arg(cluster.admin_kubeconfig()).output()?;
+        let answer: Value = serde_json::from_slice(&output.stdout)
+            .with_context(|| String::from_utf8_lossy(&output.stderr).into_owned())?;
+        let answer = &answer[0]["nodes"][0];
+        ensure!(answer["fits"] == "yes" && answer["guesses"] == expected, "{answer}");
+    }
+    Ok(())
 }

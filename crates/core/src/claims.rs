@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::{Id, IdSet};
 
-pub use account::{ClaimFinding, Held, HeldCpus, account};
+pub use account::{ClaimFinding, Held, HeldCpus, Holding, account, holdings};
 pub use cdi::{CdiAllocations, parse_cdi};
 pub use claim::{Allocated, Claim, ClaimInUse, claims_of};
 pub use inventory::{DeviceKey, Inventory, KEPT_FOR};

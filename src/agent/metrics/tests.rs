@@ -1,5 +1,8 @@
+use serde_json::{Value, json};
+
 use super::*;
-use crate::kubelet::{ClientError, ContainerUsage, PodUsage};
+use crate::agent::observe::Inventory;
+use crate::kubelet::ClientError;
 use crate::telemetry::registry::samples;
 use crate::topology::Amounts;
 
@@ -11,62 +14,40 @@ fn registered() -> (Registry, Metrics) {
     (registry, metrics)
 }
 
-/// Parses `driver/pool/device` or `driver/pool/device/share`.
-fn claimed(name: &str) -> ClaimedDevice {
-    let mut parts = name.split('/').map(str::to_owned);
-    let mut part = || parts.next().unwrap_or_default();
-    ClaimedDevice {
-        claim: "ns/claim".into(),
-        driver: part(),
-        pool: part(),
-        device: part(),
-        share: parts.next(),
-    }
+fn scan(claims: &Value) -> Scan {
+    let claims: NodeClaims = serde_json::from_value(claims.clone()).unwrap();
+    Scan { claims: Some(Arc::new(claims)), ..Scan::default() }
 }
 
-/// Returns a usage with one pod for each list of devices.
-fn usage(pods: &[&[ClaimedDevice]]) -> Usage {
-    let pod = |claimed: &&[ClaimedDevice]| PodUsage {
-        containers: vec![ContainerUsage { claimed: claimed.to_vec(), ..ContainerUsage::default() }],
-        ..PodUsage::default()
+#[test]
+fn drivers_that_are_accounted_for_are_named_with_what_is_in_no_zone() {
+    let driver = json!({"w": {"devices": {"d": {}}}});
+    let scan = scan(&json!({"inventory": {"dra.cpu": driver, "gpu.a.io": driver}}));
+    let unplaced = |driver: &str, devices| {
+        Finding::Claims(ClaimFinding::NotPlaced { driver: driver.to_owned(), devices })
     };
-    Usage { pods: pods.iter().map(pod).collect() }
-}
-
-#[test]
-fn a_device_counts_once_however_many_containers_share_its_claim() {
-    let (gpu, nic) = (claimed("gpu.example.com/worker/gpu-0"), claimed("nic.example.com/worker/vf-3"));
-    let usage = usage(&[&[gpu.clone(), nic], &[gpu], &[claimed("gpu.example.com/worker/gpu-1")]]);
+    let findings = [unplaced("gpu.a.io", 3), unplaced("gone.a.io", 1)].into();
     let (registry, metrics) = registered();
-    metrics.accounted(&usage, 0, &Topology::default());
-    let expected = [r#"{driver="gpu.example.com"} 2"#, r#"{driver="nic.example.com"} 1"#];
-    assert_eq!(samples(&registry, "numacast_dra_allocated_devices"), expected);
+    metrics.accounted(&scan, &Topology { findings, ..Topology::default() });
+    let of = || samples(&registry, "numacast_dra_unplaced_devices");
+    let expected = [r#"{driver="dra.cpu"} 0"#, r#"{driver="gone.a.io"} 1"#, r#"{driver="gpu.a.io"} 3"#];
+    assert_eq!(of(), expected);
+    assert_eq!(samples(&registry, r#"numacast_findings{kind="claims"} "#), ["2"]);
+    metrics.accounted(&Scan::default(), &Topology::default());
+    assert_eq!(of(), Vec::<String>::new());
 }
 
 #[test]
-fn shares_of_a_device_and_equal_names_in_two_pools_are_several_devices() {
-    let devices = ["a/p/gpu/share-1", "a/p/gpu/share-2", "a/q/gpu", "a/p/gpu"].map(claimed);
-    assert_eq!(claimed_devices(&usage(&[&devices])), [("a", 4)].into());
-}
-
-#[test]
-fn a_kubelet_that_lists_only_claims_is_counted_by_claims() {
-    let claim = |name: &str| ClaimedDevice { claim: name.into(), ..ClaimedDevice::default() };
-    let usage = usage(&[&[claim("ns/a")], &[claim("ns/b"), claim("ns/a")]]);
-    assert_eq!(claimed_devices(&usage), [("unknown", 2)].into());
-}
-
-#[test]
-fn drivers_are_limited_and_removed_when_they_are_gone() {
-    let many: Vec<_> = (0..1_000).map(|n| claimed(&format!("driver-{n:04}{}/p/d", "x".repeat(99)))).collect();
+fn drivers_are_limited() {
+    let driver = json!({"w": {"devices": {"d": {}}}});
+    let drivers: BTreeMap<String, &Value> =
+        (0..1_000).map(|n| (format!("driver-{n:04}{}", "x".repeat(99)), &driver)).collect();
     let (registry, metrics) = registered();
-    metrics.accounted(&usage(&[&many]), 0, &Topology::default());
-    let found = samples(&registry, "numacast_dra_allocated_devices");
+    metrics.accounted(&scan(&json!({"inventory": drivers})), &Topology::default());
+    let found = samples(&registry, "numacast_dra_unplaced_devices");
     assert_eq!(found.len(), 33);
-    assert!(found.contains(&r#"{driver="other"} 968"#.to_owned()), "{found:?}");
+    assert!(found.contains(&r#"{driver="other"} 0"#.to_owned()), "{found:?}");
     assert!(found.iter().all(|line| line.len() < 80), "{found:?}");
-    metrics.accounted(&Usage::default(), 0, &Topology::default());
-    assert_eq!(samples(&registry, "numacast_dra_allocated_devices"), Vec::<String>::new());
 }
 
 #[test]
@@ -77,9 +58,11 @@ fn findings_are_those_of_the_last_scan() {
     let overused =
         |nodes: &str| Finding::OverusedMemory { nodes: nodes.parse().unwrap(), resource: "memory".into() };
     let findings = [overused("0"), overused("0-1")].into();
-    metrics.accounted(&Usage::default(), 1, &Topology { findings, ..Topology::default() });
+    let inventory = Arc::new(Inventory { errors: vec!["no".to_owned()], ..Inventory::default() });
+    let unreadable = Scan { inventory, ..Scan::default() };
+    metrics.accounted(&unreadable, &Topology { findings, ..Topology::default() });
     assert_eq!([of("overused_memory"), of("unknown_cpus"), of("unreadable")], [["2"], ["0"], ["1"]]);
-    metrics.accounted(&Usage::default(), 0, &Topology::default());
+    metrics.accounted(&Scan::default(), &Topology::default());
     assert_eq!([of("overused_memory"), of("unreadable")], [["0"], ["0"]]);
     assert_eq!(samples(&registry, r#"numacast_scans_total{outcome="success"} "#), ["2"]);
 }

@@ -154,22 +154,28 @@ impl NodeReader {
         Ok(read)
     }
 
-    /// Returns what is known of the claims that the List names, as soon as they are read; `None` if they are not in time.
+    /// Returns what is known of the claims that the List names, as soon as they are read.
+    ///
+    /// # Errors
+    /// If they are not in time.
     pub(in crate::agent) async fn claims_in_time(
         &mut self,
         usage: &Usage,
         time: Duration,
-    ) -> Option<NodeClaims> {
-        let machine = Arc::new(machine::read(&self.host).ok()?);
+    ) -> Result<Option<NodeClaims>, ScanError> {
+        let machine = Arc::new(machine::read(&self.host)?);
         let read = async {
             loop {
-                match self.read_claims(usage, &TerminatedPodNames::default(), &machine) {
-                    Ok(claims) => return claims,
-                    Err(_) => self.claims.as_mut()?.changed().await,
+                let read = self.read_claims(usage, &TerminatedPodNames::default(), &machine);
+                match (read, &mut self.claims) {
+                    (Err(_), Some(reader)) => reader.changed().await,
+                    (Ok(claims), Some(_)) => return Ok(claims),
+                    // Without a cluster.
+                    (_, None) => return Err(ScanError::ClaimsUnknown),
                 }
             }
         };
-        timeout(time, read).await.ok()?
+        timeout(time, read).await.map_err(|_| ScanError::ClaimsUnknown)?
     }
 
     fn config_status(&self, inventory: &Inventory) -> ConfigStatus {

@@ -44,7 +44,6 @@ pub(super) fn not_considered(pod: &PodSpec) -> Vec<&'static str> {
         (pod.topology_spread_constraints.iter().flatten().next().is_some(), "topologySpreadConstraints"),
         (pod.volumes.iter().flatten().any(is_claim), "volumes"),
         (has_ports, "host ports"),
-        (pod.resource_claims.iter().flatten().next().is_some(), "resourceClaims"),
         (pod.overhead.is_none() && pod.runtime_class_name.is_some(), "the overhead of the RuntimeClass"),
     ]
     .into_iter()
@@ -130,11 +129,10 @@ mod tests {
     fn what_is_not_considered_is_said() {
         assert!(not_considered(&spec(json!({}))).is_empty());
         let pod = spec(json!({
-            "affinity": {"podAntiAffinity": {}}, "runtimeClassName": "kata", "resourceClaims": [{"name": "gpu"}],
+            "affinity": {"podAntiAffinity": {}}, "runtimeClassName": "kata",
             "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "v"}}, {"name": "e", "emptyDir": {}}],
         }));
-        let names =
-            ["affinity to other pods", "volumes", "resourceClaims", "the overhead of the RuntimeClass"];
+        let names = ["affinity to other pods", "volumes", "the overhead of the RuntimeClass"];
         assert_eq!(not_considered(&pod), names);
     }
 }

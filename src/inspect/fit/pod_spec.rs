@@ -20,7 +20,7 @@ pub struct PodSpec {
     pub(super) init_containers: Option<Vec<Container>>,
     pub(super) overhead: Option<BTreeMap<String, Quantity>>,
     pub(super) runtime_class_name: Option<String>,
-    pub(super) resource_claims: Option<Vec<IgnoredAny>>,
+    pub(super) resource_claims: Option<Vec<ClaimReference>>,
     pub(super) topology_spread_constraints: Option<Vec<IgnoredAny>>,
     pub(super) volumes: Option<Vec<Volume>>,
 }
@@ -64,6 +64,14 @@ pub(super) struct Resources {
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct Port {
     pub(super) host_port: Option<i32>,
+}
+
+/// One of `resourceClaims`: a claim by name, or one that is made from a template.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct ClaimReference {
+    pub(super) name: String,
+    pub(super) resource_claim_name: Option<String>,
 }
 
 /// A volume.

@@ -48,7 +48,7 @@ pub fn summary(workload: &Workload, answers: &[Answer], whole: bool, width: usiz
         }
         lines.push(Line::default());
         lines.extend(table.lines(width));
-        lines.extend(guesses(&fitting));
+        lines.extend(guesses(workload, &fitting));
         if fitting.len() > most {
             lines.push(Line::new(
                 format!("and {} more nodes; -o wide lists all", fitting.len() - most),
@@ -76,16 +76,20 @@ fn is_guess(answer: &Answer) -> bool {
     matches!(&answer.outcome, Outcome::Yes { guesses, .. } if !guesses.is_empty())
 }
 
-/// What is not known of the nodes of which only a guess is possible.
-fn guesses(answers: &[&Answer]) -> Option<Line> {
+/// What is not known of the nodes of which only a guess is possible, and of the pod's claims.
+fn guesses(workload: &Workload, answers: &[&Answer]) -> Vec<Line> {
     let outcomes = answers.iter().map(|answer| &answer.outcome);
     let known =
         outcomes.filter_map(|one| if let Outcome::Yes { guesses, .. } = one { Some(guesses) } else { None });
-    let unknown: BTreeSet<&str> = known.flatten().copied().collect();
-    let unknown: Vec<&str> = unknown.into_iter().collect();
-    let text =
-        format!("perhaps: objects do not tell {}; `fit --local` on the node does", unknown.join(" and "));
-    (!unknown.is_empty()).then(|| Line::new(text, Style::Dim))
+    let of_claims: Vec<String> = workload.guesses().collect();
+    let unknown = known.flatten().filter(|guess| !of_claims.contains(guess)).map(String::as_str);
+    let unknown: Vec<&str> = unknown.collect::<BTreeSet<&str>>().into_iter().collect();
+    let of_objects =
+        || format!("objects do not tell {}; `fit --local` on the node does", unknown.join(" and "));
+    let of_objects = (!unknown.is_empty()).then(of_objects);
+    let of_claims = (!of_claims.is_empty()).then(|| format!("it is not known {}", of_claims.join(" and ")));
+    let lines = of_objects.into_iter().chain(of_claims);
+    lines.map(|text| Line::new(format!("perhaps: {text}"), Style::Dim)).collect()
 }
 
 /// Whether the pod has one container, so that it need not be named.

@@ -6,8 +6,11 @@ use k8s_openapi::api::core::v1::Toleration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::claims::PodClaim;
+use super::filters;
 use super::pod_spec::PodSpec;
 use crate::admission::{NodeAmounts, PodRequest};
+use crate::cluster::NodeDetails;
 use crate::fit::Wish;
 use crate::pod::Pod;
 use crate::quantity::Quantity;
@@ -57,6 +60,10 @@ pub struct Workload {
     pub node: Option<String>,
     /// What its RuntimeClass adds to its requests.
     pub overhead: NodeAmounts,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its ResourceClaims.
+    pub claims: Vec<PodClaim>,
 }
 
 #[derive(Default, Deserialize)]
@@ -127,7 +134,7 @@ impl Workload {
         let name = format!("{kind} {namespace}/{name}");
         let workload = Self::of_pod(pod, &name)
             .map_err(|reason| WorkloadError::Invalid { name: name.clone(), reason })?;
-        let mut workload = Self { replicas: replicas.max(1), ..workload };
+        let mut workload = Self { replicas: replicas.max(1), namespace, ..workload };
         if kind == "DaemonSet" {
             workload.spec.tolerations.get_or_insert_default().extend(daemon_tolerations());
         }
@@ -155,6 +162,18 @@ impl Workload {
             && (self.replicas, &self.node) == (other.replicas, &other.node)
             && (&mine.node_name, &mine.node_selector) == (&others.node_name, &others.node_selector)
             && (&mine.affinity, &mine.tolerations) == (&others.affinity, &others.tolerations)
+            && self.claims == other.claims
+    }
+
+    /// Returns why the scheduler excludes the node whatever its pods have.
+    pub(super) fn excluded(&self, node: &NodeDetails) -> Option<String> {
+        let by_spec = filters::excluded(&self.spec, node).map(str::to_owned);
+        by_spec.or_else(|| self.claims.iter().find_map(|claim| claim.excludes(&node.slim)))
+    }
+
+    /// Returns what is not known of its claims.
+    pub(super) fn guesses(&self) -> impl Iterator<Item = String> {
+        self.claims.iter().filter_map(PodClaim::guess)
     }
 
     /// Returns a pod from its JSON; its metadata may be incomplete.
@@ -192,7 +211,10 @@ impl Workload {
         }
         let read = Pod::from_json(&serde_json::to_vec(&pod).map_err(|error| error.to_string())?)?;
         let overhead = overhead(&spec);
+        let claims = PodClaim::all(&spec, &pod["status"]);
         Ok(Self {
+            namespace: read.namespace.clone(),
+            claims,
             name: name.to_owned(),
             replicas: 1,
             wish: Wish::new(PodRequest::from(&read), &overhead),
@@ -336,6 +358,26 @@ spec:
         let read = &Workload::read(&text, "default").unwrap()[0];
         assert_eq!((read.wish.of_node["cpu"], read.overhead["memory"]), (4250, 100 << 20));
         assert_eq!(read.wish.pod.containers[0].cpu_milli, 4000);
+    }
+
+    #[test]
+    fn claims_are_known_by_the_objects_that_the_pod_names() {
+        let containers = json!([{"name": "c"}]);
+        let claims = json!([{"name": "own", "resourceClaimTemplateName": "t"},
+            {"name": "shared", "resourceClaimName": "s"}, {"name": "new", "resourceClaimTemplateName": "t"}]);
+        let status = json!({"resourceClaimStatuses": [{"name": "own", "resourceClaimName": "p-own-x"}]});
+        let guesses = |node: &str| {
+            let spec = json!({"nodeName": node, "containers": containers, "resourceClaims": claims});
+            let pod = json!({"metadata": {"namespace": "ns"}, "spec": spec, "status": status});
+            let pod = Workload::of_cluster(pod, "Pod ns/p").unwrap();
+            assert_eq!(pod.namespace, "ns");
+            pod.guesses().collect::<Vec<_>>()
+        };
+        let guess =
+            |claim: &str, why: &str| format!("whether the devices of its claim {claim} are free ({why})");
+        let (unread, new) = ("it was not read", "the scheduler has not allocated it");
+        assert_eq!(guesses(""), [guess("own", unread), guess("shared", unread), guess("new", new)]);
+        assert_eq!(guesses("w")[0], guess("own", new), "another pod of the template gets a claim of its own");
     }
 
     #[test]

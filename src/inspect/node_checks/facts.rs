@@ -226,7 +226,7 @@ fn account(recording: &Recording, machine: &Machine) -> BTreeSet<topology::Findi
         allocatable,
         usage,
         terminated: &recording.terminated,
-        claims: None,
+        claims: recording.claims.as_ref(),
         checkpoints: recording.checkpoints.as_ref(),
         config: recording.config.response(),
         policies: None,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Holding, Picture, add_pods, distances, memories, memory_group, real_zones, summary};
+use crate::claims::{self, NodeClaims};
 use crate::kubelet::{ContainerUsage, PodUsage};
 use crate::machine::{CpuLocation, Id, IdSet, Machine};
 use crate::nrt::{POLICY, SCOPE, zone_name};
@@ -24,6 +25,8 @@ pub struct NodeState<'a> {
     pub cpus: &'a BTreeMap<Id, CpuLocation>,
     /// What the kubelet has allocated to active pods.
     pub pods: Vec<&'a PodUsage>,
+    /// What the scheduler has allocated to claims of pods, if that was read.
+    pub claims: Option<&'a NodeClaims>,
 }
 
 impl Picture {
@@ -34,7 +37,7 @@ impl Picture {
         let zone = |zone: &&topology::Zone| Zone { facts: node.facts(zone, &real), ..Zone::from(*zone) };
         let mut zones: Vec<Zone> = real.iter().map(zone).collect();
         let mut found: Vec<(IdSet, &str, Holding)> =
-            node.pods.iter().flat_map(|pod| node.holdings(pod)).collect();
+            node.pods.iter().flat_map(|pod| node.holdings(pod)).chain(node.holdings_of_claims()).collect();
         found.sort_by_key(|(_, _, holding)| {
             (holding.zones.clone(), holding.pod.clone(), holding.container.clone())
         });
@@ -90,7 +93,7 @@ impl<'a> NodeState<'a> {
         let holding = |container: &ContainerUsage| {
             let zones = self.zones_of(container);
             let text = Holding {
-                zones: if zones.is_empty() { "-".to_owned() } else { zones.to_string() },
+                zones: zones_text(&zones),
                 pod: format!("{}/{}", pod.namespace, pod.name),
                 container: container.name.clone(),
                 cpus: container.cpus.to_string(),
@@ -102,12 +105,45 @@ impl<'a> NodeState<'a> {
         containers.filter(has_any).map(holding).collect()
     }
 
+    /// Returns what each claim of a pod has, and in which zones; that of a shared claim for each of its pods.
+    fn holdings_of_claims(&self) -> Vec<(IdSet, &'a str, Holding)> {
+        let Some(claims) = self.claims else { return Vec::new() };
+        let of_claim = |(name, in_use, held): (&'a str, &'a claims::ClaimInUse, claims::Holding)| {
+            let (namespace, claim) = name.split_once('/').unwrap_or(("", name));
+            let text = Holding {
+                zones: zones_text(&held.nodes),
+                container: format!("(claim {claim})"),
+                cpus: cpus_of_claim(&held),
+                memory: memories(held.memory.iter().map(|(resource, bytes)| (resource.as_str(), *bytes))),
+                devices: devices_text(&held.devices),
+                ..Holding::default()
+            };
+            let of_pod = move |pod: &'a String| {
+                let text = Holding { pod: format!("{namespace}/{pod}"), ..text.clone() };
+                (held.nodes.clone(), pod.as_str(), text)
+            };
+            in_use.pods.iter().map(of_pod)
+        };
+        claims::holdings(self.machine, claims).into_iter().flat_map(of_claim).collect()
+    }
+
     fn zones_of(&self, container: &ContainerUsage) -> IdSet {
         let mut zones = self.machine.nodes_of(&container.cpus);
         container.memory.iter().for_each(|block| zones.union_with(&block.nodes));
         container.devices.iter().for_each(|group| zones.union_with(&group.nodes));
         zones
     }
+}
+
+fn zones_text(zones: &IdSet) -> String {
+    if zones.is_empty() { "-".to_owned() } else { zones.to_string() }
+}
+
+/// Formats the CPUs of a claim: `4-7`, or their number if their ids are not known.
+fn cpus_of_claim(held: &claims::Holding) -> String {
+    let ids = (!held.cpus.is_empty()).then(|| held.cpus.to_string());
+    let others = (held.other_cpus > 0).then(|| format!("{} of unknown ids", held.other_cpus));
+    ids.into_iter().chain(others).collect::<Vec<_>>().join(" and ")
 }
 
 fn memory_of(container: &ContainerUsage) -> String {
@@ -125,8 +161,14 @@ fn devices_of(container: &ContainerUsage) -> String {
     for group in &container.devices {
         ids.entry(&group.resource).or_default().extend(group.ids.iter().map(String::as_str));
     }
-    let text = |(resource, ids): (&str, BTreeSet<&str>)| {
-        format!("{} {}", resource_label(resource), ids.into_iter().collect::<Vec<_>>().join(","))
+    devices_text(&ids)
+}
+
+/// Formats the ids of devices by resource or driver.
+fn devices_text<T: AsRef<str>>(ids: &BTreeMap<T, BTreeSet<T>>) -> String {
+    let text = |(resource, ids): (&T, &BTreeSet<T>)| {
+        let ids: Vec<&str> = ids.iter().map(AsRef::as_ref).collect();
+        format!("{} {}", resource_label(resource.as_ref()), ids.join(","))
     };
-    ids.into_iter().map(text).collect::<Vec<_>>().join("; ")
+    ids.iter().map(text).collect::<Vec<_>>().join("; ")
 }

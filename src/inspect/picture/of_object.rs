@@ -27,7 +27,7 @@ impl Picture {
             let mut found = holders(&object.zones, &object.attributes, pods);
             found.sort_by(|a, b| order(a).cmp(&order(b)));
             add_pods(&mut zones, found.iter().map(|holder| (holder.pod.as_str(), zone_names(holder))));
-            found.iter().map(Holding::from).collect()
+            found.iter().map(Holding::from).chain(pods.iter().flat_map(of_claims)).collect()
         });
         Self { title: title(object, now), notes: notes(object), zones, holdings }
     }
@@ -37,6 +37,18 @@ impl Picture {
 fn order(holder: &Holder) -> (bool, Option<String>, &str, &str) {
     let zones = holder.zones.as_ref().map(ToString::to_string);
     (zones.is_none(), zones, &holder.namespace, &holder.pod)
+}
+
+/// The object does not tell what a claim has.
+fn of_claims(placed: &PlacedPod) -> impl Iterator<Item = Holding> {
+    let pod = &placed.pod;
+    let names = pod.claim_names().filter(|_| !pod.phase.is_terminal());
+    names.map(|claim| Holding {
+        zones: "?".to_owned(),
+        pod: format!("{}/{}", pod.namespace, pod.name),
+        container: format!("(claim {claim})"),
+        ..Holding::default()
+    })
 }
 
 fn zone_names(holder: &Holder) -> Vec<String> {
@@ -114,6 +126,25 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::pod::Pod;
+
+    #[test]
+    fn the_claims_of_pods_that_have_not_ended_are_named() {
+        let pod = |name: &str, phase: &str| {
+            let claims = json!([{"name": "a", "resourceClaimName": "gpus"}]);
+            let pod = json!({"metadata": {"namespace": "ns", "name": name, "uid": name}, "status": {"phase": phase},
+                "spec": {"containers": [{"name": "c"}], "resourceClaims": claims}});
+            let pod = Pod::from_json(pod.to_string().as_bytes()).unwrap();
+            PlacedPod { pod, ..PlacedPod::default() }
+        };
+        let object = serde_json::from_value(json!({"metadata": {"name": "w"}})).unwrap();
+        let pods = [pod("run", "Running"), pod("ended", "Succeeded")];
+        let picture = Picture::of_object(&object, Some(&pods), Timestamp::UNIX_EPOCH);
+        let lines: Vec<String> = picture.lines(80).iter().map(Line::text).collect();
+        let claims: Vec<&str> =
+            lines.iter().filter(|line| line.contains("claim")).map(|line| line.trim_end()).collect();
+        assert_eq!(claims, ["?       ns/run   (claim gpus)   -      -        -"]);
+    }
 
     #[test]
     fn attributes_of_zones_are_shown() {

@@ -31,6 +31,21 @@ pub struct HeldCpus {
     pub others: BTreeMap<Id, u64>,
 }
 
+/// What one claim holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holding {
+    /// The NUMA nodes of all of it, as far as they are known.
+    pub nodes: IdSet,
+    /// CPUs whose ids are known.
+    pub cpus: IdSet,
+    /// The number of other CPUs.
+    pub other_cpus: u64,
+    /// Bytes by `memory` or `hugepages-<size>`.
+    pub memory: BTreeMap<String, u64>,
+    /// Names of other devices by driver.
+    pub devices: BTreeMap<String, BTreeSet<String>>,
+}
+
 /// A device or an amount that could not be placed, or a contradiction.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClaimFinding {
@@ -106,7 +121,7 @@ impl fmt::Display for ClaimFinding {
 /// Computes what claims hold. `counts` tells whether a pod (namespace, name) is counted; a claim is unless none of its
 /// pods is.
 pub fn account(machine: &Machine, read: &NodeClaims, counts: impl Fn(&str, &str) -> bool) -> Held {
-    let mut accounting = Accounting { machine, read, held: Held::default(), used: BTreeSet::new() };
+    let mut accounting = Accounting::new(machine, read);
     for (name, ClaimInUse { claim, pods }) in &read.claims {
         let namespace = name.split_once('/').map_or("", |(namespace, _)| namespace);
         if pods.is_empty() || pods.iter().any(|pod| counts(namespace, pod)) {
@@ -117,15 +132,51 @@ pub fn account(machine: &Machine, read: &NodeClaims, counts: impl Fn(&str, &str)
     accounting.held
 }
 
+/// Returns what each claim holds.
+pub fn holdings<'a>(machine: &Machine, read: &'a NodeClaims) -> Vec<(&'a str, &'a ClaimInUse, Holding)> {
+    let of_claim = |(name, of): (&'a String, &'a ClaimInUse)| {
+        let mut accounting = Accounting::new(machine, read);
+        accounting.add_claim(name, &of.claim);
+        (name.as_str(), of, accounting.holding())
+    };
+    read.claims.iter().map(of_claim).collect()
+}
+
 struct Accounting<'a> {
     machine: &'a Machine,
     read: &'a NodeClaims,
     held: Held,
+    /// The number of CPUs whose ids are not known.
+    other_cpus: u64,
     /// Devices that claims hold, apart from CPUs and memory: driver, pool and name.
     used: BTreeSet<(&'a str, &'a str, &'a str)>,
 }
 
 impl<'a> Accounting<'a> {
+    fn new(machine: &'a Machine, read: &'a NodeClaims) -> Self {
+        Self { machine, read, held: Held::default(), other_cpus: 0, used: BTreeSet::new() }
+    }
+
+    /// Returns what the only claim that was added holds.
+    fn holding(mut self) -> Holding {
+        let mut devices: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let mut nodes = self.machine.nodes_of(&self.held.cpus.ids);
+        self.held.cpus.others.keys().for_each(|node| _ = nodes.insert(*node));
+        for (driver, pool, name) in std::mem::take(&mut self.used) {
+            let device = self.read.inventory.device(driver, pool, name);
+            let node = device.and_then(|device| self.located(driver, name, device));
+            node.into_iter().for_each(|node| _ = nodes.insert(node));
+            devices.entry(driver.to_owned()).or_default().insert(name.to_owned());
+        }
+        let mut memory: BTreeMap<String, u64> = BTreeMap::new();
+        for ((node, resource), bytes) in self.held.memory {
+            nodes.insert(node);
+            let sum = memory.entry(resource).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+        Holding { nodes, cpus: self.held.cpus.ids, other_cpus: self.other_cpus, memory, devices }
+    }
+
     fn add_claim(&mut self, name: &str, claim: &'a Claim) {
         // One file of a claim has all its CPUs.
         let cdi = self.read.cdi.cpus.get(&claim.uid);
@@ -174,6 +225,7 @@ impl<'a> Accounting<'a> {
             Some(node) => IdSet::from_iter([node]),
             None => of_socket.unwrap_or_else(|| with_cpus.collect()),
         };
+        self.other_cpus = self.other_cpus.saturating_add(amount);
         for node in nodes.iter() {
             let others = self.held.cpus.others.entry(node).or_default();
             *others = others.saturating_add(amount);
