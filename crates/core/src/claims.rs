@@ -17,11 +17,11 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{Id, IdSet};
+use crate::machine::Id;
 
 pub use account::{ClaimFinding, Held, HeldCpus, account};
 pub use cdi::{CdiAllocations, parse_cdi};
-pub use claim::{Allocated, Claim, ClaimInUse, claims_of};
+pub use claim::{Allocated, Claim, ClaimInUse, NamedClaims, claims_of, known_claims, named_claims};
 pub use inventory::{DeviceKey, Inventory, KEPT_FOR};
 pub use slice::{Amount, Device, Slice, SliceObject};
 
@@ -45,9 +45,6 @@ pub struct NodeClaims {
     /// one.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub pci: BTreeMap<String, Option<Id>>,
-    /// Which NUMA nodes each socket has, if a driver gives out CPUs by socket.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub sockets: BTreeMap<Id, IdSet>,
 }
 
 impl NodeClaims {

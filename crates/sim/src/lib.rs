@@ -4,6 +4,7 @@
 
 pub mod api_server;
 pub mod demo;
+pub mod dra;
 #[cfg(test)]
 mod described;
 pub mod kubelet;

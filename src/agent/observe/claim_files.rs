@@ -1,4 +1,4 @@
-//! What only the node's files tell about claims: where PCI devices and sockets are, and which CPUs a driver chose.
+//! What only the node's files tell about claims: where PCI devices are, and which CPUs a driver chose.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -6,31 +6,30 @@ use std::path::PathBuf;
 use tracing::debug;
 
 use crate::claims::{CPU_DRIVER, CdiAllocations, MEMORY_DRIVER, NodeClaims, parse_cdi};
-use crate::machine::{HostFiles, HostRoots, Id, IdSet, Machine, pci};
+use crate::machine::{HostRoots, Id, IdSet, pci};
 use crate::util::file::read_bounded;
 
 /// Maximum size of a CDI file in bytes: some files have all claims of a driver.
 const MAX_CDI_BYTES: u64 = 1 << 20;
 
-/// Reads these files; of PCI devices and sockets each once.
+/// Reads these files; those of a PCI device once.
 #[derive(Debug)]
 pub(super) struct ClaimFiles {
     host: HostRoots,
     /// Where container runtimes read CDI files.
     cdi: PathBuf,
     pci: BTreeMap<String, Option<Id>>,
-    sockets: BTreeMap<Id, IdSet>,
     /// The CPUs of claims, which do not change. Files of claims that ended are removed by their driver.
     cpus: BTreeMap<String, IdSet>,
 }
 
 impl ClaimFiles {
     pub(super) const fn new(host: HostRoots, cdi: PathBuf) -> Self {
-        Self { host, cdi, pci: BTreeMap::new(), sockets: BTreeMap::new(), cpus: BTreeMap::new() }
+        Self { host, cdi, pci: BTreeMap::new(), cpus: BTreeMap::new() }
     }
 
     /// Adds what the files tell.
-    pub(super) fn complete(&mut self, claims: &mut NodeClaims, machine: &Machine) {
+    pub(super) fn complete(&mut self, claims: &mut NodeClaims) {
         let addresses = claims.inventory.by_driver().flat_map(|(_, devices)| devices);
         let addresses: BTreeSet<String> = addresses.filter_map(|device| device.pci.clone()).collect();
         self.pci.retain(|address, _| addresses.contains(address));
@@ -42,12 +41,6 @@ impl ClaimFiles {
             self.pci.extend(node.map(|node| (address, node)));
         }
         claims.pci.clone_from(&self.pci);
-        let has_sockets =
-            claims.inventory.by_driver().any(|(_, all)| all.iter().any(|device| device.socket.is_some()));
-        if has_sockets && self.sockets.is_empty() {
-            self.sockets = read_sockets(&self.host, machine);
-        }
-        claims.sockets.clone_from(&self.sockets);
         claims.cdi = self.read_cdi(claims);
     }
 
@@ -86,19 +79,4 @@ impl ClaimFiles {
             debug!("cannot read the CDI file {name}: {error}");
         }
     }
-}
-
-/// Returns the NUMA nodes of each socket, by one CPU of each node.
-fn read_sockets(host: &HostRoots, machine: &Machine) -> BTreeMap<Id, IdSet> {
-    let mut sockets: BTreeMap<Id, IdSet> = BTreeMap::new();
-    for node in &machine.nodes {
-        let socket = node.cpus.iter().next().and_then(|cpu| {
-            let file = format!("sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id");
-            host.read(&file).ok()?.trim().parse().ok()
-        });
-        if let Some(socket) = socket {
-            sockets.entry(socket).or_default().insert(node.id);
-        }
-    }
-    sockets
 }

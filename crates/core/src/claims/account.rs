@@ -132,9 +132,15 @@ impl<'a> Accounting<'a> {
         if let Some(cpus) = cdi {
             self.held.cpus.ids.union_with(cpus);
         }
+        // Of these devices the claim does not tell which memory they are.
+        let (mut is_gone, mut kinds) = (false, BTreeSet::new());
         for allocated in &claim.devices {
             let key = DeviceKey::from(allocated);
             let device = self.read.inventory.device(&key);
+            if device.is_none() && allocated.driver == MEMORY_DRIVER {
+                is_gone = true;
+                continue;
+            }
             let amounts = amounts(allocated, device);
             if amounts.is_empty() {
                 self.used.insert(key);
@@ -144,10 +150,37 @@ impl<'a> Accounting<'a> {
                 match resource.as_str() {
                     "cpu" if cdi.is_some() && allocated.driver == CPU_DRIVER => {}
                     "cpu" => self.add_cpus(name, claim, allocated, device, amount),
-                    _ => self.add_memory(name, claim, allocated, device, &resource, amount),
+                    _ => {
+                        self.add_memory(name, claim, allocated, device, &resource, amount);
+                        kinds.insert(resource);
+                    }
                 }
             }
         }
+        if is_gone {
+            self.add_written_memory(name, claim, &kinds);
+        }
+    }
+
+    /// Adds the memory that the driver wrote for a claim, apart from these kinds.
+    fn add_written_memory(&mut self, name: &str, claim: &Claim, counted: &BTreeSet<String>) {
+        let written = self.read.cdi.memory.get(&claim.uid).into_iter().flatten();
+        let rest: Vec<_> = written.filter(|(resource, _)| !counted.contains(*resource)).collect();
+        if rest.is_empty() {
+            self.held.findings.insert(ClaimFinding::UnknownMemory { claim: name.to_owned() });
+        }
+        for (resource, (position, bytes)) in rest {
+            self.add_bytes(name, self.node_at(*position), resource, *bytes);
+        }
+    }
+
+    fn add_bytes(&mut self, claim: &str, node: Option<Id>, resource: &str, bytes: u64) {
+        let Some(node) = node else {
+            self.held.findings.insert(ClaimFinding::UnknownMemory { claim: claim.to_owned() });
+            return;
+        };
+        let held = self.held.memory.entry((node, resource.to_owned())).or_default();
+        *held = held.saturating_add(bytes);
     }
 
     fn add_cpus(
@@ -168,10 +201,14 @@ impl<'a> Accounting<'a> {
         }
         let machine = self.machine;
         let with_cpus = machine.nodes.iter().filter(|node| !node.cpus.is_empty()).map(|node| node.id);
-        let of_socket = device.and_then(|device| self.read.sockets.get(&device.socket?)).cloned();
+        let of_socket: IdSet = device.and_then(|device| device.socket).map_or_else(IdSet::new, |socket| {
+            let layout = machine.layout.iter().filter(|(_, layout)| layout.sockets.contains(&socket));
+            layout.map(|(node, _)| *node).collect()
+        });
         let nodes = match self.node_of(allocated, device) {
             Some(node) => IdSet::from_iter([node]),
-            None => of_socket.unwrap_or_else(|| with_cpus.collect()),
+            None if of_socket.is_empty() => with_cpus.collect(),
+            None => of_socket,
         };
         for node in nodes.iter() {
             let others = self.held.cpus.others.entry(node).or_default();
@@ -194,13 +231,7 @@ impl<'a> Accounting<'a> {
         let written = self.read.cdi.memory.get(&claim.uid).and_then(|of| of.get(resource));
         let node = self.node_of(allocated, device);
         let node = node.or_else(|| self.node_at(written?.0));
-        let Some(node) = node else {
-            self.held.findings.insert(ClaimFinding::UnknownMemory { claim: name.to_owned() });
-            return;
-        };
-        let amount = if amount == 0 { written.map_or(0, |(_, bytes)| *bytes) } else { amount };
-        let held = self.held.memory.entry((node, resource.to_owned())).or_default();
-        *held = held.saturating_add(amount);
+        self.add_bytes(name, node, resource, amount);
     }
 
     /// Returns the NUMA node of a device: what the driver publishes, else what the kernel says of its PCI address.
@@ -253,48 +284,66 @@ impl<'a> Accounting<'a> {
         let inventory = &self.read.inventory;
         let mut counted = BTreeSet::new();
         for (driver, pool_name, pool) in inventory.pools() {
-            let key = |device: &str| DeviceKey {
-                driver: driver.to_owned(),
-                pool: pool_name.to_owned(),
-                device: device.to_owned(),
-            };
-            let mut sets: BTreeMap<&str, Set> = BTreeMap::new();
             for (name, device) in &pool.devices {
-                let key = key(name);
+                let key = key(driver, pool_name, name);
                 let used = self.used.contains(&key);
                 counted.insert(key);
-                if !device.stands_for.is_empty() {
-                    continue;
-                }
-                if device.consumes.is_empty() {
+                if device.stands_for.is_empty() && device.consumes.is_empty() {
                     let node = self.located(driver, name, device);
                     add(&mut self.held, driver, node, !device.is_tainted, used);
-                    continue;
-                }
-                for set in device.consumes.keys() {
-                    let whole = is_whole(pool, device, set);
-                    let node = if whole { self.located(driver, name, device) } else { None };
-                    let entry = sets.entry(set).or_default();
-                    entry.exists |= whole;
-                    entry.node = entry.node.or(node);
-                    entry.offered |= whole && !device.is_tainted;
-                    entry.used |= used;
                 }
             }
-            for set in sets.into_values().filter(|set| set.exists) {
+            for set in self.sets(driver, pool_name, pool).into_values().filter(|set| set.exists) {
                 add(&mut self.held, driver, set.node, set.offered, set.used);
             }
         }
         for key in self.used.difference(&counted).cloned().collect::<Vec<_>>() {
             let device = inventory.device(&key);
-            let node = device.and_then(|device| self.located(&key.driver, &key.device, device));
-            add(&mut self.held, &key.driver, node, false, true);
+            if device.is_none_or(|device| device.consumes.is_empty()) {
+                let node = device.and_then(|device| self.located(&key.driver, &key.device, device));
+                add(&mut self.held, &key.driver, node, false, true);
+            }
         }
         let unplaced = unplaced.into_iter();
         self.held
             .findings
             .extend(unplaced.map(|(driver, devices)| ClaimFinding::NotPlaced { driver, devices }));
     }
+
+    /// Returns the devices in parts, by counter set.
+    fn sets(&mut self, driver: &str, pool_name: &str, pool: &'a Pool) -> BTreeMap<&'a str, Set> {
+        let mut sets: BTreeMap<&str, Set> = BTreeMap::new();
+        let parts = pool.devices.iter().filter(|(_, device)| device.stands_for.is_empty());
+        for (name, device) in parts {
+            let used = self.used.contains(&key(driver, pool_name, name));
+            for set in device.consumes.keys() {
+                let whole = is_whole(pool, device, set);
+                let node = if whole { self.located(driver, name, device) } else { None };
+                let entry = sets.entry(set).or_default();
+                entry.exists |= whole;
+                entry.node = entry.node.or(node);
+                entry.offered |= whole && !device.is_tainted;
+                entry.used |= used;
+            }
+        }
+        // Of a part that left its pool while it is in use, the device is still there.
+        for (name, device) in &pool.others {
+            if !self.used.contains(&key(driver, pool_name, name)) {
+                continue;
+            }
+            let node = self.located(driver, name, device);
+            for set in device.consumes.keys() {
+                let entry = sets.entry(set).or_default();
+                (entry.exists, entry.used) = (true, true);
+                entry.node = entry.node.or(node);
+            }
+        }
+        sets
+    }
+}
+
+fn key(driver: &str, pool: &str, device: &str) -> DeviceKey {
+    DeviceKey { driver: driver.to_owned(), pool: pool.to_owned(), device: device.to_owned() }
 }
 
 /// What shares a counter set: one device in whatever parts.
@@ -322,9 +371,6 @@ fn amounts(allocated: &Allocated, device: Option<&Device>) -> BTreeMap<String, u
             |names: [&str; 2]| names.iter().find_map(|name| allocated.consumed.get(*name)).copied();
         return match allocated.driver.as_str() {
             CPU_DRIVER => [("cpu".to_owned(), consumed(["dra.cpu/cpu", "cpu"]).unwrap_or(1))].into(),
-            MEMORY_DRIVER => {
-                [("memory".to_owned(), consumed(["dra.memory/size", "size"]).unwrap_or(0))].into()
-            }
             _ => BTreeMap::new(),
         };
     };

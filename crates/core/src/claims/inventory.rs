@@ -48,7 +48,7 @@ pub(super) struct Pool {
     pub(super) counters: BTreeMap<String, BTreeMap<String, u64>>,
     /// Devices in use that the complete contents do not have: removed, or of a pool that is not complete yet.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    others: BTreeMap<String, Device>,
+    pub(super) others: BTreeMap<String, Device>,
     /// Since when the pool is incomplete or gone, as time since any fixed moment.
     #[serde(skip)]
     lost_since: Option<Duration>,
