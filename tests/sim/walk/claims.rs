@@ -71,15 +71,15 @@ impl Dra {
 }
 
 impl Walk {
-    /// Writes the PCI devices, which do not change.
-    pub(super) fn write_pci(&self) -> Result<(), String> {
-        for node in &self.hardware.nodes {
-            let dir = self.dir.path().join("sys/bus/pci/devices").join(pci_address(node.id));
-            let written = std::fs::create_dir_all(&dir)
-                .and_then(|()| std::fs::write(dir.join("numa_node"), format!("{}\n", node.id)));
-            written.map_err(|error| format!("{}: {error}", dir.display()))?;
-        }
-        Ok(())
+    /// Returns the files about the devices' NUMA nodes and the CPUs' sockets.
+    pub(super) fn files_of_devices(&self) -> BTreeMap<String, String> {
+        let nodes = self.cell.machine.nodes.iter().map(|node| node.id).filter(|_| self.dra.is_some());
+        let pci = nodes.map(|node| (format!("sys/bus/pci/devices/{}/numa_node", pci_address(node)), node));
+        let cpus = self.hardware.cpu_locations().into_iter().filter(|_| self.dra.is_some());
+        let sockets = cpus.map(|(cpu, at)| {
+            (format!("sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id"), at.socket)
+        });
+        pci.chain(sockets).map(|(file, id)| (file, format!("{id}\n"))).collect()
     }
 
     /// Adds what the agent knows of claims.

@@ -224,12 +224,11 @@ impl Walk {
             cell: cell.clone(),
             dir,
         };
-        walk.write_tree()?;
         if cell.version >= KubeletVersion::V1_34 && walk.rng.bool() {
             let (seed, has_pods) = (walk.rng.u64(..), walk.rng.bool());
             walk.dra = Some(Dra::start(&cell.machine, seed, has_pods));
-            walk.write_pci()?;
         }
+        walk.write_tree()?;
         Ok(walk)
     }
 
@@ -271,7 +270,8 @@ impl Walk {
 
     /// Writes the files that numacast reads, if they changed.
     fn write_tree(&mut self) -> Result<(), String> {
-        let files = self.hardware.files().read;
+        let mut files = self.hardware.files().read;
+        files.extend(self.files_of_devices());
         let explain = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
         for (name, text) in files.iter().filter(|(name, text)| self.files.get(*name) != Some(*text)) {
             let path = self.dir.path().join(name);
