@@ -237,7 +237,12 @@ impl Drivers {
             let is_known = self.knows(given);
             let with_cpus = || hardware.nodes.iter().filter(|node| !node.cpus.is_empty());
             let of_socket = |socket: Id| -> Vec<Id> {
-                let has = |cpus: &IdSet| hardware.cpu_locations().iter().any(|(cpu, at)| cpus.contains(*cpu) && at.socket == socket);
+                let has = |cpus: &IdSet| {
+                    hardware
+                        .cpu_locations()
+                        .iter()
+                        .any(|(cpu, at)| cpus.contains(*cpu) && at.socket == socket)
+                };
                 with_cpus().filter(|node| has(&node.cpus)).map(|node| node.id).collect()
             };
             let whole = if is_known { given.device.capacity.max(1) } else { 1 };

@@ -4,9 +4,9 @@
 
 pub mod api_server;
 pub mod demo;
-pub mod dra;
 #[cfg(test)]
 mod described;
+pub mod dra;
 pub mod kubelet;
 pub mod machine;
 pub mod node;

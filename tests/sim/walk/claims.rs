@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use numacast::agent::{Depth, Scan};
 use numacast::claims::{
-    Claim, DeviceKey, Inventory, NodeClaims, Slice, SliceObject, claims_of, known_claims, named_claims, parse_cdi,
+    Claim, DeviceKey, Inventory, NodeClaims, Slice, SliceObject, claims_of, known_claims, named_claims,
+    parse_cdi,
 };
 use numacast::machine::{HostRoots, pci};
 use numacast::pod::Pod;

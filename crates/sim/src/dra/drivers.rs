@@ -131,8 +131,7 @@ impl Drivers {
         let size = devices.len().max(1).div_ceil(rng.usize(1..4)).min(128);
         // The counters of cards have a slice of their own.
         let counters = devices.iter().any(|device| device.part.is_some()).then(Vec::new);
-        let parts: Vec<Vec<Device>> =
-            devices.chunks(size).map(<[Device]>::to_vec).chain(counters).collect();
+        let parts: Vec<Vec<Device>> = devices.chunks(size).map(<[Device]>::to_vec).chain(counters).collect();
         pool.generation += 1;
         pool.slices = parts.iter().map(|part| (pool.generation, parts.len(), part.clone())).collect();
     }
@@ -143,7 +142,10 @@ impl Drivers {
         let is_complete = self.pools[at].newest().1;
         let action = match self.rng.u8(0..10) {
             0..4 => {
+                let old = self.pools[at].slices.clone();
                 self.publish(at);
+                // Some old slices are still to be deleted.
+                self.pools[at].slices.extend(old.into_iter().filter(|_| self.rng.u8(0..4) == 0));
                 "publishes a new generation"
             }
             4 if is_complete => {
@@ -161,7 +163,9 @@ impl Drivers {
             }
             6 => {
                 let devices = self.pools[at].slices.iter_mut().flat_map(|(.., devices)| devices);
-                let Some(device) = self.rng.choice(devices.collect::<Vec<_>>()) else { return "nothing".to_owned() };
+                let Some(device) = self.rng.choice(devices.collect::<Vec<_>>()) else {
+                    return "nothing".to_owned();
+                };
                 device.is_tainted = !device.is_tainted;
                 "taints a device, or no longer does"
             }

@@ -108,7 +108,9 @@ impl Drivers {
 
     /// The API server no longer returns a claim, or does so again.
     pub fn hide_claim(&mut self) -> String {
-        let Some((name, claim)) = self.rng.choice(self.claims.iter_mut()) else { return "nothing".to_owned() };
+        let Some((name, claim)) = self.rng.choice(self.claims.iter_mut()) else {
+            return "nothing".to_owned();
+        };
         claim.is_readable = !claim.is_readable;
         format!("{name} can be read: {}", claim.is_readable)
     }

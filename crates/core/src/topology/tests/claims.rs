@@ -317,8 +317,7 @@ fn a_device_in_parts_counts_once() {
 #[test]
 fn parts_that_left_their_pool_are_one_device() {
     let part = |name: &str, slices: u64| {
-        let counters =
-            json!([{"counterSet": "card", "counters": {"slices": {"value": slices.to_string()}}}]);
+        let counters = json!([{"counterSet": "card", "counters": {"slices": {"value": slices.to_string()}}}]);
         json!({"name": name, "consumesCounters": counters, "attributes": {"numa": {"int": 1}}})
     };
     let counters = json!([{"name": "card", "counters": {"slices": {"value": "8"}}}]);
