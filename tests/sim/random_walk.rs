@@ -41,12 +41,15 @@ async fn walk_on_every_machine(part: usize) {
             total.resized += outcome.resized;
             total.hardware += outcome.hardware;
             total.restarts += outcome.restarts;
+            total.claims += outcome.claims;
+            total.slices += outcome.slices;
         }
     }
     eprintln!("{total:?}");
     assert!(failures.is_empty(), "{} walks failed:\n{}", failures.len(), failures.join("\n\n"));
     // This many steps cover every kind of action.
-    for count in [total.admitted, total.rejected, total.resized, total.hardware, total.restarts] {
+    let pods = [total.admitted, total.rejected, total.resized, total.claims];
+    for count in pods.into_iter().chain([total.hardware, total.restarts, total.slices]) {
         assert!(count > 0 || fixed_seed.is_some(), "{total:?}");
     }
 }

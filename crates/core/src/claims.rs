@@ -18,11 +18,11 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{Id, IdSet};
+use crate::machine::Id;
 
 pub use account::{ClaimFinding, Held, HeldCpus, Holding, account, holdings};
 pub use cdi::{CdiAllocations, parse_cdi};
-pub use claim::{Allocated, Claim, ClaimInUse, claims_of};
+pub use claim::{Allocated, Claim, ClaimInUse, NamedClaims, claims_of, known_claims, named_claims};
 pub use inventory::{DeviceKey, Inventory, KEPT_FOR};
 pub use slice::{Amount, Device, Slice, SliceObject};
 
@@ -46,9 +46,6 @@ pub struct NodeClaims {
     /// one.
     #[serde(skip_serializing_if = "has_no_entries")]
     pub pci: Arc<BTreeMap<String, Option<Id>>>,
-    /// Which NUMA nodes each socket has, if a driver gives out CPUs by socket.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub sockets: BTreeMap<Id, IdSet>,
 }
 
 #[allow(clippy::ptr_arg, reason = "serde passes a reference to the field")]

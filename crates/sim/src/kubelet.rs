@@ -32,7 +32,7 @@ use tokio::task::JoinSet;
 
 pub use allocation::{AllocatedDevices, Allocation, Block, Rejection};
 pub use faults::{Call, Fault, RecordedResponse};
-pub use model::{Model, Pod, Stage};
+pub use model::{ClaimUse, Model, Pod, Stage};
 pub use oracle::{Amounts, DeviceId, Expected, Split};
 pub use pod::{ClaimedDevice, ContainerSpec, PodLevel, PodSpec, Role};
 pub use settings::KubeletVersion;
@@ -41,6 +41,7 @@ pub use traffic::Traffic;
 use self::faults::Faults;
 use self::limiter::Limiter;
 use self::shared::{Shared, State};
+use super::dra::Claimed;
 use super::machine::{Device, MachineSpec};
 use super::serve::Serving;
 use crate::sync::lock;
@@ -502,6 +503,12 @@ impl SimKubelet {
     #[must_use]
     pub fn expected(&self) -> Expected {
         self.shared.lock().model.expected()
+    }
+
+    /// As [`SimKubelet::expected`], with what claims have.
+    #[must_use]
+    pub fn expected_with(&self, claimed: &Claimed) -> Expected {
+        self.shared.lock().model.expected_with(claimed)
     }
 
     /// When the last admission was complete in both the List and the checkpoints, or the last pod left the

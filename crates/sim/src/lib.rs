@@ -6,6 +6,7 @@ pub mod api_server;
 pub mod demo;
 #[cfg(test)]
 mod described;
+pub mod dra;
 pub mod kubelet;
 pub mod machine;
 pub mod node;

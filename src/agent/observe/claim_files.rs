@@ -1,4 +1,4 @@
-//! What only the node's files tell about claims: where PCI devices and sockets are, and which CPUs a driver chose.
+//! What only the node's files tell about claims: where PCI devices are, and which CPUs a driver chose.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -7,63 +7,48 @@ use std::sync::Arc;
 use tracing::debug;
 
 use crate::claims::{CPU_DRIVER, CdiAllocations, Inventory, MEMORY_DRIVER, NodeClaims, parse_cdi};
-use crate::machine::{HostFiles, HostRoots, Id, IdSet, Machine, pci};
+use crate::machine::{HostRoots, Id, IdSet, pci};
 use crate::util::file::read_bounded;
 
 /// Maximum size of a CDI file in bytes: some files have all claims of a driver.
 const MAX_CDI_BYTES: u64 = 1 << 20;
 
-/// Reads these files.
+/// Reads these files; those of a PCI device once.
 #[derive(Debug)]
 pub(super) struct ClaimFiles {
     host: HostRoots,
     /// Where container runtimes read CDI files.
     cdi: PathBuf,
-    /// What `pci` and `sockets` were read for.
-    read_for: Option<(Arc<Inventory>, Arc<Machine>)>,
+    /// What `pci` was read for.
+    read_for: Arc<Inventory>,
     pci: Arc<BTreeMap<String, Option<Id>>>,
-    sockets: BTreeMap<Id, IdSet>,
     /// The CPUs of claims, which do not change. Files of claims that ended are removed by their driver.
     cpus: BTreeMap<String, IdSet>,
 }
 
 impl ClaimFiles {
     pub(super) fn new(host: HostRoots, cdi: PathBuf) -> Self {
-        Self {
-            host,
-            cdi,
-            read_for: None,
-            pci: Arc::default(),
-            sockets: BTreeMap::new(),
-            cpus: BTreeMap::new(),
-        }
+        Self { host, cdi, read_for: Arc::default(), pci: Arc::default(), cpus: BTreeMap::new() }
     }
 
-    /// Adds what the files tell. What is not there is looked up again when the drivers' devices or the machine change.
-    pub(super) fn complete(&mut self, claims: &mut NodeClaims, machine: &Arc<Machine>) {
-        let is_known = self.read_for.as_ref().is_some_and(|(inventory, of)| {
-            Arc::ptr_eq(inventory, &claims.inventory) && Arc::ptr_eq(of, machine)
-        });
-        if !is_known {
-            self.read_hardware(&claims.inventory, machine);
-            self.read_for = Some((Arc::clone(&claims.inventory), Arc::clone(machine)));
+    /// Adds what the files tell. PCI devices that are not there are looked up again when a slice changes.
+    pub(super) fn complete(&mut self, claims: &mut NodeClaims) {
+        if !Arc::ptr_eq(&self.read_for, &claims.inventory) {
+            self.read_pci(&claims.inventory);
+            self.read_for = Arc::clone(&claims.inventory);
         }
         claims.pci = Arc::clone(&self.pci);
-        claims.sockets.clone_from(&self.sockets);
         claims.cdi = self.read_cdi(claims);
     }
 
-    fn read_hardware(&mut self, inventory: &Inventory, machine: &Machine) {
-        let known = std::mem::take(&mut self.pci);
+    fn read_pci(&mut self, inventory: &Inventory) {
         let mut pci = BTreeMap::new();
         for text in inventory.devices().filter_map(|(_, device)| device.pci.as_ref()) {
             let read = || pci::read_node(&self.host, &pci::address(text)?).ok();
-            let node = known.get(text).copied().or_else(read);
+            let node = self.pci.get(text).copied().or_else(read);
             pci.extend(node.map(|node| (text.clone(), node)));
         }
         self.pci = Arc::new(pci);
-        let has_sockets = inventory.devices().any(|(_, device)| device.socket.is_some());
-        self.sockets = if has_sockets { read_sockets(&self.host, machine) } else { BTreeMap::new() };
     }
 
     fn read_cdi(&mut self, claims: &NodeClaims) -> CdiAllocations {
@@ -101,19 +86,4 @@ impl ClaimFiles {
             debug!("cannot read the CDI file {name}: {error}");
         }
     }
-}
-
-/// Returns the NUMA nodes of each socket, by one CPU of each node.
-fn read_sockets(host: &HostRoots, machine: &Machine) -> BTreeMap<Id, IdSet> {
-    let mut sockets: BTreeMap<Id, IdSet> = BTreeMap::new();
-    for node in &machine.nodes {
-        let socket = node.cpus.iter().next().and_then(|cpu| {
-            let file = format!("sys/devices/system/cpu/cpu{cpu}/topology/physical_package_id");
-            host.read(&file).ok()?.trim().parse().ok()
-        });
-        if let Some(socket) = socket {
-            sockets.entry(socket).or_default().insert(node.id);
-        }
-    }
-    sockets
 }

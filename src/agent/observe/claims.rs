@@ -12,7 +12,9 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
-use crate::claims::{Claim, ClaimInUse, DeviceKey, Inventory, NodeClaims, Slice, claims_of};
+use crate::claims::{
+    Claim, DeviceKey, Inventory, NamedClaims, NodeClaims, Slice, claims_of, known_claims, named_claims,
+};
 use crate::cluster::{Cluster, ClusterError, DraVersion, ListWatchEvent, ListWatchStream, WatchedSlice};
 use crate::kubelet::PodUsage;
 use crate::pod::Pod;
@@ -31,9 +33,6 @@ const CONCURRENT: usize = 4;
 /// The most slices that are kept: each has at most 128 devices, and no machine has as many CPUs.
 const MAX_SLICES: usize = 1024;
 
-/// The claims that pods name, by `namespace/name`, each with the names of these pods.
-type Named = BTreeMap<String, BTreeSet<String>>;
-
 /// What was read so far.
 #[derive(Clone, Debug, Default)]
 struct Read {
@@ -50,7 +49,7 @@ struct Read {
 /// Reads claims in the background.
 #[derive(Debug)]
 pub(in crate::agent) struct ClaimReader {
-    named: watch::Sender<Named>,
+    named: watch::Sender<NamedClaims>,
     read: watch::Receiver<Arc<Read>>,
     inventory: Arc<Inventory>,
     /// The changes of the slices and the devices in use that it includes.
@@ -66,7 +65,7 @@ pub(in crate::agent) struct ClaimReader {
 impl ClaimReader {
     /// Starts to read the slices of this node.
     pub(in crate::agent) fn start(cluster: Cluster, node: String) -> Self {
-        let (named, names) = watch::channel(Named::new());
+        let (named, names) = watch::channel(NamedClaims::new());
         let (sender, read) = watch::channel(Arc::default());
         let task = Reading {
             cluster,
@@ -114,13 +113,7 @@ impl ClaimReader {
         pods: impl Iterator<Item = &'b Pod>,
     ) -> Result<Option<NodeClaims>, ()> {
         let listed = claims_of(listed);
-        let mut named: Named = listed.iter().map(|(name, of)| (name.clone(), of.pods.clone())).collect();
-        for pod in pods.filter(|pod| !pod.phase.is_terminal()) {
-            for claim in pod.claim_names() {
-                let pods = named.entry(format!("{}/{claim}", pod.namespace)).or_default();
-                pods.insert(pod.name.clone());
-            }
-        }
+        let named = named_claims(&listed, pods);
         self.named.send_if_modified(|before| {
             let is_other = *before != named;
             if is_other {
@@ -137,19 +130,8 @@ impl ClaimReader {
             return Err(());
         }
         self.has_started = true;
-        let mut claims = BTreeMap::new();
-        for (name, pods) in named {
-            let of_list = listed.get(&name).map(|of| &of.claim);
-            let known = read.claims.get(&name).map(|(_, claim)| claim.as_ref());
-            let claim = match (known, of_list) {
-                // What the scheduler allocated; the List only says that the claim is still there.
-                (Some(Some(claim)), _) if claim.is_allocated => claim.clone(),
-                // It is deleted or deallocated, or could not be read yet.
-                (Some(_), of_list) | (None, of_list @ Some(_)) => of_list.cloned().unwrap_or_default(),
-                (None, None) => continue,
-            };
-            claims.insert(name, ClaimInUse { claim, pods });
-        }
+        let of_api = |name: &str| read.claims.get(name).map(|(_, claim)| claim.as_ref());
+        let claims = known_claims(named, &listed, of_api);
         let devices = claims.values().flat_map(|of| &of.claim.devices);
         let in_use: BTreeSet<DeviceKey> = devices.map(DeviceKey::from).collect();
         self.update_inventory(slices, (read.revision, in_use));
@@ -170,7 +152,7 @@ impl ClaimReader {
 struct Reading {
     cluster: Cluster,
     node: String,
-    names: watch::Receiver<Named>,
+    names: watch::Receiver<NamedClaims>,
     read: watch::Sender<Arc<Read>>,
     failures: u32,
     /// When the next claims may be requested.
@@ -248,7 +230,7 @@ impl Reading {
     }
 
     /// Returns the claims to read: those that were not read for all of their pods. Forgets the others that no pod names.
-    fn missing(&mut self) -> Named {
+    fn missing(&mut self) -> NamedClaims {
         let named = self.names.borrow_and_update().clone();
         if self.read.borrow().claims.keys().any(|name| !named.contains_key(name)) {
             self.change(|read| read.claims.retain(|name, _| named.contains_key(name)));
@@ -263,7 +245,7 @@ impl Reading {
         named.into_iter().filter(is_missing).collect()
     }
 
-    async fn read_claims(&mut self, version: DraVersion, missing: Named) {
+    async fn read_claims(&mut self, version: DraVersion, missing: NamedClaims) {
         let cluster = &self.cluster;
         let requests = missing.into_iter().map(|(name, pods)| async move {
             let (namespace, claim) = name.split_once('/').unwrap_or_default();

@@ -18,7 +18,7 @@ use crate::cluster::Cluster;
 use crate::kubelet::{
     CheckpointPaths, CheckpointReader, Checkpoints, KubeletInstance, PodUsage, SharedResponse, Usage,
 };
-use crate::machine::{self, HostRoots, Machine};
+use crate::machine::{self, HostRoots};
 use crate::pod::{Pod, PodName, TerminatedPodNames};
 use crate::pod_source::PodCache;
 use crate::topology;
@@ -122,7 +122,7 @@ impl NodeReader {
         let inventory = inventory.ok_or(ScanError::Restarting)?;
         let checkpoints = self.read_checkpoints(&usage, terminated);
         let config = self.config_status(&inventory);
-        let claims = self.read_claims(&usage, terminated, &inventory.machine)?;
+        let claims = self.read_claims(&usage, terminated)?;
         Ok(Scan {
             claims: claims.map(Arc::new),
             usage: Arc::new(usage),
@@ -142,14 +142,13 @@ impl NodeReader {
         &mut self,
         usage: &Usage,
         terminated: &TerminatedPodNames,
-        machine: &Arc<Machine>,
     ) -> Result<Option<NodeClaims>, ScanError> {
         let Some(reader) = &mut self.claims else { return Ok(None) };
         let listed = topology::active_pods(usage, terminated);
         let read = self.pods.with(|pods| reader.claims(listed, pods.into_iter().flatten()));
         let mut read = read.map_err(|()| ScanError::ClaimsUnknown)?;
         if let Some(read) = &mut read {
-            self.claim_files.complete(read, machine);
+            self.claim_files.complete(read);
         }
         Ok(read)
     }
@@ -163,10 +162,9 @@ impl NodeReader {
         usage: &Usage,
         time: Duration,
     ) -> Result<Option<NodeClaims>, ScanError> {
-        let machine = Arc::new(machine::read(&self.host)?);
         let read = async {
             loop {
-                let read = self.read_claims(usage, &TerminatedPodNames::default(), &machine);
+                let read = self.read_claims(usage, &TerminatedPodNames::default());
                 match (read, &mut self.claims) {
                     (Err(_), Some(reader)) => reader.changed().await,
                     (Ok(claims), Some(_)) => return Ok(claims),

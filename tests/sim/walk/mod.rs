@@ -4,6 +4,7 @@
 //!
 //! Uses no test harness, since `tests/matrix` runs walks too.
 
+mod claims;
 mod hardware;
 mod pods;
 
@@ -21,6 +22,8 @@ use numacast_sim::kubelet::{KubeletVersion, Options, RestartTiming, SimKubelet, 
 use numacast_sim::machine::{Device, MachineSpec};
 use serde_json::json;
 use tempfile::TempDir;
+
+use self::claims::Dra;
 
 const MIB: u64 = 1 << 20;
 /// Number of actions that a failure lists.
@@ -133,6 +136,10 @@ pub(crate) struct Outcome {
     pub(crate) hardware: usize,
     /// Kubelet restarts.
     pub(crate) restarts: usize,
+    /// Claims of pods.
+    pub(crate) claims: usize,
+    /// Changes of slices and of claims that exist.
+    pub(crate) slices: usize,
 }
 
 /// Walks `steps` steps in a cell.
@@ -174,6 +181,8 @@ struct Walk {
     /// Every plugin's devices, as described by the machine.
     described: BTreeMap<String, Vec<Device>>,
     pods: usize,
+    /// In about half of the walks with kubelets that list claims.
+    dra: Option<Dra>,
     outcome: Outcome,
     dir: TempDir,
 }
@@ -210,10 +219,15 @@ impl Walk {
             remembered: BTreeSet::new(),
             described: described.collect(),
             pods: 0,
+            dra: None,
             outcome: Outcome::default(),
             cell: cell.clone(),
             dir,
         };
+        if cell.version >= KubeletVersion::V1_34 && walk.rng.bool() {
+            let (seed, has_pods) = (walk.rng.u64(..), walk.rng.bool());
+            walk.dra = Some(Dra::start(&cell.machine, seed, has_pods));
+        }
         walk.write_tree()?;
         Ok(walk)
     }
@@ -221,19 +235,22 @@ impl Walk {
     /// Scans the node and returns the object that the real code computes.
     async fn read(&mut self, depth: Depth) -> Result<NodeResourceTopology, String> {
         let terminated = Arc::new(self.terminated());
-        let scan = self.reader.scan(depth, &terminated).await.map_err(|error| error.to_string())?;
+        let mut scan = self.reader.scan(depth, &terminated).await.map_err(|error| error.to_string())?;
+        self.add_claims(&mut scan)?;
         let account = Account::new(scan, None, &self.remembered, &self.settings.rules);
         Ok(object("worker", None, &account.with_reservations(&[])))
     }
 
     async fn compare(&mut self, depth: Depth) -> Result<(), String> {
+        let claimed = self.claimed();
         let object = self.read(depth).await?;
-        let differences = self.kubelet.expected().differences(&object, Split::PerNode);
+        let differences = self.kubelet.expected_with(&claimed).differences(&object, Split::PerNode);
         if !differences.is_empty() {
-            return Err(differences.join("\n"));
+            let claims = self.dra.iter().map(Dra::claims);
+            return Err(differences.into_iter().chain(claims).collect::<Vec<_>>().join("\n"));
         }
         let resources = object.spec.zones.iter().flat_map(|zone| zone.resources.iter().flatten());
-        self.remembered.extend(resources.map(|of| of.name.clone()).filter(|name| name.contains('/')));
+        self.remembered.extend(resources.map(|of| of.name.clone()).filter(|name| name.contains(['/', '.'])));
         self.outcome.compared += 1;
         Ok(())
     }
@@ -253,7 +270,8 @@ impl Walk {
 
     /// Writes the files that numacast reads, if they changed.
     fn write_tree(&mut self) -> Result<(), String> {
-        let files = self.hardware.files().read;
+        let mut files = self.hardware.files().read;
+        files.extend(self.files_of_devices());
         let explain = |path: &Path, error: std::io::Error| format!("{}: {error}", path.display());
         for (name, text) in files.iter().filter(|(name, text)| self.files.get(*name) != Some(*text)) {
             let path = self.dir.path().join(name);
@@ -273,6 +291,9 @@ impl Walk {
         let running = self.names(|stage| stage != Stage::Removed);
         // The fuller the node, the more often pods end.
         let full = self.rng.usize(0..16) < running.len();
+        if self.dra.is_some() && self.chance(25) {
+            return self.change_claims();
+        }
         match self.rng.u8(0..100) {
             0..45 if !full => Ok(self.start_pod()),
             0..60 if !running.is_empty() => Ok(self.end_pod(&running)),
@@ -427,6 +448,7 @@ impl Walk {
         self.kubelet.boot().map_err(|error| error.to_string())?;
         self.kubelet.set_ready(true, true);
         self.kubelet.register_plugins();
+        self.dra.iter_mut().for_each(Dra::kubelet_starts);
         self.outcome.restarts += 1;
         let action = if unchanged { "a restart" } else { "a new start on changed hardware" };
         // The socket is a new one, which the reader has to detect by itself.

@@ -41,7 +41,11 @@ impl Walk {
         if !has_listed_devices {
             pod.containers.iter_mut().for_each(|container| container.devices.clear());
         }
-        if self.chance(15) {
+        if self.dra.is_some() {
+            if self.chance(70) {
+                self.add_claims_of_drivers(&mut pod);
+            }
+        } else if self.chance(15) {
             let claims = self.claims();
             let last = pod.containers.len() - 1;
             pod.containers[last].claims = claims;

@@ -183,23 +183,55 @@ impl<'a> Accounting<'a> {
         if let Some(cpus) = cdi {
             self.held.cpus.ids.union_with(cpus);
         }
+        // Of these devices the claim does not tell which memory they are.
+        let (mut is_gone, mut kinds) = (false, BTreeSet::new());
         for allocated in &claim.devices {
-            let Allocated { driver, pool, device, .. } = allocated;
-            let key = (driver.as_str(), pool.as_str(), device.as_str());
-            let device = self.read.inventory.device(driver, pool, device);
+            let Allocated { driver, pool, device: name, .. } = allocated;
+            let device = self.read.inventory.device(driver, pool, name);
+            if device.is_none() && driver == MEMORY_DRIVER {
+                is_gone = true;
+                continue;
+            }
             let amounts = amounts(allocated, device);
             if amounts.is_empty() {
-                self.used.insert(key);
+                self.used.insert((driver, pool, name));
                 continue;
             }
             for (resource, amount) in amounts {
                 match resource.as_str() {
                     "cpu" if cdi.is_some() && allocated.driver == CPU_DRIVER => {}
                     "cpu" => self.add_cpus(name, claim, allocated, device, amount),
-                    _ => self.add_memory(name, claim, allocated, device, &resource, amount),
+                    _ => {
+                        self.add_memory(name, claim, allocated, device, &resource, amount);
+                        kinds.insert(resource);
+                    }
                 }
             }
         }
+        if is_gone {
+            self.add_written_memory(name, claim, &kinds);
+        }
+    }
+
+    /// Adds the memory that the driver wrote for a claim, apart from these kinds.
+    fn add_written_memory(&mut self, name: &str, claim: &Claim, counted: &BTreeSet<String>) {
+        let written = self.read.cdi.memory.get(&claim.uid).into_iter().flatten();
+        let rest: Vec<_> = written.filter(|(resource, _)| !counted.contains(*resource)).collect();
+        if rest.is_empty() {
+            self.held.findings.insert(ClaimFinding::UnknownMemory { claim: name.to_owned() });
+        }
+        for (resource, (position, bytes)) in rest {
+            self.add_bytes(name, self.node_at(*position), resource, *bytes);
+        }
+    }
+
+    fn add_bytes(&mut self, claim: &str, node: Option<Id>, resource: &str, bytes: u64) {
+        let Some(node) = node else {
+            self.held.findings.insert(ClaimFinding::UnknownMemory { claim: claim.to_owned() });
+            return;
+        };
+        let held = self.held.memory.entry((node, resource.to_owned())).or_default();
+        *held = held.saturating_add(bytes);
     }
 
     fn add_cpus(
@@ -220,10 +252,14 @@ impl<'a> Accounting<'a> {
         }
         let machine = self.machine;
         let with_cpus = machine.nodes.iter().filter(|node| !node.cpus.is_empty()).map(|node| node.id);
-        let of_socket = device.and_then(|device| self.read.sockets.get(&device.socket?)).cloned();
+        let of_socket: IdSet = device.and_then(|device| device.socket).map_or_else(IdSet::new, |socket| {
+            let layout = machine.layout.iter().filter(|(_, layout)| layout.sockets.contains(&socket));
+            layout.map(|(node, _)| *node).collect()
+        });
         let nodes = match self.node_of(allocated, device) {
             Some(node) => IdSet::from_iter([node]),
-            None => of_socket.unwrap_or_else(|| with_cpus.collect()),
+            None if of_socket.is_empty() => with_cpus.collect(),
+            None => of_socket,
         };
         self.other_cpus = self.other_cpus.saturating_add(amount);
         for node in nodes.iter() {
@@ -247,13 +283,7 @@ impl<'a> Accounting<'a> {
         let written = self.read.cdi.memory.get(&claim.uid).and_then(|of| of.get(resource));
         let node = self.node_of(allocated, device);
         let node = node.or_else(|| self.node_at(written?.0));
-        let Some(node) = node else {
-            self.held.findings.insert(ClaimFinding::UnknownMemory { claim: name.to_owned() });
-            return;
-        };
-        let amount = if amount == 0 { written.map_or(0, |(_, bytes)| *bytes) } else { amount };
-        let held = self.held.memory.entry((node, resource.to_owned())).or_default();
-        *held = held.saturating_add(amount);
+        self.add_bytes(name, node, resource, amount);
     }
 
     /// Returns the NUMA node of a device: what the driver publishes, else what the kernel says of its PCI address.
@@ -296,39 +326,28 @@ impl<'a> Accounting<'a> {
     /// Adds every device that is in a slice or in use.
     fn add_devices(&mut self) {
         let inventory = &self.read.inventory;
-        // Those that are left in the end are in no pool any more.
-        let mut used = std::mem::take(&mut self.used);
         let mut placed = Placed::default();
         for (driver, pool_name, pool) in inventory.pools() {
-            let mut sets: BTreeMap<&str, Set> = BTreeMap::new();
             for (name, device) in &pool.devices {
-                let is_used = used.remove(&(driver, pool_name, name.as_str()));
-                if !device.stands_for.is_empty() {
-                    continue;
-                }
-                if device.consumes.is_empty() {
+                let is_used = self.used.contains(&(driver, pool_name, name));
+                if device.stands_for.is_empty() && device.consumes.is_empty() {
                     let node = self.located(driver, name, device);
                     placed.add(driver, node, !device.is_tainted, is_used);
-                    continue;
-                }
-                for set in device.consumes.keys() {
-                    let whole = is_whole(pool, device, set);
-                    let node = if whole { self.located(driver, name, device) } else { None };
-                    let entry = sets.entry(set).or_default();
-                    entry.exists |= whole;
-                    entry.node = entry.node.or(node);
-                    entry.offered |= whole && !device.is_tainted;
-                    entry.used |= is_used;
                 }
             }
-            for set in sets.into_values().filter(|set| set.exists) {
+            for set in self.sets(driver, pool_name, pool).into_values().filter(|set| set.exists) {
                 placed.add(driver, set.node, set.offered, set.used);
             }
         }
-        for (driver, pool, name) in used {
+        for (driver, pool, name) in self.used.clone() {
+            if inventory.is_offered(driver, pool, name) {
+                continue;
+            }
             let device = inventory.device(driver, pool, name);
-            let node = device.and_then(|device| self.located(driver, name, device));
-            placed.add(driver, node, false, true);
+            if device.is_none_or(|device| device.consumes.is_empty()) {
+                let node = device.and_then(|device| self.located(driver, name, device));
+                placed.add(driver, node, false, true);
+            }
         }
         for (driver, Devices { by_node, unplaced }) in placed.0 {
             let driver = driver.to_owned();
@@ -340,6 +359,37 @@ impl<'a> Accounting<'a> {
                 self.held.devices.insert(driver, by_node);
             }
         }
+    }
+
+    /// Returns the devices in parts, by counter set.
+    fn sets(&mut self, driver: &'a str, pool_name: &'a str, pool: &'a Pool) -> BTreeMap<&'a str, Set> {
+        let mut sets: BTreeMap<&str, Set> = BTreeMap::new();
+        let parts = pool.devices.iter().filter(|(_, device)| device.stands_for.is_empty());
+        for (name, device) in parts {
+            let used = self.used.contains(&(driver, pool_name, name));
+            for set in device.consumes.keys() {
+                let whole = is_whole(pool, device, set);
+                let node = if whole { self.located(driver, name, device) } else { None };
+                let entry = sets.entry(set).or_default();
+                entry.exists |= whole;
+                entry.node = entry.node.or(node);
+                entry.offered |= whole && !device.is_tainted;
+                entry.used |= used;
+            }
+        }
+        // Of a part that left its pool while it is in use, the device is still there.
+        for (name, device) in &pool.others {
+            if !self.used.contains(&(driver, pool_name, name)) {
+                continue;
+            }
+            let node = self.located(driver, name, device);
+            for set in device.consumes.keys() {
+                let entry = sets.entry(set).or_default();
+                (entry.exists, entry.used) = (true, true);
+                entry.node = entry.node.or(node);
+            }
+        }
+        sets
     }
 }
 
@@ -392,9 +442,6 @@ fn amounts(allocated: &Allocated, device: Option<&Device>) -> BTreeMap<String, u
             |names: [&str; 2]| names.iter().find_map(|name| allocated.consumed.get(*name)).copied();
         return match allocated.driver.as_str() {
             CPU_DRIVER => [("cpu".to_owned(), consumed(["dra.cpu/cpu", "cpu"]).unwrap_or(1))].into(),
-            MEMORY_DRIVER => {
-                [("memory".to_owned(), consumed(["dra.memory/size", "size"]).unwrap_or(0))].into()
-            }
             _ => BTreeMap::new(),
         };
     };

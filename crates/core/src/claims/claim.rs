@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::CPU_DRIVER;
 use crate::kubelet::PodUsage;
 use crate::machine::IdSet;
+use crate::pod::Pod;
 use crate::quantity::Quantity;
 
 /// The used parts of a ResourceClaim.
@@ -189,4 +190,43 @@ pub fn claims_of<'a>(pods: impl IntoIterator<Item = &'a PodUsage>) -> BTreeMap<S
     }
     claims.values_mut().for_each(|of| of.claim.devices.sort());
     claims
+}
+
+/// Claims by `namespace/name`, each with the names of the pods that name it.
+pub type NamedClaims = BTreeMap<String, BTreeSet<String>>;
+
+/// Returns the claims that the List names, and those of these pods that are not terminal.
+pub fn named_claims<'a>(
+    listed: &BTreeMap<String, ClaimInUse>,
+    pods: impl IntoIterator<Item = &'a Pod>,
+) -> NamedClaims {
+    let mut named: NamedClaims = listed.iter().map(|(name, of)| (name.clone(), of.pods.clone())).collect();
+    for pod in pods.into_iter().filter(|pod| !pod.phase.is_terminal()) {
+        for claim in pod.claim_names() {
+            let pods = named.entry(format!("{}/{claim}", pod.namespace)).or_default();
+            pods.insert(pod.name.clone());
+        }
+    }
+    named
+}
+
+/// Returns what is known of each claim: what the scheduler allocated, else what the List shows. `read` returns what was
+/// read of a claim in the API server: `None` if nothing was yet, `Some(None)` if there is no such claim.
+pub fn known_claims<'a>(
+    named: NamedClaims,
+    listed: &BTreeMap<String, ClaimInUse>,
+    read: impl Fn(&str) -> Option<Option<&'a Claim>>,
+) -> BTreeMap<String, ClaimInUse> {
+    let known = |(name, pods): (String, BTreeSet<String>)| {
+        let of_list = listed.get(&name).map(|of| &of.claim);
+        let claim = match (read(&name), of_list) {
+            // The List only says that the claim is still there.
+            (Some(Some(claim)), _) if claim.is_allocated => claim.clone(),
+            // It is deleted or deallocated, or could not be read yet.
+            (Some(_), of_list) | (None, of_list @ Some(_)) => of_list.cloned().unwrap_or_default(),
+            (None, None) => return None,
+        };
+        Some((name, ClaimInUse { claim, pods }))
+    };
+    named.into_iter().filter_map(known).collect()
 }

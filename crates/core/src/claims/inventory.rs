@@ -48,7 +48,7 @@ pub(super) struct Pool {
     pub(super) counters: BTreeMap<String, BTreeMap<String, u64>>,
     /// Devices in use that the complete contents do not have: removed, or of a pool that is not complete yet.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    others: BTreeMap<String, Device>,
+    pub(super) others: BTreeMap<String, Device>,
     /// Since when the pool is incomplete or gone, as time since any fixed moment.
     #[serde(skip)]
     lost_since: Option<Duration>,
@@ -94,6 +94,12 @@ impl Inventory {
     pub fn next_loss(&self) -> Option<Duration> {
         let lost = self.pools.values().flat_map(BTreeMap::values).filter(|pool| !pool.is_lost);
         lost.filter_map(|pool| pool.lost_since).min().map(|since| since + KEPT_FOR)
+    }
+
+    /// Returns true if a pool that counts has the device.
+    pub(super) fn is_offered(&self, driver: &str, pool: &str, device: &str) -> bool {
+        let pool = self.pools.get(driver).and_then(|pools| pools.get(pool));
+        pool.is_some_and(|pool| pool.devices.contains_key(device))
     }
 
     /// Returns a device that is or was in a slice.

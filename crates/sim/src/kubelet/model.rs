@@ -30,6 +30,15 @@ pub enum Stage {
     Removed,
 }
 
+/// How pods use a claim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClaimUse {
+    /// An admitted pod names it.
+    pub is_prepared: bool,
+    /// The List shows it.
+    pub is_listed: bool,
+}
+
 /// One pod.
 #[derive(Clone, Debug)]
 pub struct Pod {
@@ -118,6 +127,22 @@ impl Model {
             memory: memory.cloned().unwrap_or_default(),
             devices: devices.cloned().unwrap_or_default(),
         }
+    }
+
+    /// The claims that pods name which are not terminal.
+    #[must_use]
+    pub fn claims_in_use(&self) -> BTreeMap<String, ClaimUse> {
+        let mut claims: BTreeMap<String, ClaimUse> = BTreeMap::new();
+        for pod in self.pods.values().filter(|pod| matches!(pod.stage, Stage::Pending | Stage::Active)) {
+            for container in &pod.spec.containers {
+                for claimed in &container.claims {
+                    let of = claims.entry(claimed.claim.clone()).or_default();
+                    of.is_prepared |= pod.is_active();
+                    of.is_listed |= pod.is_active() && container.role != Role::Init;
+                }
+            }
+        }
+        claims
     }
 
     /// Uids of the active pods, which the List reports with their resources.

@@ -15,6 +15,7 @@ use super::allocation::{Block, MEMORY};
 use super::memory_manager::MemoryManager;
 use super::model::Model;
 use super::settings::Settings;
+use crate::dra::Claimed;
 use crate::machine::MachineSpec;
 
 /// The three numbers of one resource in one zone: CPUs, bytes or devices.
@@ -99,9 +100,16 @@ impl Model {
     /// what a regular init container leaves unused is not available to other pods.
     #[must_use]
     pub fn expected(&self) -> Expected {
+        self.expected_with(&Claimed::default())
+    }
+
+    /// As [`Model::expected`], without what claims have.
+    #[must_use]
+    pub fn expected_with(&self, claimed: &Claimed) -> Expected {
         let memory = self.memory_after_release();
         let mut used = IdSet::new();
         self.active().for_each(|uid| used.union_with(&self.cpus.allocated_to(uid)));
+        used.union_with(&claimed.cpus);
         let mut zones: BTreeMap<Id, BTreeMap<String, Amounts>> = BTreeMap::new();
         let mut names: BTreeSet<String> = [MEMORY.to_owned()].into();
         names.extend(self.hardware.page_sizes().into_iter().map(hugepages_name));
@@ -109,12 +117,18 @@ impl Model {
         for node in self.hardware.nodes.iter().filter(|node| node.id <= HIGHEST) {
             let mut amounts: BTreeMap<String, Amounts> = BTreeMap::new();
             for name in &names {
-                amounts.insert(name.clone(), self.memory_amounts(&memory, node.id, name));
+                let mut of = self.memory_amounts(&memory, node.id, name);
+                let bytes = claimed.memory.get(&(node.id, name.clone())).copied();
+                of.available = of.available.saturating_sub(bytes.unwrap_or_default());
+                amounts.insert(name.clone(), of);
             }
-            amounts.insert("cpu".to_owned(), self.cpu_amounts(node.id, &used));
+            let mut of = self.cpu_amounts(node.id, &used);
+            let others = claimed.other_cpus.get(&node.id).copied();
+            of.available = of.available.saturating_sub(others.unwrap_or_default());
+            amounts.insert("cpu".to_owned(), of);
             zones.insert(node.id, amounts);
         }
-        for (resource, of_zone) in self.device_amounts() {
+        for (resource, of_zone) in self.device_amounts().iter().chain(&claimed.devices) {
             for (id, amounts) in &mut zones {
                 let of = of_zone.get(id).copied().unwrap_or_default();
                 amounts.insert(resource.clone(), of);

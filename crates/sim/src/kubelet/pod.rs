@@ -1,6 +1,6 @@
 //! Pod specifications for the simulation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use numacast_core::machine::IdSet;
 use serde_json::{Value, json};
@@ -57,7 +57,7 @@ pub struct ClaimedDevice {
     pub driver: String,
     /// The driver's pool.
     pub pool: String,
-    /// The device in the pool.
+    /// The device in the pool; empty if the drivers of the claim return none.
     pub device: String,
     /// The share id of a shared device.
     pub share: Option<String>,
@@ -149,6 +149,12 @@ impl PodSpec {
             "spec": {"nodeName": node, "initContainers": of_kind(true), "containers": of_kind(false)},
             "status": {"phase": phase, "qosClass": self.qos_class()},
         });
+        let claims: BTreeSet<&str> =
+            self.containers.iter().flat_map(|of| &of.claims).map(|of| &*of.claim).collect();
+        if !claims.is_empty() {
+            let claims = claims.into_iter().map(|name| json!({"name": name, "resourceClaimName": name}));
+            object["spec"]["resourceClaims"] = claims.collect();
+        }
         if let Some(of_pod) = &self.pod_level {
             let requests = requests(of_pod.milli_cpu, of_pod.memory, &of_pod.hugepages);
             let limits = if self.guaranteed { requests.clone() } else { serde_json::Map::new() };

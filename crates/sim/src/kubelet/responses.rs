@@ -145,7 +145,7 @@ fn container(model: &Model, pod: &Pod, spec: &ContainerSpec, rng: &mut Rng) -> v
     }
     let mut memory: Vec<v1::ContainerMemory> = allocation.memory.iter().map(block).collect();
     rng.shuffle(&mut memory);
-    let dynamic_resources = match model.version >= KubeletVersion::V1_34 {
+    let dynamic_resources = match model.version >= KubeletVersion::V1_34 && pod.stage == Stage::Active {
         true => claims(&pod.spec.namespace, &spec.claims, model.version >= KubeletVersion::V1_35),
         false => Vec::new(),
     };
@@ -172,6 +172,9 @@ fn claims(namespace: &str, claimed: &[ClaimedDevice], has_share_ids: bool) -> Ve
             });
             resources.len() - 1
         });
+        if device.device.is_empty() {
+            continue;
+        }
         let earlier = &resources[at].claim_resources;
         let same_driver = earlier.iter().rfind(|earlier| earlier.driver_name == device.driver);
         let mut cdi_devices = same_driver.map(|earlier| earlier.cdi_devices.clone()).unwrap_or_default();

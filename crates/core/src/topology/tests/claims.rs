@@ -12,6 +12,7 @@ use crate::claims::{
     parse_cdi,
 };
 use crate::kubelet::ClaimedDevice;
+use crate::machine::CpuLayout;
 use crate::util::glob::{Pattern, PodPattern};
 
 #[derive(Default)]
@@ -110,9 +111,7 @@ impl World {
 
     fn topology_of(&self, inventory: &Inventory) -> Topology {
         let mut case = self.case.clone().unwrap_or_else(case);
-        let sockets = [(0, ids("0-1"))].into();
-        let read = NodeClaims { inventory: inventory.clone().into(), sockets, ..self.read.clone() };
-        case.claims = Some(read);
+        case.claims = Some(NodeClaims { inventory: inventory.clone().into(), ..self.read.clone() });
         case.account()
     }
 
@@ -179,6 +178,16 @@ fn cpus_of_a_socket_may_be_on_any_of_its_nodes() {
     let known = world().cdi(CPU_KIND, "a", "DRA_CPUSET_a=2-5");
     assert_eq!(known.of("cpu"), [[8, 6, 4], [8, 8, 6]]);
     assert!(known.findings().is_empty());
+    // A node may be on several sockets.
+    let on = |sockets: [&[Id]; 2]| {
+        let layout = |of: &[Id]| CpuLayout { sockets: of.iter().copied().collect(), ..CpuLayout::default() };
+        let mut case = case();
+        case.machine.layout = [(0, layout(sockets[0])), (1, layout(sockets[1]))].into();
+        World { case: Some(case), ..world() }.of("cpu")
+    };
+    assert_eq!(on([&[0], &[1]]), [[8, 6, 2], [8, 8, 8]]);
+    assert_eq!(on([&[1], &[1, 0]]), [[8, 6, 6], [8, 8, 4]]);
+    assert_eq!(on([&[1], &[2]]), [[8, 6, 2], [8, 8, 4]], "the socket is not known");
 }
 
 #[test]
@@ -247,6 +256,21 @@ fn memory_leaves_its_node() {
     assert_eq!(told.of("memory"), [[16 * GIB; 3], [16 * GIB, 16 * GIB, 12 * GIB]]);
 }
 
+#[test]
+fn what_memory_a_device_was_that_is_gone_is_in_the_file_of_its_driver() {
+    let mut case = case();
+    case.machine.nodes[1].hugepages = [(2 * MIB, 1024)].into();
+    let mut world = World { case: Some(case), ..World::default() };
+    let mut result = result("dra.memory", "hugepages-2m-z");
+    result["consumedCapacity"] = json!({"size": "1Gi"});
+    world = world.claim("a", &[result]);
+    assert_eq!((world.of("hugepages-2Mi"), world.findings().len()), ([[0; 3], [2 * GIB; 3]], 1));
+    let told = world.cdi("dra.k8s.io/memory", "a", "DRAMEMORY_a_hugepages_2m=numanode:1,size:1Gi");
+    assert_eq!(told.of("hugepages-2Mi"), [[0; 3], [2 * GIB, 2 * GIB, GIB]]);
+    assert_eq!(told.of("memory")[0], [16 * GIB; 3]);
+    assert!(told.findings().is_empty(), "{:?}", told.findings());
+}
+
 const GPU: &str = "gpu.example.com";
 
 fn gpu(numa: Value) -> Value {
@@ -289,6 +313,24 @@ fn a_device_in_parts_counts_once() {
     let world = World::with(vec![slice(GPU, json!(devices), counters)]);
     assert_eq!(world.of(GPU), [[0, 0, 0], [1, 1, 1]]);
     assert_eq!(world.claim("a", &[result(GPU, "mig-3")]).of(GPU), [[0, 0, 0], [1, 1, 0]]);
+}
+
+#[test]
+fn parts_that_left_their_pool_are_one_device() {
+    let part = |name: &str, slices: u64| {
+        let counters = json!([{"counterSet": "card", "counters": {"slices": {"value": slices.to_string()}}}]);
+        json!({"name": name, "consumesCounters": counters, "attributes": {"numa": {"int": 1}}})
+    };
+    let counters = json!([{"name": "card", "counters": {"slices": {"value": "8"}}}]);
+    let of = |devices: Value| slice(GPU, devices, counters.clone());
+    let world = World::with(vec![of(json!([part("whole", 8), part("a", 2), part("b", 1)]))]);
+    let world = world.claim("c", &[result(GPU, "a"), result(GPU, "b")]);
+    let mut inventory = world.inventory();
+    inventory.update(&[of(json!([part("whole", 8)]))], &world.used(), Duration::ZERO);
+    assert_eq!(amounts(&world.topology_of(&inventory), GPU), [[0, 0, 0], [1, 1, 0]]);
+    inventory.update(&[], &world.used(), Duration::ZERO);
+    inventory.update(&[], &world.used(), KEPT_FOR);
+    assert_eq!(amounts(&world.topology_of(&inventory), GPU), [[0, 0, 0], [1, 0, 0]]);
 }
 
 #[test]
