@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::agent::observe::{Inventory, NodeReader, Scan, ScanError, with_consequence};
 use crate::agent::settings::Settings;
-use crate::claims::NodeClaims;
+use crate::claims::{NodeClaims, claims_of};
 use crate::cluster::Cluster;
 use crate::kubelet::{Allocatable, Checkpoints, ClientError, KubeletConfig, KubeletInstance, Usage};
 use crate::machine::{self, Details, RecordedFiles, Recorder};
@@ -61,7 +61,7 @@ pub struct Recording {
     /// The node's claims, if they were read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claims: Option<NodeClaims>,
-    /// Why they were not read.
+    /// Why they were not read, although pods have some.
     #[serde(rename = "claimsProblem", default, skip_serializing_if = "Option::is_none")]
     pub claims_error: Option<String>,
     /// Terminated pods (namespace, name) in the List, as far as known.
@@ -143,7 +143,9 @@ impl Recording {
             }
             _ => Ok(None),
         };
-        let claims_error = claims.as_ref().err().map(ToString::to_string);
+        // Without an API server, but also without claims, nothing is missing.
+        let has_claims = usage.as_ref().is_ok_and(|(usage, _)| !claims_of(&usage.pods).is_empty());
+        let claims_error = claims.as_ref().err().filter(|_| has_claims).map(ToString::to_string);
         let created = usage.as_ref().ok().and_then(|(_, response)| response.socket.created());
         let observed = Observed {
             list_error: usage.as_ref().err().and_then(client_error),

@@ -161,11 +161,11 @@ impl<'a> Accounting<'a> {
     fn holding(mut self) -> Holding {
         let mut devices: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         let mut nodes = self.machine.nodes_of(&self.held.cpus.ids);
-        self.held.cpus.others.keys().for_each(|node| _ = nodes.insert(*node));
+        self.held.cpus.others.keys().for_each(|node| nodes.insert(*node));
         for (driver, pool, name) in std::mem::take(&mut self.used) {
             let device = self.read.inventory.device(driver, pool, name);
             let node = device.and_then(|device| self.located(driver, name, device));
-            node.into_iter().for_each(|node| _ = nodes.insert(node));
+            node.into_iter().for_each(|node| nodes.insert(node));
             devices.entry(driver.to_owned()).or_default().insert(name.to_owned());
         }
         let mut memory: BTreeMap<String, u64> = BTreeMap::new();
