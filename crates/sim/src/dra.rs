@@ -15,7 +15,7 @@ use fastrand::Rng;
 use numacast_core::machine::{Id, IdSet};
 use numacast_core::quantity::hugepages_name;
 
-use crate::kubelet::{Amounts, ClaimUse, ClaimedDevice};
+use crate::kubelet::{Amounts, ClaimUse, Claimed, ClaimedDevice};
 use crate::machine::MachineSpec;
 
 pub use objects::pci_address;
@@ -118,19 +118,6 @@ struct Given {
     share: Option<String>,
     /// The CPUs that the driver chose, or that the user did.
     cpus: IdSet,
-}
-
-/// What claims have of the node, and the devices that they can have.
-#[derive(Clone, Debug, Default)]
-pub struct Claimed {
-    /// CPUs whose ids are known.
-    pub cpus: IdSet,
-    /// Numbers of other CPUs by NUMA node.
-    pub other_cpus: BTreeMap<Id, u64>,
-    /// Bytes by NUMA node and resource.
-    pub memory: BTreeMap<(Id, String), u64>,
-    /// Driver to NUMA node to devices.
-    pub devices: BTreeMap<String, BTreeMap<Id, Amounts>>,
 }
 
 impl Pool {

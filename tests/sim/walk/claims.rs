@@ -11,8 +11,8 @@ use numacast::claims::{
 use numacast::machine::{HostRoots, pci};
 use numacast::pod::Pod;
 use numacast::topology::active_pods;
-use numacast_sim::dra::{Claimed, Drivers, pci_address};
-use numacast_sim::kubelet::{ClaimUse, ClaimedDevice, PodSpec, Stage};
+use numacast_sim::dra::{Drivers, pci_address};
+use numacast_sim::kubelet::{ClaimUse, Claimed, ClaimedDevice, PodSpec, Stage};
 use numacast_sim::machine::MachineSpec;
 
 use super::{Step, Walk};

@@ -15,7 +15,6 @@ use super::allocation::{Block, MEMORY};
 use super::memory_manager::MemoryManager;
 use super::model::Model;
 use super::settings::Settings;
-use crate::dra::Claimed;
 use crate::machine::MachineSpec;
 
 /// The three numbers of one resource in one zone: CPUs, bytes or devices.
@@ -40,6 +39,19 @@ pub struct Expected {
     pub memory_groups: BTreeMap<Id, String>,
     /// Whether no pod can use the memory of a group.
     pub groups_are_unusable: bool,
+}
+
+/// What claims have of the node, and the devices that they can have.
+#[derive(Clone, Debug, Default)]
+pub struct Claimed {
+    /// CPUs whose ids are known.
+    pub cpus: IdSet,
+    /// Numbers of other CPUs by NUMA node.
+    pub other_cpus: BTreeMap<Id, u64>,
+    /// Bytes by NUMA node and resource.
+    pub memory: BTreeMap<(Id, String), u64>,
+    /// Driver to NUMA node to devices.
+    pub devices: BTreeMap<String, BTreeMap<Id, Amounts>>,
 }
 
 /// Resource and id of a device.
