@@ -91,7 +91,7 @@ fn place_of(node: &RealNode, path: &str) -> Result<PathBuf> {
         Some(below) => node.kubelet_dir().join(below.trim_start_matches('/')),
         None => node.dir().join(path.trim_start_matches('/')),
     };
-    if path.ends_with("/pods-api") {
+    if path.ends_with("/pods-api") || path.ends_with("/cdi") {
         // The volume's type is DirectoryOrCreate.
         std::fs::create_dir_all(&place)?;
     }
