@@ -97,10 +97,11 @@ async fn advance_clock(seconds: u64) {
 #[tokio::test]
 async fn the_agent_is_started_and_ready_once_its_object_is_written() {
     let env = Environment::start(false).await;
-    let not_scanned = "numacast_last_scan_timestamp_seconds 0\n";
-    env.wait_for("/metrics", |response| !response.contains(not_scanned)).await;
+    // ResourceClaims cannot be read, so that no scan succeeds.
+    env.wait_for("/metrics", |response| !response.contains(r#"outcome="failed"} 0"#)).await;
     env.expect("/startupz", (503, "nothing was published yet\n")).await;
-    env.expect("/readyz", (503, "nothing was published yet\n")).await;
+    let reasons = "no scan of the node has succeeded yet\nnothing was published yet\n";
+    env.expect("/readyz", (503, reasons)).await;
     env.expect("/livez", OK).await;
     env.api.resume();
     env.wait_until_ok("/startupz").await;
