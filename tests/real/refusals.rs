@@ -86,12 +86,22 @@ async fn rbac_that_denies_requests() -> Result<()> {
     let node = SimNode::start();
     let kubeconfig = cluster.kubeconfig_as("system:serviceaccount:numacast:agent", &[])?;
     let (code, stderr) = once(&node, &kubeconfig, &name).await?;
+    let denied = "numacast: cannot read the node's ResourceClaims (`dra.source: auto`): RBAC denied the request: \
+                  resourceslices.resource.k8s.io is forbidden: User \"system:serviceaccount:numacast:agent\" cannot \
+                  list resource \"resourceslices\" in API group \"resource.k8s.io\" at the cluster scope\n";
+    ensure!((code, stderr.as_str()) == (Some(1), denied), "{code:?} {stderr}");
+    allow(&cluster, "resource.k8s.io", "resourceslices", &["list", "watch"]).await?;
     let denied = format!(
         "numacast: RBAC denied the request: nodes \"{name}\" is forbidden: User \
          \"system:serviceaccount:numacast:agent\" cannot get resource \"nodes\" in API group \"\" at the \
          cluster scope\n"
     );
-    ensure!((code, stderr.as_str()) == (Some(1), denied.as_str()), "{code:?} {stderr}");
+    until("the API server has the first role", async || {
+        let (code, stderr) = once(&node, &kubeconfig, &name).await?;
+        ensure!((code, stderr.as_str()) == (Some(1), denied.as_str()), "{code:?} {stderr}");
+        Ok(())
+    })
+    .await?;
     allow(&cluster, "", "nodes", &["get"]).await?;
     let denied = format!(
         "numacast: RBAC denied the request: noderesourcetopologies.topology.node.k8s.io \"{name}\" is forbidden: \

@@ -1221,6 +1221,11 @@ const NODES: &str = "get nodes";
 const POST: &str = "create events.events.k8s.io in default";
 const LIST_PODS: [&str; 2] = ["list pods", "watch pods"];
 const CONFIGZ: &str = "get nodes/configz";
+const CLAIMS: [&str; 3] = [
+    "get resourceclaims.resource.k8s.io",
+    "list resourceslices.resource.k8s.io",
+    "watch resourceslices.resource.k8s.io",
+];
 const DEVICES_OF_ALL: &str = "/apis/scheduling.koordinator.sh/v1alpha1/devices";
 const DEVICES: &str = "get devices.scheduling.koordinator.sh";
 const PODS_PAGE: &str = "get nodes/pods";
@@ -1228,7 +1233,7 @@ const PODS_PAGE: &str = "get nodes/pods";
 #[tokio::test]
 async fn every_right_goes_with_its_feature() -> Result<()> {
     let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
-    let all = [&BASE[..], &[NODES, POST], &LIST_PODS, &[CONFIGZ]].concat();
+    let all = [&BASE[..], &[NODES, POST], &LIST_PODS, &[CONFIGZ], &CLAIMS].concat();
     let without = |gone: &[&'static str]| -> Vec<&'static str> {
         all.iter().copied().filter(|right| !gone.contains(right)).collect()
     };
@@ -1253,6 +1258,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         (json!({"config": {"fingerprint": {"view": "kubelet"}}}), all.clone()),
         (json!({"config": {"consumer": "kai", "pods": {"source": "auto"}}}), all.clone()),
         (json!({"config": {"consumer": "none"}}), all.clone()),
+        (json!({"config": {"dra": {"source": "off"}}}), without(&CLAIMS)),
         (
             json!({"config": {"consumer": "none", "pods": {"source": "auto"}}}),
             [&all[..], &[PODS_PAGE]].concat(),
@@ -1280,6 +1286,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
                 "config": {
                     "publish": {"events": false, "ownerReference": false},
                     "pods": {"source": "none"},
+                    "dra": {"source": "off"},
                 },
             }),
             BASE.to_vec(),

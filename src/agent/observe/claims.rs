@@ -44,6 +44,8 @@ struct Read {
     revision: u64,
     /// Claims that were read for these pods. `None`: there is no such claim.
     claims: BTreeMap<String, (BTreeSet<String>, Option<Claim>)>,
+    /// Why the last request failed, until everything was read once.
+    error: Option<String>,
 }
 
 /// Reads claims in the background.
@@ -89,6 +91,16 @@ impl ClaimReader {
         }
     }
 
+    /// Returns true once everything was read that the first scan needs.
+    pub(in crate::agent) fn has_started(&self) -> bool {
+        self.has_started
+    }
+
+    /// Returns true if a request has failed since the start.
+    pub(in crate::agent) fn has_failed(&self) -> bool {
+        self.read.borrow().error.is_some()
+    }
+
     /// Waits until something that was read has changed, or a pool that is gone stops counting.
     pub(in crate::agent) async fn changed(&mut self) {
         let loss = self.inventory.next_loss().map(|loss| self.start + loss);
@@ -105,13 +117,13 @@ impl ClaimReader {
     /// API server has no dynamic resource allocation.
     ///
     /// # Errors
-    /// If the slices, or the claims of pods that the first List shows, were not read yet: claimed resources would look
+    /// Why the slices, or the claims of pods that the first List shows, were not read yet: claimed resources would look
     /// available.
     pub(in crate::agent) fn claims<'a, 'b>(
         &mut self,
         listed: impl Iterator<Item = &'a PodUsage>,
         pods: impl Iterator<Item = &'b Pod>,
-    ) -> Result<Option<NodeClaims>, ()> {
+    ) -> Result<Option<NodeClaims>, String> {
         let listed = claims_of(listed);
         let named = named_claims(&listed, pods);
         self.named.send_if_modified(|before| {
@@ -125,9 +137,11 @@ impl ClaimReader {
         if read.is_served == Some(false) {
             return Ok(None);
         }
-        let slices = read.slices.as_ref().ok_or(())?;
+        let error =
+            || read.error.clone().unwrap_or_else(|| "the API server has not responded yet".to_owned());
+        let slices = read.slices.as_ref().ok_or_else(error)?;
         if !self.has_started && listed.keys().any(|name| !read.claims.contains_key(name)) {
-            return Err(());
+            return Err(error());
         }
         self.has_started = true;
         let of_api = |name: &str| read.claims.get(name).map(|(_, claim)| claim.as_ref());
@@ -177,7 +191,7 @@ impl Reading {
                     tokio::time::sleep(RECHECK).await;
                 }
                 Err(error) => {
-                    self.slices_log.warn(&format!("cannot read ResourceSlices: {error}"));
+                    self.failed(&error);
                     tokio::time::sleep(back_off(&mut self.failures, RETRY, RETRY_LIMIT)).await;
                 }
             }
@@ -196,7 +210,7 @@ impl Reading {
                         self.apply(event);
                     }
                     Some(Err(error)) if is_gone(&error) => return,
-                    Some(Err(error)) => self.slices_log.warn(&format!("cannot read ResourceSlices: {error}")),
+                    Some(Err(error)) => self.failed(&error),
                     None => return,
                 },
                 Ok(()) = self.names.changed() => {}
@@ -207,8 +221,17 @@ impl Reading {
         }
     }
 
+    /// Logs an error with slices. At the start the scan fails with it.
+    fn failed(&mut self, error: &ClusterError) {
+        match self.read.borrow().slices {
+            None => self.change(|read| read.error = Some(error.to_string())),
+            Some(_) => self.slices_log.warn(&format!("cannot read ResourceSlices: {error}")),
+        }
+    }
+
     fn apply(&self, event: ListWatchEvent<WatchedSlice>) {
         self.change(|read| {
+            read.error = None;
             read.revision += 1;
             let slices = read.slices.get_or_insert_default();
             let before = slices.len();
@@ -266,6 +289,7 @@ impl Reading {
                 }
                 Err(error) => {
                     is_incomplete = true;
+                    self.change(|read| read.error = Some(error.to_string()));
                     self.claims_log.warn(&format!("cannot read a ResourceClaim: {error}"));
                 }
             }

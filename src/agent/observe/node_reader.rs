@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::claim_files::ClaimFiles;
 use super::claims::ClaimReader;
@@ -22,6 +22,9 @@ use crate::machine::{self, HostRoots};
 use crate::pod::{Pod, PodName, TerminatedPodNames};
 use crate::pod_source::PodCache;
 use crate::topology;
+
+/// How long the first scan waits for ResourceSlices and ResourceClaims.
+const CLAIMS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Reads the node repeatedly. What changes slowly is read again only if it may have changed.
 pub struct NodeReader {
@@ -104,7 +107,7 @@ impl NodeReader {
                     self.read_inventory(known, instance, &usage).await?
                 }
             };
-            if from == instance {
+            if from == instance && !self.waited_for_claims(&usage, terminated).await {
                 return self.complete(usage, &response, terminated);
             }
         }
@@ -137,6 +140,23 @@ impl NodeReader {
         })
     }
 
+    /// Waits at the start until the claims that pods name are read, or cannot be. Returns true if that took time, so
+    /// that the List is outdated.
+    async fn waited_for_claims(&mut self, usage: &Usage, terminated: &TerminatedPodNames) -> bool {
+        let deadline = Instant::now() + CLAIMS_TIMEOUT;
+        let mut has_waited = false;
+        while self.claims.as_ref().is_some_and(|reader| !reader.has_started() && !reader.has_failed())
+            && self.read_claims(usage, terminated).is_err()
+            && let Some(reader) = &mut self.claims
+        {
+            if timeout_at(deadline, reader.changed()).await.is_err() {
+                return false;
+            }
+            has_waited = true;
+        }
+        has_waited
+    }
+
     /// Returns what is known of the claims that pods name.
     fn read_claims(
         &mut self,
@@ -146,7 +166,7 @@ impl NodeReader {
         let Some(reader) = &mut self.claims else { return Ok(None) };
         let listed = topology::active_pods(usage, terminated);
         let read = self.pods.with(|pods| reader.claims(listed, pods.into_iter().flatten()));
-        let mut read = read.map_err(|()| ScanError::ClaimsUnknown)?;
+        let mut read = read.map_err(ScanError::ClaimsUnknown)?;
         if let Some(read) = &mut read {
             self.claim_files.complete(read);
         }
@@ -169,11 +189,12 @@ impl NodeReader {
                     (Err(_), Some(reader)) => reader.changed().await,
                     (Ok(claims), Some(_)) => return Ok(claims),
                     // Without a cluster.
-                    (_, None) => return Err(ScanError::ClaimsUnknown),
+                    (_, None) => return Err(ScanError::ClaimsUnknown("there is no cluster".to_owned())),
                 }
             }
         };
-        timeout(time, read).await.map_err(|_| ScanError::ClaimsUnknown)?
+        let in_time = timeout(time, read).await;
+        in_time.map_err(|_| ScanError::ClaimsUnknown(format!("they were not read within {time:?}")))?
     }
 
     fn config_status(&self, inventory: &Inventory) -> ConfigStatus {

@@ -40,10 +40,8 @@ pub enum ScanError {
     )]
     AnnotationsUnknown,
     /// Without the claims, what they hold would look available.
-    #[error(
-        "the node's ResourceSlices and ResourceClaims have not been read since the start (`dra.source: auto`)"
-    )]
-    ClaimsUnknown,
+    #[error("cannot read the node's ResourceClaims (`dra.source: auto`): {0}")]
+    ClaimsUnknown(String),
     /// The responses of a scan never came from a single kubelet.
     #[error("the kubelet restarted during each of {ATTEMPTS} attempts to read it")]
     Restarting,

@@ -120,7 +120,8 @@ impl Cluster {
         };
         drop(shared);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let dir = plane.dir.path().join(format!("test-{number}"));
+        // Short, because the path of a socket is limited to 107 characters.
+        let dir = plane.dir.path().join(number.to_string());
         std::fs::create_dir(&dir)?;
         // A client of this test's own: its connections end with the test's runtime.
         let client = client_of(&plane.write_admin_kubeconfig(&dir)?).await?;

@@ -682,6 +682,8 @@ async fn grant(cluster: &Cluster) -> Result<()> {
             nrt,
             { "apiGroups": [""], "resources": ["nodes"], "verbs": ["get"] },
             { "apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"] },
+            { "apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list", "watch"] },
+            { "apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"] },
             { "apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"] },
         ],
     }))?;
