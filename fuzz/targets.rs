@@ -165,6 +165,8 @@ pub(crate) fn claims(data: &[u8]) {
         inventory.update(&slices, &in_use, Duration::from_secs(seconds));
     }
     read.inventory = inventory.into();
+    // A recording does not tell since when a pool is lost.
+    let read = round_trip(&read);
     assert_eq!(round_trip(&read), read);
     let without = Node::default().account();
     let with = Node { claims: Some(read), ..Node::default() }.account();
