@@ -223,9 +223,11 @@ impl Reading {
 
     /// Logs an error with slices. At the start the scan fails with it.
     fn failed(&mut self, error: &ClusterError) {
-        match self.read.borrow().slices {
-            None => self.change(|read| read.error = Some(error.to_string())),
-            Some(_) => self.slices_log.warn(&format!("cannot read ResourceSlices: {error}")),
+        // Not in a condition, which would hold the lock.
+        let is_known = self.read.borrow().slices.is_some();
+        match is_known {
+            true => self.slices_log.warn(&format!("cannot read ResourceSlices: {error}")),
+            false => self.change(|read| read.error = Some(error.to_string())),
         }
     }
 
