@@ -26,7 +26,7 @@ const MEMORY_DRIVER: &str = "dra.memory";
 const POOL: &str = "worker";
 /// How long the devices of an incomplete pool count.
 const KEPT_FOR: Duration = Duration::from_secs(120);
-/// What a device that is published in parts has of its counter.
+/// The capacity of the counter of a device that is published in parts.
 const WHOLE: u64 = 8;
 
 /// The drivers of a node, their ResourceSlices, and the allocated claims.
@@ -43,7 +43,7 @@ pub struct Drivers {
     now: Duration,
 }
 
-/// One pool. The agent's part is what it must know after it has seen every state of the slices.
+/// One pool, and what an agent knows of it that has received every change of its slices.
 #[derive(Clone, Debug, Default)]
 struct Pool {
     driver: String,
@@ -62,7 +62,7 @@ struct Pool {
 struct Device {
     name: String,
     kind: Kind,
-    /// Where it is.
+    /// The NUMA node that it is on.
     node: Id,
     publishes: Publishes,
     /// 0 for a device that is given to one claim only.
@@ -116,7 +116,7 @@ struct Given {
     amount: Option<u64>,
     is_admin: bool,
     share: Option<String>,
-    /// The CPUs that the driver chose, or that the user did.
+    /// The CPUs that the driver or the user chose.
     cpus: IdSet,
 }
 
@@ -180,7 +180,7 @@ impl Drivers {
         &self.claims
     }
 
-    /// The agent sees the slices and these claims, which pods name. Returns what the claims have then.
+    /// Prepares the claims that pods use, as the drivers do, and returns what the agent must account for.
     pub fn claimed(&mut self, hardware: &MachineSpec, in_use: &BTreeMap<String, ClaimUse>) -> Claimed {
         self.prepare(in_use);
         let known: Vec<Claim> = in_use.iter().filter_map(|(name, of)| self.known(name, *of)).collect();

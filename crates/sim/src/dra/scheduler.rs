@@ -3,7 +3,8 @@
 use super::*;
 
 impl Drivers {
-    /// Returns the devices that the List shows for a claim, one that exists or a new one. `None` if there is none.
+    /// Picks an existing claim or allocates a new one, and returns its devices as the List shows them. Returns `None` if
+    /// nothing can be allocated.
     pub fn claim(&mut self) -> Option<Vec<ClaimedDevice>> {
         let existing: Vec<String> = self.claims.keys().cloned().collect();
         let name = match self.rng.choice(existing) {
