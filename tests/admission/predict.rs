@@ -127,10 +127,11 @@ impl Snapshot {
     fn by_amounts(&self, pod: &PodRequest) -> Result<(Result<(), Refusal>, BTreeSet<Guess>)> {
         let machine = machine::read(&self.recording.files)?;
         let rules = self.recording.rules();
-        // The agent knows which pods of the checkpoints have ended.
+        // The agent knows the pods of the checkpoints, so it sees which have ended: they are no longer listed.
         let mut checkpoints = self.recording.checkpoints.clone();
         if let Some(checkpoints) = &mut checkpoints {
-            checkpoints.pods.retain(|uid, _| !self.ended.contains(uid));
+            let names = self.ended.iter().map(|uid| (uid.clone(), ("ended".to_owned(), uid.clone())));
+            checkpoints.names.extend(names);
         }
         let account = topology::account(&Inputs {
             machine: &machine,
