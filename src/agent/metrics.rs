@@ -289,11 +289,14 @@ impl Metrics {
 }
 
 /// Counts devices without a known NUMA node, for each driver whose claims are accounted for.
-fn unplaced_devices(claims: Option<&NodeClaims>, findings: &BTreeSet<Finding>) -> BTreeMap<String, u64> {
+fn unplaced_devices<'a>(
+    claims: Option<&'a NodeClaims>,
+    findings: &'a BTreeSet<Finding>,
+) -> BTreeMap<&'a str, u64> {
     let Some(claims) = claims else { return BTreeMap::new() };
-    let drivers = claims.inventory.devices().map(|(driver, _)| (driver.to_owned(), 0));
+    let drivers = claims.inventory.drivers().map(|driver| (driver, 0));
     let unplaced = findings.iter().filter_map(|finding| match finding {
-        Finding::Claims(ClaimFinding::NotPlaced { driver, devices }) => Some((driver.clone(), *devices)),
+        Finding::Claims(ClaimFinding::NotPlaced { driver, devices }) => Some((driver.as_str(), *devices)),
         _ => None,
     });
     drivers.chain(unplaced).collect()

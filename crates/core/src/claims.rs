@@ -44,13 +44,8 @@ pub struct NodeClaims {
     pub cdi: CdiAllocations,
     /// The NUMA nodes of PCI devices, by the address that a driver publishes, as in sysfs; `None` for a device without
     /// one.
-    #[serde(skip_serializing_if = "has_no_entries")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub pci: Arc<BTreeMap<String, Option<Id>>>,
-}
-
-#[allow(clippy::ptr_arg, reason = "serde passes a reference to the field")]
-fn has_no_entries(pci: &Arc<BTreeMap<String, Option<Id>>>) -> bool {
-    pci.is_empty()
 }
 
 impl NodeClaims {

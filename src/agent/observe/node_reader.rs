@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::claim_files::ClaimFiles;
 use super::claims::ClaimReader;
@@ -107,7 +107,7 @@ impl NodeReader {
                     self.read_inventory(known, instance, &usage).await?
                 }
             };
-            if from == instance && !self.waited_for_claims(&usage, terminated).await {
+            if from == instance && !self.waited_for_claims(&usage, terminated, CLAIMS_TIMEOUT).await {
                 return self.complete(usage, &response, terminated);
             }
         }
@@ -142,8 +142,13 @@ impl NodeReader {
 
     /// Waits at the start until the claims that pods name are read, or cannot be. Returns true if that took time, so
     /// that the List is outdated.
-    async fn waited_for_claims(&mut self, usage: &Usage, terminated: &TerminatedPodNames) -> bool {
-        let deadline = Instant::now() + CLAIMS_TIMEOUT;
+    async fn waited_for_claims(
+        &mut self,
+        usage: &Usage,
+        terminated: &TerminatedPodNames,
+        time: Duration,
+    ) -> bool {
+        let deadline = Instant::now() + time;
         let mut has_waited = false;
         while self.claims.as_ref().is_some_and(|reader| !reader.has_started() && !reader.has_failed())
             && self.read_claims(usage, terminated).is_err()
@@ -176,25 +181,18 @@ impl NodeReader {
     /// Returns what is known of the claims that the List names, as soon as they are read.
     ///
     /// # Errors
-    /// If they are not in time.
+    /// If they cannot be read, or not in time.
     pub(in crate::agent) async fn claims_in_time(
         &mut self,
         usage: &Usage,
         time: Duration,
     ) -> Result<Option<NodeClaims>, ScanError> {
-        let read = async {
-            loop {
-                let read = self.read_claims(usage, &TerminatedPodNames::default());
-                match (read, &mut self.claims) {
-                    (Err(_), Some(reader)) => reader.changed().await,
-                    (Ok(claims), Some(_)) => return Ok(claims),
-                    // Without a cluster.
-                    (_, None) => return Err(ScanError::ClaimsUnknown("there is no cluster".to_owned())),
-                }
-            }
-        };
-        let in_time = timeout(time, read).await;
-        in_time.map_err(|_| ScanError::ClaimsUnknown(format!("they were not read within {time:?}")))?
+        if self.claims.is_none() {
+            return Err(ScanError::ClaimsUnknown("there is no cluster".to_owned()));
+        }
+        let terminated = TerminatedPodNames::default();
+        self.waited_for_claims(usage, &terminated, time).await;
+        self.read_claims(usage, &terminated)
     }
 
     fn config_status(&self, inventory: &Inventory) -> ConfigStatus {

@@ -339,7 +339,7 @@ impl<'a> Accounting<'a> {
                 placed.add(driver, set.node, set.offered, set.used);
             }
         }
-        for (driver, pool, name) in self.used.clone() {
+        for (driver, pool, name) in std::mem::take(&mut self.used) {
             if inventory.is_offered(driver, pool, name) {
                 continue;
             }
@@ -364,29 +364,20 @@ impl<'a> Accounting<'a> {
     /// Returns the devices in parts, by counter set.
     fn sets(&mut self, driver: &'a str, pool_name: &'a str, pool: &'a Pool) -> BTreeMap<&'a str, Set> {
         let mut sets: BTreeMap<&str, Set> = BTreeMap::new();
-        let parts = pool.devices.iter().filter(|(_, device)| device.stands_for.is_empty());
-        for (name, device) in parts {
+        let listed = pool.devices.iter().filter(|(_, device)| device.stands_for.is_empty());
+        let gone = pool.others.iter().map(|(name, device)| (name, device, false));
+        for (name, device, is_listed) in listed.map(|(name, device)| (name, device, true)).chain(gone) {
             let used = self.used.contains(&(driver, pool_name, name));
-            for set in device.consumes.keys() {
-                let whole = is_whole(pool, device, set);
-                let node = if whole { self.located(driver, name, device) } else { None };
+            for set in device.consumes.keys().filter(|_| is_listed || used) {
                 let entry = sets.entry(set).or_default();
-                entry.exists |= whole;
-                entry.node = entry.node.or(node);
-                entry.offered |= whole && !device.is_tainted;
                 entry.used |= used;
-            }
-        }
-        // Of a part that left its pool while it is in use, the device is still there.
-        for (name, device) in &pool.others {
-            if !self.used.contains(&(driver, pool_name, name)) {
-                continue;
-            }
-            let node = self.located(driver, name, device);
-            for set in device.consumes.keys() {
-                let entry = sets.entry(set).or_default();
-                (entry.exists, entry.used) = (true, true);
-                entry.node = entry.node.or(node);
+                // Of a part that left its pool while it is in use, the device is still there.
+                if is_listed && !is_whole(pool, device, set) {
+                    continue;
+                }
+                entry.exists = true;
+                entry.node = entry.node.or_else(|| self.located(driver, name, device));
+                entry.offered |= is_listed && !device.is_tainted;
             }
         }
         sets

@@ -109,6 +109,11 @@ impl Inventory {
         pool.devices.get(device).or_else(|| pool.others.get(device))
     }
 
+    /// Returns the drivers that have a pool.
+    pub fn drivers(&self) -> impl Iterator<Item = &str> {
+        self.pools.keys().map(String::as_str)
+    }
+
     /// Returns the devices that are or were in a slice, with their driver.
     pub fn devices(&self) -> impl Iterator<Item = (&str, &Device)> {
         self.pools().flat_map(|(driver, _, pool)| pool.all().map(move |device| (driver, device)))

@@ -24,7 +24,8 @@ pub(super) fn account(
     findings: &mut BTreeSet<Finding>,
 ) {
     let offered = offered(&inputs.allocatable.memory);
-    let mut used = used(in_use);
+    let mut used = by_resource(blocks_in_use(in_use));
+    let mut recorded = by_resource(inputs.checkpoints.into_iter().flat_map(Checkpoints::memory_blocks));
     for resource in resources(inputs) {
         let mut pools = BTreeMap::new();
         let (mut impossible, mut largest) = (IdSet::new(), 0);
@@ -41,7 +42,9 @@ pub(super) fn account(
             findings.insert(Finding::ImpossibleMemory { nodes: impossible, resource, bytes: largest });
         }
         let used = used.remove(resource.as_str()).unwrap_or_default();
-        subtract(&mut pools, &resource, used, inputs.checkpoints, findings);
+        let blocks = recorded.remove(resource.as_str()).unwrap_or_default();
+        let recorded = inputs.checkpoints.and_then(|of| Recorded::new(blocks, &of.reserved, &resource));
+        subtract(&mut pools, &resource, used, &recorded.unwrap_or_default(), findings);
         for (id, pool) in pools.iter_mut().filter(|_| !in_use.claims.memory.is_empty()) {
             let claimed = in_use.claims.memory.get(&(*id, resource.clone())).copied().unwrap_or(0);
             pool.available = pool.available.saturating_sub(claimed);
@@ -122,12 +125,12 @@ pub(super) fn blocks_in_use<'a>(in_use: &InUse<'a>) -> impl Iterator<Item = &'a 
 
 type Groups<'a> = BTreeMap<Vec<Id>, (&'a IdSet, u64)>;
 
-fn used<'a>(in_use: &InUse<'a>) -> BTreeMap<&'a str, Groups<'a>> {
-    let mut used: BTreeMap<&str, Groups<'a>> = BTreeMap::new();
-    for block in blocks_in_use(in_use) {
-        add_block(used.entry(&block.resource).or_default(), block);
+fn by_resource<'a>(blocks: impl Iterator<Item = &'a MemoryBlock>) -> BTreeMap<&'a str, Groups<'a>> {
+    let mut groups: BTreeMap<&str, Groups<'a>> = BTreeMap::new();
+    for block in blocks {
+        add_block(groups.entry(&block.resource).or_default(), block);
     }
-    used
+    groups
 }
 
 /// A block without nodes has no affinity, and is in no zone.
@@ -145,15 +148,13 @@ fn subtract(
     pools: &mut BTreeMap<Id, Amounts>,
     resource: &str,
     used: Groups<'_>,
-    checkpoints: Option<&Checkpoints>,
+    recorded: &Recorded<'_>,
     findings: &mut BTreeSet<Finding>,
 ) {
     let mut overused = |nodes: IdSet| {
         findings.insert(Finding::OverusedMemory { nodes, resource: resource.to_owned() });
     };
     let mut overused_alone = IdSet::new();
-    let recorded =
-        checkpoints.and_then(|checkpoints| Recorded::new(checkpoints, resource)).unwrap_or_default();
     for (node, bytes) in recorded.after_release(&used) {
         if subtract_ascending(pools, &[node], bytes) > 0 {
             overused_alone.insert(node);
@@ -187,15 +188,14 @@ struct Recorded<'a> {
 impl<'a> Recorded<'a> {
     /// Returns `None` if the blocks add up to more than the nodes have in use. They may add up to less: see
     /// [`Self::after_release`].
-    fn new(checkpoints: &'a Checkpoints, resource: &str) -> Option<Self> {
-        let mut blocks = Groups::new();
-        checkpoints
-            .memory_blocks()
-            .filter(|of| of.resource == resource)
-            .for_each(|of| add_block(&mut blocks, of));
-        let reserved = checkpoints.reserved.iter();
-        let nodes: BTreeMap<Id, u64> =
-            reserved.filter_map(|(node, reserved)| Some((*node, *reserved.get(resource)?))).collect();
+    fn new(
+        blocks: Groups<'a>,
+        reserved: &BTreeMap<Id, BTreeMap<String, u64>>,
+        resource: &str,
+    ) -> Option<Self> {
+        let of_node =
+            |(node, reserved): (&Id, &BTreeMap<String, u64>)| Some((*node, *reserved.get(resource)?));
+        let nodes: BTreeMap<Id, u64> = reserved.iter().filter_map(of_node).collect();
         let in_blocks: u128 = blocks.values().map(|(_, bytes)| u128::from(*bytes)).sum();
         let in_nodes: u128 = nodes.values().map(|bytes| u128::from(*bytes)).sum();
         (in_blocks <= in_nodes).then_some(Self { blocks, nodes })
