@@ -16,6 +16,7 @@ mod events;
 mod record;
 mod report;
 mod running;
+mod slices;
 #[allow(dead_code)] // the test of the documents uses the rest
 mod tables;
 mod variants;
@@ -228,6 +229,7 @@ impl<'a> Bench<'a> {
             ..Figures::default()
         };
 
+        slices::create(self.cluster, self.node.name(), variant.devices).await?;
         let mut first = Vec::new();
         for _ in 0..STARTS[index.min(1)] {
             first.push(self.start(&container).await?.1);
@@ -403,6 +405,7 @@ impl<'a> Bench<'a> {
         figures.idle = Idle {
             seconds: time.as_secs(),
             writes: after.writes - before.writes,
+            claims: after.claims - before.claims,
             cpu_percent: rounded(used / time.as_secs_f64() * 100.0),
         };
         Ok([before, after])

@@ -27,6 +27,8 @@ pub(crate) struct Counts {
     pub(crate) lists: u64,
     /// Writes of objects, from the API server's metrics, including those that change nothing.
     pub(crate) writes: u64,
+    /// Requests for ResourceSlices and ResourceClaims that have ended, from the API server's metrics.
+    pub(crate) claims: u64,
 }
 
 impl Running {
@@ -60,7 +62,11 @@ impl Running {
 
     pub(crate) async fn counts(&self, cluster: &Cluster) -> Result<Counts> {
         let writes = cluster.writes_of("noderesourcetopologies").await?;
-        Ok(Counts { at: Instant::now(), cpu: self.cpu()?, lists: self.lists()?, writes })
+        let mut claims = 0;
+        for resource in ["resourceslices", "resourceclaims"] {
+            claims += cluster.requests_of(resource, &["GET", "LIST", "WATCH"]).await?;
+        }
+        Ok(Counts { at: Instant::now(), cpu: self.cpu()?, lists: self.lists()?, writes, claims })
     }
 
     /// Returns how often it has called the kubelet's List.

@@ -11,7 +11,7 @@ struct Row {
 }
 
 /// The rows, with the design's budgets.
-const ROWS: [Row; 14] = [
+const ROWS: [Row; 15] = [
     Row { what: "first object after start, p50, ms", budget: both(150.0), value: |_, f| p50(f.first_object) },
     Row { what: "allocation, p50, ms", budget: NONE, value: |_, f| p50(f.allocation) },
     Row { what: "the same, p99", budget: NONE, value: |_, f| p99(f.allocation) },
@@ -34,6 +34,11 @@ const ROWS: [Row; 14] = [
         value: |_, f| Some(f.cpu_ms_per_change),
     },
     Row { what: "writes when nothing changes", budget: both(0.0), value: |_, f| Some(f.idle.writes as f64) },
+    Row {
+        what: "requests for slices and claims when nothing changes",
+        budget: both(0.0),
+        value: |_, f| Some(f.idle.claims as f64),
+    },
     Row {
         what: "CPU when nothing changes, % of a core",
         budget: both(0.1),

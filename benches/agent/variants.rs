@@ -10,26 +10,42 @@ pub(crate) struct Variant {
     pub(crate) title: &'static str,
     /// Chart values.
     pub(crate) values: fn() -> Value,
+    /// Devices in the node's ResourceSlices.
+    pub(crate) devices: usize,
 }
 
 /// All variants, the default first.
-pub(crate) const VARIANTS: [Variant; 6] = [
-    Variant { name: "default", title: "default", values: || json!({}) },
+pub(crate) const VARIANTS: [Variant; 7] = [
+    Variant { name: "default", title: "default", values: || json!({}), devices: 0 },
     Variant {
         name: "directory",
         title: "`kubelet.mountDir: true`",
         values: || json!({"kubelet": {"mountDir": true}}),
+        devices: 0,
     },
-    Variant { name: "kai", title: "`consumer: kai`", values: || json!({"config": {"consumer": "kai"}}) },
-    Variant { name: "none", title: "`consumer: none`", values: || json!({"config": {"consumer": "none"}}) },
+    Variant {
+        name: "kai",
+        title: "`consumer: kai`",
+        values: || json!({"config": {"consumer": "kai"}}),
+        devices: 0,
+    },
+    Variant {
+        name: "none",
+        title: "`consumer: none`",
+        values: || json!({"config": {"consumer": "none"}}),
+        devices: 0,
+    },
     Variant {
         name: "direct",
         title: "`consumer: schedulerPluginsDirect`",
         values: || json!({"config": {"consumer": "schedulerPluginsDirect"}}),
+        devices: 0,
     },
     Variant {
         name: "kubelet-view",
         title: "`fingerprint.view: kubelet`",
         values: || json!({"config": {"fingerprint": {"view": "kubelet"}}}),
+        devices: 0,
     },
+    Variant { name: "slices", title: "500 devices in ResourceSlices", values: || json!({}), devices: 500 },
 ];
