@@ -51,7 +51,7 @@ pub struct NodeClaims {
 impl NodeClaims {
     /// Returns the drivers with a device that is on a known NUMA node and is no CPU or memory.
     #[must_use]
-    pub fn drivers(&self) -> BTreeSet<&str> {
+    pub fn placed_drivers(&self) -> BTreeSet<&str> {
         let is_placed = |device: &Device| {
             let pci = device.pci.as_ref().and_then(|pci| self.pci.get(pci));
             device.stands_for.is_empty() && (device.numa.is_some() || pci.is_some_and(Option::is_some))

@@ -68,7 +68,7 @@ fn present(scan: &Scan) -> BTreeSet<&str> {
     let allocated = containers.flat_map(|container| &container.devices);
     let groups = scan.inventory.allocatable.devices.iter().chain(allocated);
     let placed = groups.filter(|group| !group.nodes.is_empty()).map(|group| group.resource.as_str());
-    placed.chain(scan.claims.iter().flat_map(|claims| claims.drivers())).collect()
+    placed.chain(scan.claims.iter().flat_map(|claims| claims.placed_drivers())).collect()
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::claims::{
-    self, Claim, ClaimFinding, ClaimInUse, DeviceKey, Inventory, KEPT_FOR, NodeClaims, Slice, claims_of,
-    parse_cdi,
+    self, Claim, ClaimFinding, ClaimInUse, DeviceKey, Holding, Inventory, KEPT_FOR, NodeClaims, Slice,
+    claims_of, parse_cdi,
 };
 use crate::kubelet::ClaimedDevice;
 use crate::machine::CpuLayout;
@@ -503,4 +503,72 @@ fn a_claim_of_excluded_pods_only_looks_free() {
         world.of("cpu")[1][2]
     };
     assert_eq!((of("?"), of("p"), of("other")), (8, 4, 4));
+}
+
+#[test]
+fn drivers_with_a_device_in_a_zone_are_known_by_their_slices() {
+    let of = |driver: &str, attributes: Value| slice(driver, json!([device("d", attributes)]), Value::Null);
+    let pci = |address: &str| json!({"resource.kubernetes.io/pciBusID": {"string": address}});
+    let world = World::with(vec![
+        grouped(),
+        of("attribute.example.com", json!({"numa": {"int": 0}})),
+        of("pci.example.com", pci("0000:8a:00.0")),
+        of("without.example.com", pci("0000:01:00.0")),
+        of("unread.example.com", pci("0000:02:00.0")),
+        of("nothing.example.com", json!({})),
+    ]);
+    let pci = [("0000:8a:00.0".to_owned(), Some(1)), ("0000:01:00.0".to_owned(), None)];
+    let read = NodeClaims { inventory: world.inventory().into(), pci: Arc::new(pci.into()), ..world.read };
+    assert_eq!(read.placed_drivers(), ["attribute.example.com", "pci.example.com"].into());
+}
+
+#[test]
+fn each_claim_tells_what_it_holds() {
+    let memory = |name: &str, size: &str| {
+        json!({"name": name, "allowMultipleAllocations": true, "capacity": {"size": {"value": "16Gi"}},
+            "attributes": {"numaNode": {"int": 1}, "resource.kubernetes.io/pageSize": {"string": size}}})
+    };
+    let size = |device: &str, size: &str| {
+        let mut result = result("dra.memory", device);
+        result["consumedCapacity"] = json!({"size": size});
+        result
+    };
+    let world = World::with(vec![
+        grouped(),
+        slice("dra.memory", json!([memory("memory-x", "4k"), memory("huge-y", "2m")]), Value::Null),
+        slice(GPU, json!([gpu(json!({"int": 0})), device("gpu-1", json!({}))]), Value::Null),
+    ])
+    .claim("known", &[cpus("cpudevnuma001", 2), result(GPU, "gpu-1")])
+    .cdi(CPU_KIND, "known", "DRA_CPUSET_known=6-7")
+    .claim(
+        "unknown",
+        &[
+            cpus("cpudevnuma001", 3),
+            cpus("cpudevnuma001", 1),
+            size("memory-x", "4Gi"),
+            size("memory-x", "1Gi"),
+            size("huge-y", "2Mi"),
+            result(GPU, "gpu-0"),
+            result(GPU, "gpu-1"),
+        ],
+    );
+    let read = NodeClaims { inventory: world.inventory().into(), ..world.read };
+    let machine = machine();
+    let found: Vec<(&str, Holding)> =
+        claims::holdings(&machine, &read).into_iter().map(|(name, _, holding)| (name, holding)).collect();
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<String>>();
+    let known = Holding {
+        nodes: ids("1"),
+        cpus: ids("6-7"),
+        devices: [(GPU.to_owned(), names(&["gpu-1"]))].into(),
+        ..Holding::default()
+    };
+    let unknown = Holding {
+        nodes: ids("0-1"),
+        other_cpus: 4,
+        memory: [("memory".to_owned(), 5 * GIB), ("hugepages-2Mi".to_owned(), 2 * MIB)].into(),
+        devices: [(GPU.to_owned(), names(&["gpu-0", "gpu-1"]))].into(),
+        ..Holding::default()
+    };
+    assert_eq!(found, [("ns/known", known), ("ns/unknown", unknown)]);
 }
