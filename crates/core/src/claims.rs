@@ -22,7 +22,9 @@ use crate::machine::Id;
 
 pub use account::{ClaimFinding, Held, HeldCpus, Holding, account, holdings};
 pub use cdi::{CdiAllocations, parse_cdi};
-pub use claim::{Allocated, Claim, ClaimInUse, NamedClaims, claims_of, known_claims, named_claims};
+pub use claim::{
+    Allocated, Claim, ClaimInUse, ClaimPods, NamedClaims, claims_of, known_claims, named_claims,
+};
 pub use inventory::{DeviceKey, Inventory, KEPT_FOR};
 pub use slice::{Amount, Device, Slice, SliceObject};
 
@@ -30,6 +32,12 @@ pub use slice::{Amount, Device, Slice, SliceObject};
 pub const CPU_DRIVER: &str = "dra.cpu";
 /// The driver that gives out memory and huge pages (ffromani/dra-driver-memory).
 pub const MEMORY_DRIVER: &str = "dra.memory";
+
+/// Returns true if the devices of this driver are a resource of zones. Other resources have no dot, or a slash.
+#[must_use]
+pub fn is_shown(driver: &str) -> bool {
+    driver.contains('.') && !driver.contains('/')
+}
 
 /// What was read of the claims of a node at one instant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +54,9 @@ pub struct NodeClaims {
     /// one.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub pci: Arc<BTreeMap<String, Option<Id>>>,
+    /// PCI addresses that a driver publishes, and at which the machine has no device.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub absent_pci: Arc<BTreeSet<String>>,
 }
 
 impl NodeClaims {
@@ -56,7 +67,8 @@ impl NodeClaims {
             let pci = device.pci.as_ref().and_then(|pci| self.pci.get(pci));
             device.stands_for.is_empty() && (device.numa.is_some() || pci.is_some_and(Option::is_some))
         };
-        let placed = self.inventory.devices().filter(|(_, device)| is_placed(device));
+        let shown = self.inventory.devices().filter(|(driver, _)| is_shown(driver));
+        let placed = shown.filter(|(_, device)| is_placed(device));
         placed.map(|(driver, _)| driver).collect()
     }
 }

@@ -125,6 +125,8 @@ pub struct Topology {
     pub zones: Vec<Zone>,
     /// Names and values, in a fixed order; no policies while the kubelet's configuration is unknown.
     pub attributes: Vec<(String, String)>,
+    /// Every DRA driver, with the number of its devices that are in no zone, since their NUMA node is not known.
+    pub unplaced_devices: BTreeMap<String, u64>,
     /// Inconsistencies in the inputs, for the logs; sorted.
     pub findings: BTreeSet<Finding>,
 }
@@ -192,7 +194,7 @@ pub fn account(inputs: &Inputs<'_>) -> Topology {
     findings.retain(|finding| {
         finding.resource().is_none_or(|resource| !inputs.rules.exclude.resources.contains(resource))
     });
-    Topology { zones, attributes, findings }
+    Topology { zones, attributes, unplaced_devices: in_use.claims.unplaced, findings }
 }
 
 /// Returns the zones to publish: the online nodes whose ids the scheduler can handle, and fillers for the

@@ -18,7 +18,9 @@ pub struct Held {
     pub memory: BTreeMap<(Id, String), u64>,
     /// Driver to NUMA node to number of devices: all, those that can be allocated, those of them that are not.
     pub devices: BTreeMap<String, BTreeMap<Id, [u64; 3]>>,
-    /// What could not be placed, and what contradicts the hardware.
+    /// Every driver, with the number of its devices on no known NUMA node.
+    pub unplaced: BTreeMap<String, u64>,
+    /// What contradicts the hardware, and claims that could not be placed.
     pub findings: BTreeSet<ClaimFinding>,
 }
 
@@ -46,16 +48,9 @@ pub struct Holding {
     pub devices: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// A device or an amount that could not be placed, or a contradiction.
+/// A contradiction, of which each driver has one for one of its devices, or a claim that could not be placed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClaimFinding {
-    /// Devices of this driver are on no known NUMA node, so no zone has them.
-    NotPlaced {
-        /// The driver.
-        driver: String,
-        /// How many.
-        devices: u64,
-    },
     /// A driver publishes a NUMA node that the machine does not have.
     NoSuchNode {
         /// The driver.
@@ -76,6 +71,17 @@ pub enum ClaimFinding {
         /// The node in sysfs.
         actual: Id,
     },
+    /// A driver publishes a PCI address at which the machine has no device.
+    NoSuchPciDevice {
+        /// The driver.
+        driver: String,
+        /// The device.
+        device: String,
+        /// The PCI address.
+        address: String,
+    },
+    /// The driver `dra.cpu` publishes CPUs while the CPU Manager gives out CPUs too.
+    TwoCpuManagers,
     /// Which CPUs a claim has is not known, nor on which of these nodes; all of them lack as many.
     UnknownCpus {
         /// `namespace/name` of the claim.
@@ -83,7 +89,7 @@ pub enum ClaimFinding {
         /// The NUMA nodes.
         nodes: IdSet,
     },
-    /// On which NUMA node a claim has memory is not known, so no zone lacks it.
+    /// On which NUMA node a claim has memory, or a part of it, is not known, so no zone lacks that.
     UnknownMemory {
         /// `namespace/name` of the claim.
         claim: String,
@@ -93,12 +99,6 @@ pub enum ClaimFinding {
 impl fmt::Display for ClaimFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotPlaced { driver, devices } => write!(
-                f,
-                "the NUMA node of {devices} device{} of the driver {driver} is not known; no zone has {}",
-                if *devices == 1 { "" } else { "s" },
-                if *devices == 1 { "it" } else { "them" },
-            ),
             Self::NoSuchNode { driver, device, node } => write!(
                 f,
                 "the driver {driver} publishes NUMA node {node} for {device}, which this machine does not have"
@@ -107,12 +107,23 @@ impl fmt::Display for ClaimFinding {
                 f,
                 "the driver {driver} publishes NUMA node {published} for {device}, but its PCI device is on node {actual}"
             ),
+            Self::NoSuchPciDevice { driver, device, address } => write!(
+                f,
+                "the driver {driver} publishes the PCI address {address} for {device}, at which this machine has no device"
+            ),
+            Self::TwoCpuManagers => write!(
+                f,
+                "the driver dra.cpu and the CPU Manager may give out the same CPUs: set `cpuManagerPolicy: none`"
+            ),
             Self::UnknownCpus { claim, nodes } => write!(
                 f,
                 "which CPUs the claim {claim} has is not known; each of the NUMA nodes {nodes} is taken to lack as many"
             ),
             Self::UnknownMemory { claim } => {
-                write!(f, "on which NUMA node the claim {claim} has memory is not known; no zone lacks it")
+                write!(
+                    f,
+                    "on which NUMA node the claim {claim} has all of its memory is not known; no zone lacks it"
+                )
             }
         }
     }
@@ -122,13 +133,14 @@ impl fmt::Display for ClaimFinding {
 /// pods is.
 pub fn account(machine: &Machine, read: &NodeClaims, counts: impl Fn(&str, &str) -> bool) -> Held {
     let mut accounting = Accounting::new(machine, read);
-    for (name, ClaimInUse { claim, pods }) in &read.claims {
+    for (name, ClaimInUse { claim, pods, .. }) in &read.claims {
         let namespace = name.split_once('/').map_or("", |(namespace, _)| namespace);
         if pods.is_empty() || pods.iter().any(|pod| counts(namespace, pod)) {
             accounting.add_claim(name, claim);
         }
     }
     accounting.add_devices();
+    accounting.held.findings.extend(accounting.contradictions.into_values());
     accounting.held
 }
 
@@ -150,11 +162,30 @@ struct Accounting<'a> {
     other_cpus: u64,
     /// Devices that claims hold, apart from CPUs and memory: driver, pool and name.
     used: BTreeSet<(&'a str, &'a str, &'a str)>,
+    /// By driver and kind: drivers that contradict the hardware may have thousands of devices.
+    contradictions: BTreeMap<(&'a str, Contradiction), ClaimFinding>,
 }
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Contradiction {
+    NoSuchNode,
+    OtherNode,
+    NoSuchPciDevice,
+}
+
+/// The most drivers whose devices are shown.
+const MOST_DRIVERS: usize = 64;
 
 impl<'a> Accounting<'a> {
     fn new(machine: &'a Machine, read: &'a NodeClaims) -> Self {
-        Self { machine, read, held: Held::default(), other_cpus: 0, used: BTreeSet::new() }
+        Self {
+            machine,
+            read,
+            held: Held::default(),
+            other_cpus: 0,
+            used: BTreeSet::new(),
+            contradictions: BTreeMap::new(),
+        }
     }
 
     /// Returns what the only claim that was added holds.
@@ -178,46 +209,54 @@ impl<'a> Accounting<'a> {
     }
 
     fn add_claim(&mut self, name: &str, claim: &'a Claim) {
-        // One file of a claim has all its CPUs.
-        let cdi = self.read.cdi.cpus.get(&claim.uid);
-        if let Some(cpus) = cdi {
+        let amounts_of = |of: &'a Allocated| {
+            let device = self.read.inventory.device(&of.driver, &of.pool, &of.device);
+            (of, device, amounts(of, device))
+        };
+        let (gone, known): (Vec<_>, Vec<_>) = claim
+            .devices
+            .iter()
+            .map(amounts_of)
+            .partition(|(of, device, _)| device.is_none() && of.driver == MEMORY_DRIVER);
+        let of_driver = known.iter().filter(|(of, ..)| of.driver == CPU_DRIVER);
+        let cpus = of_driver
+            .filter_map(|(.., amounts)| amounts.get("cpu"))
+            .fold(0, |a: u64, b| a.saturating_add(*b));
+        // One file of a claim has all its CPUs. With fewer it is not that of this allocation.
+        let file = self.read.cdi.cpus.get(&claim.uid).filter(|of| of.len() >= cpus);
+        if let Some(cpus) = file {
             self.held.cpus.ids.union_with(cpus);
         }
-        // Of these devices the claim does not tell which memory they are.
-        let (mut is_gone, mut kinds) = (false, BTreeSet::new());
-        for allocated in &claim.devices {
-            let Allocated { driver, pool, device: name, .. } = allocated;
-            let device = self.read.inventory.device(driver, pool, name);
-            if device.is_none() && driver == MEMORY_DRIVER {
-                is_gone = true;
-                continue;
-            }
-            let amounts = amounts(allocated, device);
+        let mut kinds = BTreeSet::new();
+        for (of, device, amounts) in known {
             if amounts.is_empty() {
-                self.used.insert((driver, pool, name));
-                continue;
+                self.used.insert((&of.driver, &of.pool, &of.device));
             }
             for (resource, amount) in amounts {
                 match resource.as_str() {
-                    "cpu" if cdi.is_some() && allocated.driver == CPU_DRIVER => {}
-                    "cpu" => self.add_cpus(name, claim, allocated, device, amount),
+                    "cpu" if file.is_some() && of.driver == CPU_DRIVER => {}
+                    "cpu" => self.add_cpus(name, claim, of, device, amount),
                     _ => {
-                        self.add_memory(name, claim, allocated, device, &resource, amount);
+                        self.add_memory(name, claim, of, device, &resource, amount);
                         kinds.insert(resource);
                     }
                 }
             }
         }
-        if is_gone {
-            self.add_written_memory(name, claim, &kinds);
+        if !gone.is_empty() {
+            let bytes = gone.iter().filter_map(|(of, ..)| of.consumed_of(["dra.memory/size", "size"]));
+            self.add_written_memory(name, claim, &kinds, bytes.fold(0, u64::saturating_add));
         }
     }
 
-    /// Adds the memory that the driver wrote for a claim, apart from these kinds.
-    fn add_written_memory(&mut self, name: &str, claim: &Claim, counted: &BTreeSet<String>) {
+    /// Adds the memory of devices that no slice has any more, of which the claim does not tell the kind: what the driver
+    /// wrote for the claim, apart from the kinds that are counted. It overwrites what it wrote for a device of the same
+    /// kind.
+    fn add_written_memory(&mut self, name: &str, claim: &Claim, counted: &BTreeSet<String>, bytes: u64) {
         let written = self.read.cdi.memory.get(&claim.uid).into_iter().flatten();
         let rest: Vec<_> = written.filter(|(resource, _)| !counted.contains(*resource)).collect();
-        if rest.is_empty() {
+        let found = rest.iter().map(|(_, (_, bytes))| *bytes).fold(0, u64::saturating_add);
+        if rest.is_empty() || found < bytes {
             self.held.findings.insert(ClaimFinding::UnknownMemory { claim: name.to_owned() });
         }
         for (resource, (position, bytes)) in rest {
@@ -238,7 +277,7 @@ impl<'a> Accounting<'a> {
         &mut self,
         name: &str,
         claim: &Claim,
-        allocated: &Allocated,
+        allocated: &'a Allocated,
         device: Option<&Device>,
         amount: u64,
     ) {
@@ -246,7 +285,10 @@ impl<'a> Accounting<'a> {
             self.held.cpus.ids.insert(cpu);
             return;
         }
-        if let Some(cpus) = claim.cpus_of(&allocated.request).filter(|_| allocated.driver == CPU_DRIVER) {
+        // Only then the driver gives the CPUs that the claim asks for (dra-driver-cpu, `dra_hooks.go`).
+        let is_whole_machine = device.is_some_and(|device| device.numa.is_none() && device.socket.is_none());
+        let asked = claim.cpus_of(&allocated.request).filter(|cpus| is_whole_machine && cpus.len() == amount);
+        if let Some(cpus) = asked.filter(|_| allocated.driver == CPU_DRIVER) {
             self.held.cpus.ids.union_with(cpus);
             return;
         }
@@ -275,7 +317,7 @@ impl<'a> Accounting<'a> {
         &mut self,
         name: &str,
         claim: &Claim,
-        allocated: &Allocated,
+        allocated: &'a Allocated,
         device: Option<&Device>,
         resource: &str,
         amount: u64,
@@ -287,31 +329,55 @@ impl<'a> Accounting<'a> {
     }
 
     /// Returns the NUMA node of a device: what the driver publishes, else what the kernel says of its PCI address.
-    fn node_of(&mut self, allocated: &Allocated, device: Option<&Device>) -> Option<Id> {
+    fn node_of(&mut self, allocated: &'a Allocated, device: Option<&Device>) -> Option<Id> {
         let device = device?;
         self.located(&allocated.driver, &allocated.device, device)
     }
 
-    fn located(&mut self, driver: &str, name: &str, device: &Device) -> Option<Id> {
-        let actual = device.pci.as_ref().and_then(|pci| self.read.pci.get(pci).copied().flatten());
-        let actual = actual.filter(|node| self.machine.node(*node).is_some());
+    fn located(&mut self, driver: &'a str, name: &str, device: &Device) -> Option<Id> {
+        let actual = device.pci.as_ref().and_then(|pci| self.actual(driver, name, pci));
         let Some(published) = device.numa else { return actual };
         let node = match driver == MEMORY_DRIVER {
             true => self.node_at(published),
             false => Id::try_from(published).ok().filter(|node| self.machine.node(*node).is_some()),
         };
-        let (driver, device) = (|| driver.to_owned(), || name.to_owned());
         let Some(node) = node else {
-            let finding = ClaimFinding::NoSuchNode { driver: driver(), device: device(), node: published };
-            self.held.findings.insert(finding);
+            self.contradiction(driver, Contradiction::NoSuchNode, name, |driver, device| {
+                ClaimFinding::NoSuchNode { driver, device, node: published }
+            });
             return actual;
         };
         if let Some(actual) = actual.filter(|actual| *actual != node) {
-            let (driver, device) = (driver(), device());
-            let finding = ClaimFinding::OtherNode { driver, device, published: node, actual };
-            self.held.findings.insert(finding);
+            self.contradiction(driver, Contradiction::OtherNode, name, |driver, device| {
+                ClaimFinding::OtherNode { driver, device, published: node, actual }
+            });
         }
         Some(node)
+    }
+
+    /// Returns the NUMA node that the kernel has for a PCI device.
+    fn actual(&mut self, driver: &'a str, name: &str, address: &str) -> Option<Id> {
+        if let Some(node) = self.read.pci.get(address) {
+            return node.filter(|node| self.machine.node(*node).is_some());
+        }
+        if self.read.absent_pci.contains(address) {
+            self.contradiction(driver, Contradiction::NoSuchPciDevice, name, |driver, device| {
+                ClaimFinding::NoSuchPciDevice { driver, device, address: address.to_owned() }
+            });
+        }
+        None
+    }
+
+    /// Adds a contradiction if it is the driver's first of this kind.
+    fn contradiction(
+        &mut self,
+        driver: &'a str,
+        kind: Contradiction,
+        device: &str,
+        finding: impl FnOnce(String, String) -> ClaimFinding,
+    ) {
+        let found = self.contradictions.entry((driver, kind));
+        found.or_insert_with(|| finding(driver.to_owned(), device.to_owned()));
     }
 
     /// Returns the node at a position in the directory listing sorted by name, which `dra.memory` publishes instead of
@@ -328,14 +394,19 @@ impl<'a> Accounting<'a> {
         let inventory = &self.read.inventory;
         let mut placed = Placed::default();
         for (driver, pool_name, pool) in inventory.pools() {
-            for (name, device) in &pool.devices {
+            placed.0.entry(driver).or_default();
+            let sets = self.sets(driver, pool_name, pool);
+            let is_counted = |device: &Device| {
+                !device.stands_for.is_empty() || device.consumes.keys().any(|set| sets[set.as_str()].exists)
+            };
+            for (name, device) in pool.devices.iter().filter(|(_, device)| !is_counted(device)) {
                 let is_used = self.used.contains(&(driver, pool_name, name));
-                if device.stands_for.is_empty() && device.consumes.is_empty() {
-                    let node = self.located(driver, name, device);
-                    placed.add(driver, node, !device.is_tainted, is_used);
-                }
+                // Without a device that is all of what they share, it is not known how many there are.
+                let is_part = !device.consumes.is_empty();
+                let node = if is_part { None } else { self.located(driver, name, device) };
+                placed.add(driver, node, !device.is_tainted, is_used);
             }
-            for set in self.sets(driver, pool_name, pool).into_values().filter(|set| set.exists) {
+            for set in sets.into_values().filter(|set| set.exists) {
                 placed.add(driver, set.node, set.offered, set.used);
             }
         }
@@ -349,35 +420,45 @@ impl<'a> Accounting<'a> {
                 placed.add(driver, node, false, true);
             }
         }
-        for (driver, Devices { by_node, unplaced }) in placed.0 {
-            let driver = driver.to_owned();
-            if unplaced > 0 {
-                let finding = ClaimFinding::NotPlaced { driver: driver.clone(), devices: unplaced };
-                self.held.findings.insert(finding);
+        for (driver, Devices { by_node, mut unplaced }) in placed.0 {
+            if !by_node.is_empty() && self.held.devices.len() < MOST_DRIVERS {
+                self.held.devices.insert(driver.to_owned(), by_node);
+            } else {
+                unplaced += by_node.values().map(|[all, ..]| all).sum::<u64>();
             }
-            if !by_node.is_empty() {
-                self.held.devices.insert(driver, by_node);
-            }
+            self.held.unplaced.insert(driver.to_owned(), unplaced);
         }
     }
 
     /// Returns the devices in parts, by counter set.
     fn sets(&mut self, driver: &'a str, pool_name: &'a str, pool: &'a Pool) -> BTreeMap<&'a str, Set> {
         let mut sets: BTreeMap<&str, Set> = BTreeMap::new();
-        let listed = pool.devices.iter().filter(|(_, device)| device.stands_for.is_empty());
-        let gone = pool.others.iter().map(|(name, device)| (name, device, false));
-        for (name, device, is_listed) in listed.map(|(name, device)| (name, device, true)).chain(gone) {
+        for (name, device) in pool.devices.iter().filter(|(_, device)| device.stands_for.is_empty()) {
             let used = self.used.contains(&(driver, pool_name, name));
-            for set in device.consumes.keys().filter(|_| is_listed || used) {
+            for set in device.consumes.keys() {
                 let entry = sets.entry(set).or_default();
                 entry.used |= used;
-                // Of a part that left its pool while it is in use, the device is still there.
-                if is_listed && !is_whole(pool, device, set) {
-                    continue;
+                if is_whole(pool, device, set) {
+                    entry.exists = true;
+                    entry.node = entry.node.or_else(|| self.located(driver, name, device));
+                    entry.offered |= !device.is_tainted;
                 }
-                entry.exists = true;
-                entry.node = entry.node.or_else(|| self.located(driver, name, device));
-                entry.offered |= is_listed && !device.is_tainted;
+            }
+        }
+        let is_used = |name: &String| self.used.contains(&(driver, pool_name, name.as_str()));
+        let gone: Vec<_> = pool.others.iter().filter(|(name, _)| is_used(name)).collect();
+        for (name, device) in gone {
+            let node = self.located(driver, name, device);
+            let mut of_part: Vec<&str> = device.consumes.keys().map(String::as_str).collect();
+            of_part.iter().for_each(|set| sets.entry(set).or_default().used = true);
+            if of_part.iter().any(|set| sets[set].exists) {
+                continue;
+            }
+            // The part left its pool while it is in use: its device is still there, though not whole.
+            of_part.truncate(1);
+            for set in of_part {
+                let entry = sets.entry(set).or_default();
+                (entry.exists, entry.node) = (true, node);
             }
         }
         sets
@@ -425,14 +506,20 @@ fn is_whole(pool: &Pool, device: &Device, set: &str) -> bool {
     all.iter().all(|(counter, amount)| consumed.get(counter) == Some(amount))
 }
 
+impl Allocated {
+    /// Returns what it consumes of the capacity that has one of these names.
+    fn consumed_of(&self, names: [&str; 2]) -> Option<u64> {
+        names.iter().find_map(|name| self.consumed.get(*name)).copied()
+    }
+}
+
 /// Returns what an allocated device takes of `cpu` and memory; nothing if it is a device of its own.
 fn amounts(allocated: &Allocated, device: Option<&Device>) -> BTreeMap<String, u64> {
     let Some(device) = device else {
         // A device that no slice has any more: the claim tells what it consumes.
-        let consumed =
-            |names: [&str; 2]| names.iter().find_map(|name| allocated.consumed.get(*name)).copied();
+        let cpus = || allocated.consumed_of(["dra.cpu/cpu", "cpu"]).unwrap_or(1);
         return match allocated.driver.as_str() {
-            CPU_DRIVER => [("cpu".to_owned(), consumed(["dra.cpu/cpu", "cpu"]).unwrap_or(1))].into(),
+            CPU_DRIVER => [("cpu".to_owned(), cpus())].into(),
             _ => BTreeMap::new(),
         };
     };

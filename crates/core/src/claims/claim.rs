@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use super::CPU_DRIVER;
 use crate::kubelet::PodUsage;
@@ -20,7 +21,7 @@ pub struct Claim {
     pub is_allocated: bool,
     /// The devices, without those for administrators.
     pub devices: Vec<Allocated>,
-    /// The CPUs that a device over the whole machine gives, by request (`dra.cpu` with `groupBy: machine`).
+    /// The CPUs that the claim asks for, by request; the driver gives them with `groupBy: machine` (`dra.cpu`).
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub cpus: BTreeMap<String, IdSet>,
 }
@@ -93,15 +94,39 @@ struct RawResult {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct RawConfig {
+    source: String,
     requests: Option<Vec<String>>,
     opaque: Option<RawOpaque>,
 }
 
+/// The parameters are not parsed: anybody may write anything there.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct RawOpaque {
     driver: String,
-    parameters: serde_json::Value,
+    parameters: Option<Box<RawValue>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct CpuParameters {
+    cpu_config: CpuConfig,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct CpuConfig {
+    cpuset: Option<String>,
+}
+
+impl RawConfig {
+    /// Returns the CPUs that the claim asks `dra.cpu` for.
+    fn cpus(&self) -> Option<IdSet> {
+        let opaque =
+            self.opaque.as_ref().filter(|of| of.driver == CPU_DRIVER && self.source == "FromClaim")?;
+        let parameters: CpuParameters = serde_json::from_str(opaque.parameters.as_ref()?.get()).ok()?;
+        parameters.cpu_config.cpuset?.parse().ok()
+    }
 }
 
 impl Claim {
@@ -132,11 +157,7 @@ impl Claim {
         let mut claim =
             Self { uid: metadata.uid, is_allocated, devices: devices_of_claim, cpus: BTreeMap::new() };
         for config in devices.config.into_iter().flatten() {
-            let cpus = config.opaque.filter(|opaque| opaque.driver == CPU_DRIVER);
-            let cpus = cpus.and_then(|opaque| {
-                opaque.parameters["cpuConfig"]["cpuset"].as_str().and_then(|text| text.parse::<IdSet>().ok())
-            });
-            let Some(cpus) = cpus else { continue };
+            let Some(cpus) = config.cpus() else { continue };
             // Without requests it is for all of them.
             let requests = config.requests.filter(|requests| !requests.is_empty());
             for request in requests.unwrap_or_else(|| vec![String::new()]) {
@@ -159,6 +180,8 @@ impl Claim {
 pub struct ClaimInUse {
     /// The claim.
     pub claim: Claim,
+    /// Whether it is known what it holds. The List is not enough if it shows no device: some drivers return none.
+    pub is_known: bool,
     /// The names of these pods, which are in the claim's namespace.
     pub pods: BTreeSet<String>,
 }
@@ -182,6 +205,7 @@ pub fn claims_of<'a>(pods: impl IntoIterator<Item = &'a PodUsage>) -> BTreeMap<S
                     share: claimed.share.clone(),
                     ..Allocated::default()
                 };
+                of.is_known = true;
                 if !of.claim.devices.contains(&device) {
                     of.claim.devices.push(device);
                 }
@@ -192,41 +216,62 @@ pub fn claims_of<'a>(pods: impl IntoIterator<Item = &'a PodUsage>) -> BTreeMap<S
     claims
 }
 
-/// Claims by `namespace/name`, each with the names of the pods that name it.
-pub type NamedClaims = BTreeMap<String, BTreeSet<String>>;
+/// Claims by `namespace/name`, each with the pods that name it.
+pub type NamedClaims = BTreeMap<String, ClaimPods>;
+
+/// The pods that name a claim. A pod that has the name of an earlier one has another UID.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClaimPods {
+    /// Their names.
+    pub names: BTreeSet<String>,
+    /// Their UIDs, as far as they are known.
+    pub uids: BTreeSet<String>,
+}
+
+impl ClaimPods {
+    /// Returns true if `other` has all of these pods.
+    #[must_use]
+    pub fn are_among(&self, other: &Self) -> bool {
+        self.names.is_subset(&other.names) && self.uids.is_subset(&other.uids)
+    }
+}
 
 /// Returns the claims that the List names, and those of these pods that are not terminal.
 pub fn named_claims<'a>(
     listed: &BTreeMap<String, ClaimInUse>,
     pods: impl IntoIterator<Item = &'a Pod>,
 ) -> NamedClaims {
-    let mut named: NamedClaims = listed.iter().map(|(name, of)| (name.clone(), of.pods.clone())).collect();
+    let of_list = |(name, of): (&String, &ClaimInUse)| {
+        (name.clone(), ClaimPods { names: of.pods.clone(), ..ClaimPods::default() })
+    };
+    let mut named: NamedClaims = listed.iter().map(of_list).collect();
     for pod in pods.into_iter().filter(|pod| !pod.phase.is_terminal()) {
         for claim in pod.claim_names() {
             let pods = named.entry(format!("{}/{claim}", pod.namespace)).or_default();
-            pods.insert(pod.name.clone());
+            pods.names.insert(pod.name.clone());
+            pods.uids.insert(pod.uid.clone());
         }
     }
     named
 }
 
 /// Returns what is known of each claim: what the scheduler allocated, else what the List shows. `read` returns what was
-/// read of a claim in the API server: `None` if nothing was yet, `Some(None)` if there is no such claim.
+/// read of a claim in the API server: `None` if it was not or cannot be read, `Some(None)` if there is no such claim.
 pub fn known_claims<'a>(
     named: NamedClaims,
     listed: &BTreeMap<String, ClaimInUse>,
     read: impl Fn(&str) -> Option<Option<&'a Claim>>,
 ) -> BTreeMap<String, ClaimInUse> {
-    let known = |(name, pods): (String, BTreeSet<String>)| {
-        let of_list = listed.get(&name).map(|of| &of.claim);
-        let claim = match (read(&name), of_list) {
+    let known = |(name, ClaimPods { names: pods, .. }): (String, ClaimPods)| {
+        let of_list = listed.get(&name);
+        let (claim, is_known) = match (read(&name), of_list) {
             // The List only says that the claim is still there.
-            (Some(Some(claim)), _) if claim.is_allocated => claim.clone(),
-            // It is deleted or deallocated, or could not be read yet.
-            (Some(_), of_list) | (None, of_list @ Some(_)) => of_list.cloned().unwrap_or_default(),
-            (None, None) => return None,
+            (Some(Some(claim)), _) if claim.is_allocated => (claim.clone(), true),
+            // It is not allocated, or not read.
+            (_, Some(of_list)) => (of_list.claim.clone(), of_list.is_known),
+            (_, None) => return None,
         };
-        Some((name, ClaimInUse { claim, pods }))
+        Some((name, ClaimInUse { claim, is_known, pods }))
     };
     named.into_iter().filter_map(known).collect()
 }

@@ -138,11 +138,14 @@ struct RawDevice {
     consumes_counters: Option<Vec<RawConsumed>>,
     taints: Option<Vec<RawTaint>>,
     node_allocatable_resources: Option<BTreeMap<String, RawNodeAllocatable>>,
+    /// The same in Kubernetes 1.36.
+    node_allocatable_resource_mappings: Option<BTreeMap<String, RawMapping>>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct RawAttribute {
+    bool: Option<bool>,
     int: Option<i64>,
     ints: Option<Vec<i64>>,
     string: Option<String>,
@@ -166,6 +169,8 @@ struct RawMapping {
     capacity_key: Option<String>,
     capacity_multiplier: Option<Quantity>,
     device_multiplier: Option<Quantity>,
+    /// In Kubernetes 1.36 it multiplies the capacity with this key, or devices without a key.
+    allocation_multiplier: Option<Quantity>,
 }
 
 impl SliceObject {
@@ -249,10 +254,7 @@ impl RawDevice {
     }
 
     fn stands_for(&self, driver: &str) -> BTreeMap<String, Amount> {
-        let consumed = |resource: &str, capacity: &str| {
-            let whole = self.capacity(capacity);
-            (resource.to_owned(), Amount::Consumed { capacity: capacity.to_owned(), milli: 1000, whole })
-        };
+        let consumed = |resource: &str, capacity: &str| (resource.to_owned(), self.consumed(capacity, None));
         match driver {
             // One device for each CPU has no capacity.
             CPU_DRIVER if self.capacity("dra.cpu/cpu") > 0 => return [consumed("cpu", "dra.cpu/cpu")].into(),
@@ -260,25 +262,43 @@ impl RawDevice {
             CPU_DRIVER => return [("cpu".to_owned(), Amount::Fixed(1))].into(),
             MEMORY_DRIVER => {
                 let size = self.attribute(driver, "resource.kubernetes.io/pageSize");
-                let resource = memory_kind(size.and_then(|size| size.string.as_deref()).unwrap_or("4k"));
+                let huge =
+                    self.attribute(driver, "resource.kubernetes.io/hugeTLB").and_then(|huge| huge.bool);
+                let resource =
+                    memory_kind(size.and_then(|size| size.string.as_deref()).unwrap_or("4k"), huge);
                 let capacity = if self.capacity("dra.memory/size") > 0 { "dra.memory/size" } else { "size" };
                 return [consumed(&resource, capacity)].into();
             }
             _ => {}
         }
-        let all = self.node_allocatable_resources.iter().flatten();
-        let known = all.filter(|(name, _)| matches!(name.as_str(), "cpu" | "memory") || is_huge_pages(name));
-        known.filter_map(|(name, of)| Some((name.clone(), self.mapped(of.mapping.as_ref()?)?))).collect()
+        let current = self.node_allocatable_resources.iter().flatten();
+        let current = current.filter_map(|(name, of)| Some((name, self.mapped(of.mapping.as_ref()?)?)));
+        let older = self.node_allocatable_resource_mappings.iter().flatten();
+        let older = older.map(|(name, mapping)| (name, self.mapped_in_1_36(mapping)));
+        let known = |name: &str| matches!(name, "cpu" | "memory") || is_huge_pages(name);
+        let all = older.chain(current).filter(|(name, _)| known(name));
+        all.map(|(name, amount)| (name.clone(), amount)).collect()
     }
 
     fn mapped(&self, mapping: &RawMapping) -> Option<Amount> {
         if let Some(fixed) = mapping.device_multiplier {
             return Some(Amount::Fixed(fixed.ceil()));
         }
-        let capacity = mapping.capacity_key.clone()?;
-        let milli = mapping.capacity_multiplier.unwrap_or(Quantity::whole(1)).ceil_milli();
-        let whole = times_milli(self.capacity(&capacity), milli);
-        Some(Amount::Consumed { capacity, milli, whole })
+        Some(self.consumed(mapping.capacity_key.as_ref()?, mapping.capacity_multiplier))
+    }
+
+    fn mapped_in_1_36(&self, mapping: &RawMapping) -> Amount {
+        let multiplier = mapping.allocation_multiplier;
+        match &mapping.capacity_key {
+            Some(capacity) => self.consumed(capacity, multiplier),
+            None => Amount::Fixed(multiplier.map_or(1, |multiplier| multiplier.ceil())),
+        }
+    }
+
+    fn consumed(&self, capacity: &str, multiplier: Option<Quantity>) -> Amount {
+        let milli = multiplier.unwrap_or(Quantity::whole(1)).ceil_milli();
+        let whole = times_milli(self.capacity(capacity), milli);
+        Amount::Consumed { capacity: capacity.to_owned(), milli, whole }
     }
 }
 
@@ -288,12 +308,13 @@ pub(super) fn times_milli(amount: u64, milli: u64) -> u64 {
 }
 
 /// Returns the resource of a page size as `dra.memory` writes it: `4k`, `2m`, `1g`.
-fn memory_kind(size: &str) -> String {
+fn memory_kind(size: &str, huge: Option<bool>) -> String {
     let unit = |suffix: &str, bytes: u64| {
         let count: u64 = size.strip_suffix(suffix)?.parse().ok()?;
         count.checked_mul(bytes)
     };
     let bytes = unit("k", 1 << 10).or_else(|| unit("m", 1 << 20)).or_else(|| unit("g", 1 << 30));
-    // Pages up to 64 KiB can be the ordinary ones; huge pages of that size are told by `hugeTLB` only.
-    bytes.filter(|bytes| *bytes > 1 << 16).map_or_else(|| "memory".to_owned(), hugepages_name)
+    // Only `hugeTLB` tells whether pages of up to 64 KiB are the ordinary ones.
+    let is_huge = |bytes: &u64| huge.unwrap_or(*bytes > 1 << 16);
+    bytes.filter(is_huge).map_or_else(|| "memory".to_owned(), hugepages_name)
 }

@@ -6,12 +6,11 @@
 use std::collections::BTreeSet;
 
 use super::{Amounts, Finding, InUse, ZoneBuilder};
+use crate::claims::is_shown;
 
 pub(super) fn account(in_use: &InUse<'_>, builder: &mut ZoneBuilder<'_>, findings: &mut BTreeSet<Finding>) {
     let held = &in_use.claims;
-    // Other resources of a zone have no dot before a slash.
-    let named = held.devices.iter().filter(|(driver, _)| driver.contains('.') && !driver.contains('/'));
-    for (driver, nodes) in named {
+    for (driver, nodes) in held.devices.iter().filter(|(driver, _)| is_shown(driver)) {
         builder.add(driver, |id| {
             let [capacity, allocatable, available] = nodes.get(&id).copied().unwrap_or_default();
             Amounts { capacity, allocatable, available }

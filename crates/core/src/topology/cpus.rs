@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Amounts, Finding, InUse, Inputs, ZoneBuilder};
+use crate::claims::{CPU_DRIVER, ClaimFinding, NodeClaims};
 use crate::kubelet::{INVALID_CPU, KubeletConfig};
 use crate::machine::{IdSet, Machine};
 
@@ -29,6 +30,10 @@ pub(super) fn account(
     if !unknown.is_empty() {
         let beyond = if unknown.contains(INVALID_CPU) { " and above" } else { "" };
         findings.insert(Finding::UnknownCpus(format!("{unknown}{beyond}")));
+    }
+    let has_driver = |claims: &NodeClaims| claims.inventory.drivers().any(|driver| driver == CPU_DRIVER);
+    if !is_derived && inputs.claims.is_some_and(has_driver) {
+        findings.insert(Finding::Claims(ClaimFinding::TwoCpuManagers));
     }
     let claimed = &in_use.claims.cpus;
     let twice = used.intersection(&claimed.ids);

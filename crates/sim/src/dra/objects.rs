@@ -35,7 +35,7 @@ impl Drivers {
             if given.is_configured() {
                 let parameters = json!({"cpuConfig": {"cpuset": given.cpus.to_string()}});
                 let opaque = json!({"driver": given.driver, "parameters": parameters});
-                config.push(json!({"requests": [request], "opaque": opaque}));
+                config.push(json!({"source": "FromClaim", "requests": [request], "opaque": opaque}));
             }
             results.push(given.object(&request));
         }

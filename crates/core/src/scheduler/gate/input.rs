@@ -72,11 +72,11 @@ pub struct GateInput<'a> {
 }
 
 impl GateInput<'_> {
-    /// Returns true if the topology accounts for every claim of the pod. An entry of the List is not enough: some drivers
-    /// return no devices to the kubelet.
+    /// Returns true if the topology accounts for every claim of the pod.
     pub(super) fn accounts_for_claims_of(&self, pod: &Pod) -> bool {
         self.claims.is_none_or(|read| {
-            pod.claim_names().all(|name| read.claims.contains_key(&format!("{}/{name}", pod.namespace)))
+            let claim = |name| read.claims.get(&format!("{}/{name}", pod.namespace));
+            pod.claim_names().all(|name| claim(name).is_some_and(|of| of.is_known))
         })
     }
 }

@@ -6,6 +6,7 @@ mod waiting;
 use std::slice;
 
 use super::*;
+use crate::claims::{ClaimInUse, NodeClaims};
 use crate::kubelet::{DeviceGroup, MemoryBlock};
 use crate::machine::{Id, IdSet, Machine};
 use crate::pod::{Container, ContainerKind};
@@ -64,6 +65,7 @@ struct Bench {
     gate: FingerprintGate,
     requirements: Requirements,
     topology: Topology,
+    claims: Option<NodeClaims>,
     is_responding: bool,
     number: u64,
 }
@@ -78,6 +80,7 @@ impl Bench {
             gate: FingerprintGate::new(settings),
             requirements: Requirements { cpus: true, ..Requirements::default() },
             topology: Topology::default(),
+            claims: None,
             is_responding: true,
             number: 0,
         }
@@ -88,7 +91,7 @@ impl Bench {
         let (usage, machine, exclude) = (list(names), Machine::default(), NodeExclusions::default());
         let node = NodeContext::of_machine(&machine);
         let input = GateInput {
-            claims: None,
+            claims: self.claims.as_ref(),
             usage: &usage,
             list_number: self.number,
             requirements: &self.requirements,
@@ -123,6 +126,26 @@ fn fingerprint(names: &str) -> Option<Fingerprint> {
 
 fn value(verdict: &Verdict) -> Option<Fingerprint> {
     verdict.fingerprint.map(|fingerprint| fingerprint.value)
+}
+
+#[test]
+fn a_pod_is_accounted_for_once_its_claims_are_known() {
+    let mut bench = Bench::new();
+    bench.requirements = Requirements::default();
+    let json = r#"{"metadata": {"namespace": "ns", "name": "a", "uid": "1"}, "status": {"phase": "Running",
+        "resourceClaimStatuses": [{"name": "x", "resourceClaimName": "a-x"}]},
+        "spec": {"containers": [{"name": "main"}], "resourceClaims": [{"name": "x", "resourceClaimTemplateName": "t"}]}}"#;
+    let pods = [Pod::from_json(json.as_bytes()).unwrap()];
+    let claims = |name: &str, is_known: bool| NodeClaims {
+        claims: [(name.to_owned(), ClaimInUse { is_known, ..ClaimInUse::default() })].into(),
+        ..NodeClaims::default()
+    };
+    for (now, unknown) in [(0, claims("ns/other", true)), (30, claims("ns/a-x", false))] {
+        bench.claims = Some(unknown);
+        assert_ne!(bench.decision(&pods, "a", now), Decision::Publish);
+    }
+    bench.claims = Some(claims("ns/a-x", true));
+    assert_eq!(value(&bench.evaluate(&pods, "a", ms(31))), fingerprint("a"));
 }
 
 #[test]

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::claims::{
-    self, Claim, ClaimFinding, ClaimInUse, DeviceKey, Holding, Inventory, KEPT_FOR, NodeClaims, Slice,
-    claims_of, parse_cdi,
+    self, Claim, ClaimFinding, ClaimInUse, ClaimPods, DeviceKey, Holding, Inventory, KEPT_FOR, NamedClaims,
+    NodeClaims, Slice, claims_of, parse_cdi,
 };
 use crate::kubelet::ClaimedDevice;
 use crate::machine::CpuLayout;
@@ -77,8 +77,12 @@ impl World {
         Self { slices, ..Self::default() }
     }
 
-    fn claim(mut self, name: &str, results: &[Value]) -> Self {
-        let allocation = json!({"devices": {"results": results}});
+    fn claim(self, name: &str, results: &[Value]) -> Self {
+        self.configured(name, results, &json!([]))
+    }
+
+    fn configured(mut self, name: &str, results: &[Value], config: &Value) -> Self {
+        let allocation = json!({"devices": {"results": results, "config": config}});
         let claim = json!({"metadata": {"uid": name}, "status": {"allocation": allocation}});
         let claim = Claim::from_json(claim.to_string().as_bytes()).unwrap();
         self.read.claims.insert(format!("ns/{name}"), ClaimInUse { claim, ..ClaimInUse::default() });
@@ -152,6 +156,9 @@ fn cpus_by_count_are_taken_by_id_if_known_else_by_amount() {
     assert_eq!(world().cdi(CPU_KIND, "a", "DRA_CPUSET_a=2-5").of("cpu"), [[8, 6, 4], [8, 8, 6]]);
     // A file of another claim.
     assert_eq!(world().cdi(CPU_KIND, "b", "DRA_CPUSET_a=1-3").of("cpu"), [[8, 6, 6], [8, 8, 4]]);
+    for of_another_allocation in ["DRA_CPUSET_a=", "DRA_CPUSET_a=1-3"] {
+        assert_eq!(world().cdi(CPU_KIND, "a", of_another_allocation).of("cpu"), [[8, 6, 6], [8, 8, 4]]);
+    }
 }
 
 #[test]
@@ -192,19 +199,38 @@ fn cpus_of_a_socket_may_be_on_any_of_its_nodes() {
 
 #[test]
 fn cpus_of_the_machine_are_in_the_claim() {
-    let opaque = json!({"driver": "dra.cpu", "parameters": {"cpuConfig": {"cpuset": "2-5"}}});
-    let devices =
-        json!({"results": [cpus("cpudevmachine", 4)], "config": [{"requests": ["r"], "opaque": opaque}]});
-    let claim = json!({"metadata": {"uid": "a"}, "status": {"allocation": {"devices": devices}}});
-    let mut world = World::with(vec![grouped()]);
-    world.read.claims.insert(
-        "ns/a".into(),
-        ClaimInUse {
-            claim: Claim::from_json(claim.to_string().as_bytes()).unwrap(),
-            ..ClaimInUse::default()
-        },
-    );
-    assert_eq!(world.of("cpu"), [[8, 6, 4], [8, 8, 6]]);
+    let of = |device: &str, source: &str, driver: &str, parameters: Value| {
+        let opaque = json!({"driver": driver, "parameters": parameters});
+        let config = json!([{"source": source, "requests": ["r"], "opaque": opaque}]);
+        World::with(vec![grouped()]).configured("a", &[cpus(device, 4)], &config).of("cpu")
+    };
+    let asks = |cpus: &str| json!({"cpuConfig": {"cpuset": cpus}});
+    let (known, unknown) = ([[8, 6, 4], [8, 8, 6]], [[8, 6, 2], [8, 8, 4]]);
+    assert_eq!(of("cpudevmachine", "FromClaim", "dra.cpu", asks("2-5")), known);
+    assert_eq!(of("cpudevmachine", "FromClass", "dra.cpu", asks("2-5")), unknown);
+    assert_eq!(of("cpudevmachine", "FromClaim", "other", asks("2-5")), unknown);
+    // The driver refuses these claims, or ignores what they ask for.
+    for cpus in ["", "2", "2-6", "x"] {
+        assert_eq!(of("cpudevmachine", "FromClaim", "dra.cpu", asks(cpus)), unknown, "{cpus}");
+    }
+    assert_eq!(of("cpudevsocket000", "FromClaim", "dra.cpu", asks("2-5")), unknown);
+    assert_eq!(of("cpudevnuma001", "FromClaim", "dra.cpu", asks("2-5")), [[8, 6, 6], [8, 8, 4]]);
+}
+
+#[test]
+fn parameters_of_other_drivers_are_not_parsed() {
+    let deep = format!("{}{}", "[".repeat(1000), "]".repeat(1000));
+    for (driver, parameters) in [(GPU, deep.as_str()), ("dra.cpu", deep.as_str()), (GPU, r#""\ud800""#)] {
+        let result = r#"{"request":"r","driver":"gpu.example.com","pool":"worker","device":"gpu-0"}"#;
+        let config = format!(
+            r#"[{{"source":"FromClaim","opaque":{{"driver":"{driver}","parameters":{parameters}}}}}]"#
+        );
+        let json = format!(
+            r#"{{"status":{{"allocation":{{"devices":{{"results":[{result}],"config":{config}}}}}}}}}"#
+        );
+        let claim = Claim::from_json(json.as_bytes()).unwrap();
+        assert_eq!((claim.devices.len(), claim.cpus.len()), (1, 0));
+    }
 }
 
 #[test]
@@ -271,6 +297,48 @@ fn what_memory_a_device_was_that_is_gone_is_in_the_file_of_its_driver() {
     assert!(told.findings().is_empty(), "{:?}", told.findings());
 }
 
+#[test]
+fn of_two_devices_of_one_kind_the_driver_wrote_only_the_last() {
+    let size = |device: &str, size: &str| {
+        let mut result = result("dra.memory", device);
+        result["consumedCapacity"] = json!({"size": size});
+        result
+    };
+    let world = |sizes: [&str; 2]| {
+        let world = World::default().claim("a", &[size("memory-x", sizes[0]), size("memory-y", sizes[1])]);
+        let world = world.cdi("dra.k8s.io/memory", "a", "DRAMEMORY_a_memory=numanode:1,size:4Gi");
+        (world.of("memory")[1][2], world.findings().len())
+    };
+    assert_eq!(world(["6Gi", "4Gi"]), (12 * GIB, 1));
+    assert_eq!(world(["1Gi", "3Gi"]), (12 * GIB, 0));
+}
+
+#[test]
+fn huge_pages_are_told_by_their_attribute_or_size() {
+    let of = |size: &str, huge: Value| {
+        let mut device = device("m", json!({"numaNode": {"int": 1}, "pageSize": {"string": size}}));
+        device["attributes"]["resource.kubernetes.io/hugeTLB"] = huge;
+        device["attributes"]["resource.kubernetes.io/pageSize"] = json!({"string": size});
+        device["capacity"] = json!({"size": {"value": "1Gi"}});
+        let mut case = case();
+        case.machine.nodes[1].hugepages = [(64 << 10, 1 << 15), (2 * MIB, 1024)].into();
+        let world = World {
+            case: Some(case),
+            ..World::with(vec![slice("dra.memory", json!([device]), Value::Null)])
+        };
+        let world = world.claim("a", &[result("dra.memory", "m")]);
+        ["memory", "hugepages-64Ki", "hugepages-2Mi"].map(|kind| {
+            let [_, [_, allocatable, available]] = world.of(kind);
+            allocatable - available
+        })
+    };
+    assert_eq!(of("64k", json!({"bool": true})), [0, GIB, 0]);
+    assert_eq!(of("64k", json!({"bool": false})), [GIB, 0, 0]);
+    assert_eq!(of("64k", json!({})), [GIB, 0, 0]);
+    assert_eq!(of("2m", json!({"bool": true})), [0, 0, GIB]);
+    assert_eq!(of("2m", json!({})), [0, 0, GIB]);
+}
+
 const GPU: &str = "gpu.example.com";
 
 fn gpu(numa: Value) -> Value {
@@ -313,6 +381,40 @@ fn a_device_in_parts_counts_once() {
     let world = World::with(vec![slice(GPU, json!(devices), counters)]);
     assert_eq!(world.of(GPU), [[0, 0, 0], [1, 1, 1]]);
     assert_eq!(world.claim("a", &[result(GPU, "mig-3")]).of(GPU), [[0, 0, 0], [1, 1, 0]]);
+}
+
+#[test]
+fn parts_without_a_whole_are_in_no_zone() {
+    let part = |name: &str| {
+        let counters = json!([{"counterSet": "card", "counters": {"slices": {"value": "2"}}}]);
+        json!({"name": name, "consumesCounters": counters, "attributes": {"numa": {"int": 1}}})
+    };
+    let counters = json!([{"name": "card", "counters": {"slices": {"value": "8"}}}]);
+    let world = World::with(vec![slice(GPU, json!([part("a"), part("b")]), counters)]);
+    let topology = world.claim("c", &[result(GPU, "a")]).topology();
+    assert!(!topology.zones[0].resources.contains_key(GPU));
+    assert_eq!(topology.unplaced_devices, [(GPU.to_owned(), 2)].into());
+}
+
+#[test]
+fn a_part_of_two_sets_that_left_its_pool_is_one_device() {
+    let part = |name: &str, slices: u64| {
+        let of = |set: &str, amount: u64| json!({"counterSet": set, "counters": {"slices": {"value": amount.to_string()}}});
+        let counters = json!([of("a-band", 1), of("card", slices)]);
+        json!({"name": name, "consumesCounters": counters, "attributes": {"numa": {"int": 1}}})
+    };
+    let set = |name: &str| json!({"name": name, "counters": {"slices": {"value": "8"}}});
+    let of = |devices: Value| slice(GPU, devices, json!([set("a-band"), set("card")]));
+    let world =
+        World::with(vec![of(json!([part("whole", 8), part("a", 2)]))]).claim("c", &[result(GPU, "a")]);
+    assert_eq!(world.of(GPU), [[0, 0, 0], [1, 1, 0]]);
+    let mut inventory = world.inventory();
+    let mut after = |devices: Value| {
+        inventory.update(&[of(devices)], &world.used(), Duration::ZERO);
+        amounts(&world.topology_of(&inventory), GPU)
+    };
+    assert_eq!(after(json!([part("whole", 8)])), [[0, 0, 0], [1, 1, 0]]);
+    assert_eq!(after(json!([])), [[0, 0, 0], [1, 0, 0]]);
 }
 
 #[test]
@@ -429,12 +531,61 @@ fn the_node_of_a_device_is_what_its_driver_or_else_the_kernel_says() {
     let wrong = world(GPU, json!({"numa": {"int": 0}, "pciAddress": pci}));
     assert!(wrong.findings()[0].contains("its PCI device is on node 1"), "{:?}", wrong.findings());
     let missing = world(GPU, json!({"numa": {"int": 7}}));
-    let findings = missing.topology().findings;
-    let expected = [
-        ClaimFinding::NotPlaced { driver: GPU.into(), devices: 1 },
-        ClaimFinding::NoSuchNode { driver: GPU.into(), device: "d".into(), node: 7 },
-    ];
-    assert_eq!(findings, expected.map(Finding::Claims).into());
+    let expected = ClaimFinding::NoSuchNode { driver: GPU.into(), device: "d".into(), node: 7 };
+    assert_eq!(missing.topology().findings, [Finding::Claims(expected)].into());
+    assert_eq!(missing.topology().unplaced_devices, [(GPU.to_owned(), 1)].into());
+    assert_eq!(wrong.topology().unplaced_devices, [(GPU.to_owned(), 0)].into());
+    let mut absent = world(GPU, json!({"numa": {"int": 1}, "pciAddress": {"string": "0000:99:00.0"}}));
+    assert!(absent.findings().is_empty(), "it was not read");
+    absent.read.absent_pci = Arc::new(["0000:99:00.0".to_owned()].into());
+    let expected = "the driver gpu.example.com publishes the PCI address 0000:99:00.0 for d, at which this machine has \
+                    no device";
+    assert_eq!(absent.findings(), [expected]);
+}
+
+#[test]
+fn a_driver_has_one_finding_of_each_kind() {
+    let devices = |driver: &str| {
+        let gone = |name: &str| device(name, json!({"numa": {"int": 7}}));
+        let wrong =
+            |name: &str| device(name, json!({"numa": {"int": 0}, "pciAddr": {"string": "0000:8a:00.0"}}));
+        slice(driver, json!([gone("a"), gone("b"), wrong("c"), wrong("d")]), Value::Null)
+    };
+    let mut world = World::with(vec![devices(GPU), devices("nic.example.com")]);
+    world.read.pci = Arc::new([("0000:8a:00.0".to_owned(), Some(1))].into());
+    let of = |driver: &str| {
+        let driver = driver.to_owned();
+        let gone = ClaimFinding::NoSuchNode { driver: driver.clone(), device: "a".into(), node: 7 };
+        let wrong = ClaimFinding::OtherNode { driver, device: "c".into(), published: 0, actual: 1 };
+        [Finding::Claims(gone), Finding::Claims(wrong)]
+    };
+    let expected: BTreeSet<Finding> = of(GPU).into_iter().chain(of("nic.example.com")).collect();
+    assert_eq!(world.topology().findings, expected);
+}
+
+#[test]
+fn zones_have_the_devices_of_a_limited_number_of_drivers() {
+    let driver = |number: u32| format!("d{number:02}.example.com");
+    let of = |number| slice(&driver(number), json!([device("d", json!({"numa": {"int": 1}}))]), Value::Null);
+    let topology = World::with((0..65).map(of).collect()).topology();
+    let is_shown = |number| topology.zones[0].resources.contains_key(&driver(number));
+    let shown: Vec<u32> = (0..65).filter(|number| is_shown(*number)).collect();
+    assert_eq!(shown, (0..64).collect::<Vec<_>>());
+    let unplaced = (0..65).map(|number| (driver(number), u64::from(number == 64)));
+    assert_eq!(topology.unplaced_devices, unplaced.collect());
+}
+
+#[test]
+fn the_cpu_manager_beside_the_driver_is_a_finding() {
+    let config = KubeletConfig { cpu_manager_policy: "static".into(), ..case().config.unwrap() };
+    let allocatable = Allocatable { cpus: ids("1-7,9-15"), ..Allocatable::default() };
+    let with = |slices| {
+        let (config, allocatable) = (Some(config.clone()), allocatable.clone());
+        World { case: Some(Case { config, allocatable, ..case() }), ..World::with(slices) }.findings()
+    };
+    assert_eq!(with(vec![grouped()]).len(), 1);
+    assert!(with(vec![slice(GPU, json!([gpu(json!({"int": 1}))]), Value::Null)]).is_empty());
+    assert!(World::with(vec![grouped()]).findings().is_empty());
 }
 
 #[test]
@@ -472,6 +623,25 @@ fn any_device_may_stand_for_cpus_and_memory() {
     assert_eq!((whole.of("cpu"), whole.of("memory")[1][2]), ([[8, 6, 6], [8, 8, 6]], 8 * GIB));
     part["consumedCapacity"] = json!({"size": "3"});
     assert_eq!(world.claim("a", &[part]).of("memory")[1][2], 13 * GIB);
+}
+
+#[test]
+fn kubernetes_1_36_has_another_form_of_these_devices() {
+    let of = |mappings: Value| {
+        let mut device = device("d", json!({"resource.kubernetes.io/numaNode": {"int": 1}}));
+        device["nodeAllocatableResourceMappings"] = mappings;
+        device["capacity"] = json!({"size": {"value": "8"}});
+        let world = World::with(vec![slice("node.example.com", json!([device]), Value::Null)]);
+        let mut result = result("node.example.com", "d");
+        result["consumedCapacity"] = json!({"size": "3"});
+        let world = world.claim("a", &[result]);
+        (world.of("cpu")[1][2], world.of("memory")[1][2] / GIB)
+    };
+    let memory = json!({"capacityKey": "size", "allocationMultiplier": "1Gi"});
+    assert_eq!(of(json!({"cpu": {"allocationMultiplier": "2"}, "memory": memory})), (6, 13));
+    assert_eq!(of(json!({"cpu": {}, "memory": {"allocationMultiplier": "2Gi"}})), (7, 14));
+    assert_eq!(of(json!({"cpu": {"capacityKey": "size"}})), (5, 16));
+    assert_eq!(of(json!({"ephemeral-storage": {}})), (8, 16));
 }
 
 #[test]
@@ -571,4 +741,41 @@ fn each_claim_tells_what_it_holds() {
         ..Holding::default()
     };
     assert_eq!(found, [("ns/known", known), ("ns/unknown", unknown)]);
+}
+
+#[test]
+fn what_a_claim_holds_is_known_from_its_allocation_or_from_devices_in_the_list() {
+    let claim = |is_allocated: bool| Claim { is_allocated, ..Claim::default() };
+    let device = claims::Allocated { driver: GPU.into(), ..claims::Allocated::default() };
+    let of_list = |devices: Vec<claims::Allocated>| ClaimInUse {
+        is_known: !devices.is_empty(),
+        claim: Claim { devices, ..Claim::default() },
+        pods: ["p".to_owned()].into(),
+    };
+    let of = |read: Option<Option<&Claim>>, listed: Option<ClaimInUse>| {
+        let listed: BTreeMap<String, ClaimInUse> =
+            listed.into_iter().map(|of| ("ns/a".to_owned(), of)).collect();
+        let named = NamedClaims::from([("ns/a".to_owned(), ClaimPods::default())]);
+        let known = claims::known_claims(named, &listed, |_| read);
+        known.get("ns/a").map(|of| (of.is_known, of.claim.devices.len()))
+    };
+    let (allocated, other) = (claim(true), claim(false));
+    assert_eq!(of(Some(Some(&allocated)), Some(of_list(vec![device.clone()]))), Some((true, 0)));
+    assert_eq!(of(Some(Some(&allocated)), None), Some((true, 0)));
+    for read in [None, Some(None), Some(Some(&other))] {
+        assert_eq!(of(read, None), None);
+        assert_eq!(of(read, Some(of_list(vec![]))), Some((false, 0)));
+        assert_eq!(of(read, Some(of_list(vec![device.clone()]))), Some((true, 1)));
+    }
+}
+
+#[test]
+fn a_pod_that_has_the_name_of_an_earlier_one_is_another() {
+    let pods = |names: [&str; 1], uids: &[&str]| ClaimPods {
+        names: names.map(str::to_owned).into(),
+        uids: uids.iter().map(|uid| (*uid).to_owned()).collect(),
+    };
+    let before = pods(["web-0"], &["1"]);
+    assert!(before.are_among(&before) && pods(["web-0"], &[]).are_among(&before));
+    assert!(!pods(["web-0"], &["2"]).are_among(&before) && !pods(["web-1"], &["1"]).are_among(&before));
 }
