@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::health::Health;
 use super::observe::Scan;
-use crate::claims::{ClaimFinding, NodeClaims};
 use crate::kubelet::RequestMetrics;
 use crate::nrt::zone_name;
 use crate::pod_source::PodSourceMetrics;
@@ -107,7 +106,7 @@ impl Metrics {
                     "Scans of the node",
                     [label(
                         "outcome",
-                        "`success`; `failed`: kubelet or hardware could not be read; `pod_admission`: a pod \
+                        "`success`; `failed`: kubelet, hardware, slices or claims could not be read; `pod_admission`: a pod \
                          was being admitted; `object_unknown`, `config_unknown`, `kubelet_not_ready`: the \
                          object, the kubelet's configuration or its state was not known yet",
                     )],
@@ -128,7 +127,8 @@ impl Metrics {
                 [label(
                     "trigger",
                     "`cpus`, `memory`: the kubelet's checkpoints; `devices`: the device plugins' directory; \
-                     `everything`: a new kubelet, other hardware, or possibly missed changes; `notified`: \
+                     `everything`: a new kubelet, other hardware, or possibly missed changes; `claims`: \
+                     ResourceSlices and ResourceClaims; `notified`: \
                      the notify file; `pods`: a pod ended; `bound`: a pod was bound; `configuration`, \
                      `live_object`: configuration or object became known; `poll`",
                 )],
@@ -238,8 +238,8 @@ impl Metrics {
     pub(crate) fn accounted(&self, scan: &Scan, topology: &Topology) {
         self.scanned(Outcome::Success);
         self.set_findings(&topology.findings, scan.errors().count());
-        let unplaced = unplaced_devices(scan.claims.as_deref(), &topology.findings);
-        self.unplaced_devices.replace(unplaced.into_iter().map(|(driver, devices)| ([driver], devices)));
+        let unplaced = topology.unplaced_devices.iter();
+        self.unplaced_devices.replace(unplaced.map(|(driver, devices)| ([driver.as_str()], *devices)));
     }
 
     pub(crate) fn changed(&self, newest: &Publishable) {
@@ -286,20 +286,6 @@ impl Metrics {
         let all = zero.into_iter().chain(found).chain([(UNREADABLE, unreadable as u64)]);
         self.findings.replace(all.map(|(kind, count)| ([kind], count)));
     }
-}
-
-/// Counts devices without a known NUMA node, for each driver whose claims are accounted for.
-fn unplaced_devices<'a>(
-    claims: Option<&'a NodeClaims>,
-    findings: &'a BTreeSet<Finding>,
-) -> BTreeMap<&'a str, u64> {
-    let Some(claims) = claims else { return BTreeMap::new() };
-    let drivers = claims.inventory.drivers().map(|driver| (driver, 0));
-    let unplaced = findings.iter().filter_map(|finding| match finding {
-        Finding::Claims(ClaimFinding::NotPlaced { driver, devices }) => Some((driver.as_str(), *devices)),
-        _ => None,
-    });
-    drivers.chain(unplaced).collect()
 }
 
 #[cfg(test)]

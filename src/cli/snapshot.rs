@@ -71,7 +71,13 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
         false => super::block_on(async { Ok(reservations(&config, &account).await) })?,
     };
     let warnings = rules.exclude.warnings().into_iter().chain(account.scan.errors().cloned());
-    for warning in warnings.chain(account.topology.findings.iter().map(ToString::to_string)) {
+    let unplaced = account.topology.unplaced_devices.iter().filter(|(_, devices)| **devices > 0);
+    let unplaced = unplaced.map(|(driver, devices)| {
+        let (plural, them) = if *devices == 1 { ("", "it") } else { ("s", "them") };
+        format!("the NUMA node of {devices} device{plural} of the driver {driver} is not known; no zone has {them}")
+    });
+    let findings = account.topology.findings.iter().map(ToString::to_string);
+    for warning in warnings.chain(findings).chain(unplaced) {
         warn!("{warning}");
     }
     let state = account.with_reservations(&reservations);

@@ -1,5 +1,3 @@
-use serde_json::{Value, json};
-
 use super::*;
 use crate::agent::observe::Inventory;
 use crate::kubelet::ClientError;
@@ -14,36 +12,22 @@ fn registered() -> (Registry, Metrics) {
     (registry, metrics)
 }
 
-fn scan(claims: &Value) -> Scan {
-    let claims: NodeClaims = serde_json::from_value(claims.clone()).unwrap();
-    Scan { claims: Some(Arc::new(claims)), ..Scan::default() }
-}
-
 #[test]
 fn drivers_that_are_accounted_for_are_named_with_what_is_in_no_zone() {
-    let driver = json!({"w": {"devices": {"d": {}}}});
-    let scan = scan(&json!({"inventory": {"dra.cpu": driver, "gpu.a.io": driver}}));
-    let unplaced = |driver: &str, devices| {
-        Finding::Claims(ClaimFinding::NotPlaced { driver: driver.to_owned(), devices })
-    };
-    let findings = [unplaced("gpu.a.io", 3), unplaced("gone.a.io", 1)].into();
+    let unplaced_devices = [("dra.cpu".to_owned(), 0), ("gpu.a.io".to_owned(), 3)].into();
     let (registry, metrics) = registered();
-    metrics.accounted(&scan, &Topology { findings, ..Topology::default() });
+    metrics.accounted(&Scan::default(), &Topology { unplaced_devices, ..Topology::default() });
     let of = || samples(&registry, "numacast_dra_unplaced_devices");
-    let expected = [r#"{driver="dra.cpu"} 0"#, r#"{driver="gone.a.io"} 1"#, r#"{driver="gpu.a.io"} 3"#];
-    assert_eq!(of(), expected);
-    assert_eq!(samples(&registry, r#"numacast_findings{kind="claims"} "#), ["2"]);
+    assert_eq!(of(), [r#"{driver="dra.cpu"} 0"#, r#"{driver="gpu.a.io"} 3"#]);
     metrics.accounted(&Scan::default(), &Topology::default());
     assert_eq!(of(), Vec::<String>::new());
 }
 
 #[test]
 fn drivers_are_limited() {
-    let driver = json!({"w": {"devices": {"d": {}}}});
-    let drivers: BTreeMap<String, &Value> =
-        (0..1_000).map(|n| (format!("driver-{n:04}{}", "x".repeat(99)), &driver)).collect();
+    let unplaced_devices = (0..1_000).map(|n| (format!("driver-{n:04}{}", "x".repeat(99)), 0)).collect();
     let (registry, metrics) = registered();
-    metrics.accounted(&scan(&json!({"inventory": drivers})), &Topology::default());
+    metrics.accounted(&Scan::default(), &Topology { unplaced_devices, ..Topology::default() });
     let found = samples(&registry, "numacast_dra_unplaced_devices");
     assert_eq!(found.len(), 33);
     assert!(found.contains(&r#"{driver="other"} 0"#.to_owned()), "{found:?}");

@@ -1,34 +1,40 @@
 //! Reads the node's ResourceSlices and the claims that its pods name, in the background.
 //!
-//! Slices are watched. A claim is read once when a pod names it for the first time, since its allocation cannot change
-//! while a pod uses it, and again when another pod does.
+//! Slices are watched. A claim is read when a pod names it for the first time, and again when another pod does: its
+//! allocation cannot change while a pod uses it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
 use crate::claims::{
-    Claim, DeviceKey, Inventory, NamedClaims, NodeClaims, Slice, claims_of, known_claims, named_claims,
+    Claim, ClaimPods, DeviceKey, Inventory, NamedClaims, NodeClaims, Slice, claims_of, known_claims,
+    named_claims,
 };
 use crate::cluster::{Cluster, ClusterError, DraVersion, ListWatchEvent, ListWatchStream, WatchedSlice};
 use crate::kubelet::PodUsage;
 use crate::pod::Pod;
-use crate::util::backoff::back_off;
-use crate::util::log_throttle::LogOnce;
+use crate::util::backoff::{jittered, random_back_off};
 use crate::util::task::Task;
 
-/// How often it is checked whether an API server without dynamic resource allocation has it, after an upgrade.
+/// How often it is checked whether an API server without dynamic resource allocation has it, after an upgrade; and how
+/// long what was read counts once it no longer has it. During an upgrade another API server may respond.
 const RECHECK: Duration = Duration::from_secs(3600);
 /// Delay after the first failed request for a claim, and the maximum.
 const RETRY: Duration = Duration::from_secs(1);
 const RETRY_LIMIT: Duration = Duration::from_secs(30);
+/// The maximum for a claim that does not exist, is not allocated, or has a response that cannot be used.
+const UNUSABLE_LIMIT: Duration = Duration::from_secs(300);
 /// The most claims that are read at the same time.
 const CONCURRENT: usize = 4;
+/// The most claims that are named in errors.
+const MOST_ERRORS: usize = 4;
 
 /// The most slices that are kept: each has at most 128 devices, and no machine has as many CPUs.
 const MAX_SLICES: usize = 1024;
@@ -42,9 +48,42 @@ struct Read {
     slices: Option<BTreeMap<String, Slice>>,
     /// The number of changes of the slices.
     revision: u64,
-    /// Claims that were read for these pods. `None`: there is no such claim.
-    claims: BTreeMap<String, (BTreeSet<String>, Option<Claim>)>,
-    /// Why the last request failed, until everything was read once.
+    /// Claims that were read for these pods.
+    claims: BTreeMap<String, (ClaimPods, Answer)>,
+    /// Why the slices cannot be read at the moment.
+    slices_error: Option<String>,
+    /// Why a claim cannot be read at the moment.
+    claim_error: Option<String>,
+}
+
+impl Read {
+    fn errors(&self) -> impl Iterator<Item = String> {
+        let slices = self.slices_error.iter().map(|error| format!("cannot read ResourceSlices: {error}"));
+        let claims = self.claim_error.iter().map(|error| format!("cannot read ResourceClaims: {error}"));
+        let unusable = self.claims.iter().filter_map(|(name, (_, answer))| match answer {
+            Answer::Unusable(error) => Some(format!("cannot read the ResourceClaim {name}: {error}")),
+            _ => None,
+        });
+        slices.chain(claims).chain(unusable.take(MOST_ERRORS))
+    }
+}
+
+/// How the API server answered a request for a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Answer {
+    Claim(Claim),
+    NoSuchClaim,
+    /// What is wrong with the response: it is too large or malformed.
+    Unusable(String),
+}
+
+/// When a claim is requested again for these pods.
+#[derive(Debug)]
+struct Retry {
+    pods: ClaimPods,
+    failures: u32,
+    at: Instant,
+    /// Why there was no answer.
     error: Option<String>,
 }
 
@@ -76,8 +115,8 @@ impl ClaimReader {
             read: sender,
             failures: 0,
             not_before: Instant::now(),
-            slices_log: LogOnce::default(),
-            claims_log: LogOnce::default(),
+            retries: BTreeMap::new(),
+            not_served_since: None,
         };
         Self {
             named,
@@ -98,7 +137,13 @@ impl ClaimReader {
 
     /// Returns true if a request has failed since the start.
     pub(in crate::agent) fn has_failed(&self) -> bool {
-        self.read.borrow().error.is_some()
+        self.errors().next().is_some()
+    }
+
+    /// Returns what cannot be read at the moment, one sentence each.
+    pub(in crate::agent) fn errors(&self) -> impl Iterator<Item = String> + use<> {
+        let errors: Vec<String> = self.read.borrow().errors().collect();
+        errors.into_iter()
     }
 
     /// Waits until something that was read has changed, or a pool that is gone stops counting.
@@ -138,13 +183,17 @@ impl ClaimReader {
             return Ok(None);
         }
         let error =
-            || read.error.clone().unwrap_or_else(|| "the API server has not responded yet".to_owned());
+            || read.errors().next().unwrap_or_else(|| "the API server has not responded yet".to_owned());
         let slices = read.slices.as_ref().ok_or_else(error)?;
         if !self.has_started && listed.keys().any(|name| !read.claims.contains_key(name)) {
             return Err(error());
         }
         self.has_started = true;
-        let of_api = |name: &str| read.claims.get(name).map(|(_, claim)| claim.as_ref());
+        let of_api = |name: &str| match &read.claims.get(name)?.1 {
+            Answer::Claim(claim) => Some(Some(claim)),
+            Answer::NoSuchClaim => Some(None),
+            Answer::Unusable(_) => None,
+        };
         let claims = known_claims(named, &listed, of_api);
         let devices = claims.values().flat_map(|of| &of.claim.devices);
         let in_use: BTreeSet<DeviceKey> = devices.map(DeviceKey::from).collect();
@@ -168,72 +217,95 @@ struct Reading {
     node: String,
     names: watch::Receiver<NamedClaims>,
     read: watch::Sender<Arc<Read>>,
+    /// Failed requests that every other one would fail like.
     failures: u32,
     /// When the next claims may be requested.
     not_before: Instant,
-    slices_log: LogOnce,
-    claims_log: LogOnce,
+    retries: BTreeMap<String, Retry>,
+    not_served_since: Option<Instant>,
 }
+
+/// The response to a request for a claim: its name, its pods at that time, and the result.
+type Response = (String, ClaimPods, Result<Option<Claim>, ClusterError>);
 
 impl Reading {
     async fn run(mut self) {
         loop {
             match self.cluster.dra_version().await {
                 Ok(Some(version)) => {
+                    self.not_served_since = None;
                     self.follow(version).await;
-                    tokio::time::sleep(RETRY_LIMIT).await;
+                    sleep(jittered(RETRY_LIMIT)).await;
                 }
-                Ok(None) => {
-                    self.change(|read| {
-                        *read =
-                            Read { is_served: Some(false), revision: read.revision + 1, ..Read::default() };
-                    });
-                    tokio::time::sleep(RECHECK).await;
-                }
+                Ok(None) => self.not_served().await,
                 Err(error) => {
-                    self.failed(&error);
-                    tokio::time::sleep(back_off(&mut self.failures, RETRY, RETRY_LIMIT)).await;
+                    self.slices_failed(&error);
+                    let delay = random_back_off(&mut self.failures, RETRY, RETRY, RETRY_LIMIT);
+                    sleep(delay.max(error.retry_after().unwrap_or_default())).await;
                 }
             }
+        }
+    }
+
+    /// Waits until the API server may have dynamic resource allocation again.
+    async fn not_served(&mut self) {
+        let since = *self.not_served_since.get_or_insert_with(Instant::now);
+        let was_served = self.read.borrow().is_served == Some(true) && since.elapsed() < RECHECK;
+        if !was_served && self.read.borrow().is_served != Some(false) {
+            self.change(|read| {
+                *read = Read { is_served: Some(false), revision: read.revision + 1, ..Read::default() };
+            });
+        }
+        let has_claims = !self.names.borrow_and_update().is_empty();
+        let delay = if was_served || has_claims { RETRY_LIMIT } else { RECHECK };
+        tokio::select! {
+            () = sleep(jittered(delay)) => {}
+            Ok(()) = self.names.changed(), if !has_claims => {}
         }
     }
 
     /// Follows slices and claims until the API server no longer has this version.
     async fn follow(&mut self, version: DraVersion) {
         let mut slices: ListWatchStream<WatchedSlice> = self.cluster.watch_slices(version, &self.node);
+        let (mut requests, mut requested) = (FuturesUnordered::new(), BTreeSet::new());
         loop {
-            let missing = self.missing();
+            let (due, next) = self.due(&requested, CONCURRENT - requested.len());
+            for (name, pods) in due {
+                requested.insert(name.clone());
+                requests.push(request(self.cluster.clone(), version, name, pods));
+            }
             tokio::select! {
                 event = slices.next() => match event {
-                    Some(Ok(event)) => {
-                        self.slices_log.recovered("ResourceSlices are read again");
-                        self.apply(event);
-                    }
+                    Some(Ok(event)) => self.apply(event),
                     Some(Err(error)) if is_gone(&error) => return,
-                    Some(Err(error)) => self.failed(&error),
+                    Some(Err(error)) => self.slices_failed(&error),
                     None => return,
                 },
-                Ok(()) = self.names.changed() => {}
-                () = sleep_until(self.not_before), if !missing.is_empty() => {
-                    self.read_claims(version, missing).await;
+                Some(response) = requests.next() => {
+                    requested.remove(&response.0);
+                    if response.2.as_ref().is_err_and(is_gone) {
+                        return;
+                    }
+                    self.received(response);
                 }
+                Ok(()) = self.names.changed() => {}
+                () = sleep_until(next.unwrap_or(self.not_before)), if next.is_some() => {}
             }
         }
     }
 
-    /// Logs an error with slices. At the start the scan fails with it.
-    fn failed(&mut self, error: &ClusterError) {
-        // Not in a condition, which would hold the lock.
-        let is_known = self.read.borrow().slices.is_some();
-        match is_known {
-            true => self.slices_log.warn(&format!("cannot read ResourceSlices: {error}")),
-            false => self.change(|read| read.error = Some(error.to_string())),
+    /// Records why slices cannot be read. At the start the scan fails with it.
+    fn slices_failed(&self, error: &ClusterError) {
+        let error = Some(error.to_string());
+        if self.read.borrow().slices_error != error {
+            self.change(|read| read.slices_error = error);
         }
     }
 
-    fn apply(&self, event: ListWatchEvent<WatchedSlice>) {
+    fn apply(&mut self, event: ListWatchEvent<WatchedSlice>) {
+        self.failures = 0;
         self.change(|read| {
-            read.error = None;
+            read.slices_error = None;
             read.revision += 1;
             let slices = read.slices.get_or_insert_default();
             let before = slices.len();
@@ -254,63 +326,95 @@ impl Reading {
         });
     }
 
-    /// Returns the claims to read: those that were not read for all of their pods. Forgets the others that no pod names.
-    fn missing(&mut self) -> NamedClaims {
+    /// Returns at most this many claims to request now, and when the next one is due: claims whose allocation was not
+    /// read for all of their pods. Forgets the others that no pod names.
+    fn due(
+        &mut self,
+        requested: &BTreeSet<String>,
+        most: usize,
+    ) -> (Vec<(String, ClaimPods)>, Option<Instant>) {
         let named = self.names.borrow_and_update().clone();
+        self.retries.retain(|name, _| named.contains_key(name));
         if self.read.borrow().claims.keys().any(|name| !named.contains_key(name)) {
             self.change(|read| read.claims.retain(|name, _| named.contains_key(name)));
         }
-        let read = self.read.borrow();
-        let is_missing = |(name, pods): &(String, BTreeSet<String>)| {
-            let is_read = |(known, claim): &(BTreeSet<String>, Option<Claim>)| {
-                pods.is_subset(known) && claim.as_ref().is_none_or(|claim| claim.is_allocated)
-            };
-            !read.claims.get(name).is_some_and(is_read)
-        };
-        named.into_iter().filter(is_missing).collect()
+        let read = Arc::clone(&self.read.borrow());
+        let (mut due, mut next, now) = (Vec::new(), None, Instant::now());
+        for (name, pods) in named {
+            if requested.contains(&name) || read.claims.get(&name).is_some_and(|of| is_complete(of, &pods)) {
+                continue;
+            }
+            let retry = self.retries.get(&name).filter(|retry| pods.are_among(&retry.pods));
+            let at = retry.map_or(now, |retry| retry.at).max(self.not_before);
+            match at > now {
+                true => next = next.into_iter().chain([at]).min(),
+                false if due.len() < most => due.push((name, pods)),
+                // As soon as another one has been received.
+                false => {}
+            }
+        }
+        (due, next)
     }
 
-    async fn read_claims(&mut self, version: DraVersion, missing: NamedClaims) {
-        let cluster = &self.cluster;
-        let requests = missing.into_iter().map(|(name, pods)| async move {
-            let (namespace, claim) = name.split_once('/').unwrap_or_default();
-            let read = cluster.claim(version, namespace, claim).await;
-            (name, pods, read)
-        });
-        let results: Vec<_> = futures::stream::iter(requests).buffer_unordered(CONCURRENT).collect().await;
-        // A pod that was bound without a scheduler may have a claim that is not allocated yet.
-        let mut is_incomplete = false;
-        let mut changes = Vec::new();
-        for (name, pods, result) in results {
-            match result {
-                Ok(claim) => {
-                    is_incomplete |= claim.as_ref().is_some_and(|claim| !claim.is_allocated);
-                    let read = (pods, claim);
-                    let is_new = self.read.borrow().claims.get(&name) != Some(&read);
-                    changes.extend(is_new.then_some((name, read)));
-                }
-                Err(error) => {
-                    is_incomplete = true;
-                    self.change(|read| read.error = Some(error.to_string()));
-                    self.claims_log.warn(&format!("cannot read a ResourceClaim: {error}"));
-                }
+    fn received(&mut self, (name, pods, result): Response) {
+        let (answer, limit) = match result {
+            Ok(Some(claim)) => (Ok(Answer::Claim(claim)), UNUSABLE_LIMIT),
+            Ok(None) => (Ok(Answer::NoSuchClaim), UNUSABLE_LIMIT),
+            Err(error) if is_about_claim(&error) => (Ok(Answer::Unusable(error.to_string())), UNUSABLE_LIMIT),
+            Err(error) => (Err(error), RETRY_LIMIT),
+        };
+        match &answer {
+            Err(error) if error.affects_every_call() => {
+                let delay = random_back_off(&mut self.failures, RETRY, RETRY, RETRY_LIMIT);
+                self.not_before = Instant::now() + delay.max(error.retry_after().unwrap_or_default());
+            }
+            _ => self.failures = 0,
+        }
+        if matches!(&answer, Ok(Answer::Claim(claim)) if claim.is_allocated) {
+            self.retries.remove(&name);
+        } else {
+            let error = answer.as_ref().err().map(ToString::to_string);
+            let before = self.retries.remove(&name).filter(|before| pods.are_among(&before.pods));
+            let mut failures = before.map_or(0, |before| before.failures);
+            let at = Instant::now() + random_back_off(&mut failures, RETRY, RETRY, limit);
+            self.retries.insert(name.clone(), Retry { pods: pods.clone(), failures, at, error });
+        }
+        if let Ok(answer) = answer {
+            let new = (pods, answer);
+            if self.read.borrow().claims.get(&name) != Some(&new) {
+                self.change(|read| _ = read.claims.insert(name, new));
             }
         }
-        if !changes.is_empty() {
-            self.change(|read| read.claims.extend(changes));
-        }
-        match is_incomplete {
-            true => self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT),
-            false => {
-                self.failures = 0;
-                self.claims_log.recovered("ResourceClaims are read again");
-            }
+        self.report_claim_error();
+    }
+
+    /// Records why a claim cannot be read. At the start the scan fails with it.
+    fn report_claim_error(&self) {
+        let error = self.retries.values().find_map(|retry| retry.error.clone());
+        if self.read.borrow().claim_error != error {
+            self.change(|read| read.claim_error = error);
         }
     }
 
     fn change(&self, change: impl FnOnce(&mut Read)) {
         self.read.send_modify(|read| change(Arc::make_mut(read)));
     }
+}
+
+/// Returns true if the claim's allocation was read for all of these pods.
+fn is_complete((known, answer): &(ClaimPods, Answer), pods: &ClaimPods) -> bool {
+    pods.are_among(known) && matches!(answer, Answer::Claim(claim) if claim.is_allocated)
+}
+
+async fn request(cluster: Cluster, version: DraVersion, name: String, pods: ClaimPods) -> Response {
+    let (namespace, claim) = name.split_once('/').unwrap_or_default();
+    let result = cluster.claim(version, namespace, claim).await;
+    (name, pods, result)
+}
+
+/// Returns true if only this claim cannot be read.
+const fn is_about_claim(error: &ClusterError) -> bool {
+    matches!(error, ClusterError::NotUnderstood { .. })
 }
 
 /// Returns true if the API server no longer has the version of the API.

@@ -128,6 +128,7 @@ impl NodeReader {
         let claims = self.read_claims(&usage, terminated)?;
         Ok(Scan {
             claims: claims.map(Arc::new),
+            claim_errors: self.claims.as_ref().into_iter().flat_map(ClaimReader::errors).collect(),
             usage: Arc::new(usage),
             inventory,
             checkpoints,

@@ -110,6 +110,8 @@ pub struct Scan {
     pub claims: Option<Arc<NodeClaims>>,
     /// Errors of the checkpoints, one sentence each.
     pub checkpoint_errors: Vec<String>,
+    /// Why slices and claims cannot be read at the moment, one sentence each.
+    pub claim_errors: Vec<String>,
     /// Whether the CPU Manager's checkpoint exists, which changes with admissions. The device manager's,
     /// which is mounted with the device plugins' sockets, changes with devices only.
     pub has_cpu_checkpoint: bool,
@@ -126,7 +128,7 @@ pub struct Scan {
 impl Scan {
     /// Returns everything that could not be read, one sentence each.
     pub fn errors(&self) -> impl Iterator<Item = &String> {
-        self.inventory.errors.iter().chain(&self.checkpoint_errors)
+        self.inventory.errors.iter().chain(&self.checkpoint_errors).chain(&self.claim_errors)
     }
 
     /// Returns the state that shows what regular init containers keep.

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use std::collections::BTreeSet;
+
 use super::{HIGHEST_NODE, HostFiles, Id};
 
 /// Returns the NUMA node of the device at a normalized [`address`]; `None` if it has none.
@@ -11,6 +13,11 @@ use super::{HIGHEST_NODE, HostFiles, Id};
 pub fn read_node(files: &(impl HostFiles + ?Sized), address: &str) -> io::Result<Option<Id>> {
     let text = files.read(&format!("sys/bus/pci/devices/{address}/numa_node"))?;
     Ok(text.trim().parse().ok().filter(|node| *node <= HIGHEST_NODE))
+}
+
+/// Returns the normalized [`address`]es of all devices; none if they cannot be read.
+pub fn addresses(files: &(impl HostFiles + ?Sized)) -> BTreeSet<String> {
+    files.list("sys/bus/pci/devices").unwrap_or_default().into_iter().collect()
 }
 
 /// Normalizes a PCI address to the form in sysfs: `0000:3b:00.0`. The text is untrusted and must not lead to
