@@ -137,7 +137,8 @@ impl ClaimReader {
 
     /// Returns true if a request has failed since the start.
     pub(in crate::agent) fn has_failed(&self) -> bool {
-        self.errors().next().is_some()
+        let read = self.read.borrow();
+        read.slices_error.is_some() || read.claim_error.is_some()
     }
 
     /// Returns what cannot be read at the moment, one sentence each.
@@ -182,8 +183,10 @@ impl ClaimReader {
         if read.is_served == Some(false) {
             return Ok(None);
         }
-        let error =
-            || read.errors().next().unwrap_or_else(|| "the API server has not responded yet".to_owned());
+        let error = || {
+            let error = read.slices_error.clone().or_else(|| read.claim_error.clone());
+            error.unwrap_or_else(|| "the API server has not responded yet".to_owned())
+        };
         let slices = read.slices.as_ref().ok_or_else(error)?;
         if !self.has_started && listed.keys().any(|name| !read.claims.contains_key(name)) {
             return Err(error());

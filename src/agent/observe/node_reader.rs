@@ -91,6 +91,7 @@ impl NodeReader {
     /// at the next.
     pub async fn scan(&mut self, depth: Depth, terminated: &TerminatedPodNames) -> Result<Scan, ScanError> {
         self.due = self.due.max(depth);
+        let mut may_wait = true;
         for _ in 0..ATTEMPTS {
             let (usage, response) = self.kubelet.list().await?;
             let instance = response.instance;
@@ -107,7 +108,12 @@ impl NodeReader {
                     self.read_inventory(known, instance, &usage).await?
                 }
             };
-            if from == instance && !self.waited_for_claims(&usage, terminated, CLAIMS_TIMEOUT).await {
+            if from != instance {
+                continue;
+            }
+            // Only once: pods that start meanwhile may have other claims.
+            let waits = std::mem::take(&mut may_wait);
+            if !waits || !self.waited_for_claims(&usage, terminated, CLAIMS_TIMEOUT).await {
                 return self.complete(usage, &response, terminated);
             }
         }
