@@ -5,7 +5,7 @@
 //!
 //! - zones: `steps`, `init_containers`, `memory_groups`, `pod_level`, `steady`, `restarts`, `faults`; their oracle: `harness`
 //! - pods: `fingerprint`, `sources`, `pod_list`, `protobuf`, `made_pods`, `quantities`
-//! - the kubelet: `configuration`, `order`, `doctor_node`; claims: `dra`
+//! - the kubelet: `configuration`, `order`, `doctor_node`; claims: `dra`, `claims`, `claim_reads`
 //! - the object: `publisher`, `refusals`, `admitted`, `kubectl`
 //! - the proxy and the Pods API: `proxy`, `pods_served`, `hostile`
 //! - the controller: `controller`
@@ -14,6 +14,7 @@
 
 mod admitted;
 mod chart;
+mod claim_reads;
 mod claims;
 mod completion;
 mod configuration;

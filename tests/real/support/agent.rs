@@ -78,6 +78,11 @@ impl Agent {
         self.process.still_runs()
     }
 
+    /// Sends it a signal, such as `STOP`.
+    pub(crate) fn signal(&self, name: &str) -> Result<()> {
+        self.process.signal(name)
+    }
+
     /// Kills the agent.
     pub(crate) fn kill(&mut self) -> Result<()> {
         self.process.kill()

@@ -111,13 +111,33 @@ impl Claims {
             let name = self.object_of(claim, spec.name(), &uid, &pods).await?;
             self.reserve(&name, claim.name(), (spec.name(), &uid)).await?;
         }
+        self.bind(&pods, spec.name()).await
+    }
+
+    /// Creates a pod and binds it before the claims that it names exist, as somebody may do without a scheduler.
+    pub(crate) async fn submit_before_its_claims(&self, spec: &PodSpec) -> Result<()> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        let mut pod = spec.scheduled_by("none")?;
+        pod.metadata.namespace = Some(self.namespace.clone());
+        pods.create(&PostParams::default(), &pod).await?;
+        self.bind(&pods, spec.name()).await
+    }
+
+    /// Allocates a claim for a pod that was bound before.
+    pub(crate) async fn allocate_for(&self, claim: &str, pod: &str) -> Result<()> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        let uid = pods.get(pod).await?.metadata.uid.context("a pod without UID")?;
+        self.reserve(claim, claim, (pod, &uid)).await
+    }
+
+    async fn bind(&self, pods: &Api<Pod>, name: &str) -> Result<()> {
         let binding = json!({
             "apiVersion": "v1",
             "kind": "Binding",
-            "metadata": { "name": spec.name() },
+            "metadata": { "name": name },
             "target": { "apiVersion": "v1", "kind": "Node", "name": self.node },
         });
-        pods.create_subresource::<_, Value>("binding", spec.name(), &PostParams::default(), &binding).await?;
+        pods.create_subresource::<_, Value>("binding", name, &PostParams::default(), &binding).await?;
         Ok(())
     }
 
