@@ -1,5 +1,5 @@
 //! After every step of a seeded random walk with claims the published object equals an oracle that knows the claims, the
-//! pods and the drivers' books.
+//! pods and the drivers' books. The agent has the chart's rights, under the chart's admission policies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -12,6 +12,7 @@ use kube::api::PostParams;
 use serde_json::{Value, json};
 
 use crate::support::agent::Agent;
+use crate::support::chart;
 use crate::support::dra::{Allocated, Claims, Driver, Pool, device, ids};
 use crate::support::node::Stop;
 use crate::support::nrt::{Figures, Zones};
@@ -332,7 +333,8 @@ async fn walk(version: &str) -> Result<()> {
     let one_by_one = random.bool();
     // With dra.cpu the kubelet gives out no CPUs.
     let node = RealNode::on("two-by-eight")?.version(version).kubelet("cpuManagerPolicy", json!("none"));
-    let node = node.start(&cluster).await?;
+    let mut node = node.start(&cluster).await?;
+    node.set_agent_kubeconfig(chart::agent_without_a_pod(&cluster, &parts).await?);
     let pool = if one_by_one { Pool::single_cpus } else { Pool::cpus_by_count };
     let cpus = Driver::start(&cluster, &node, "dra.cpu", &[pool("cpus", &CPUS)?]).await?;
     let nics = Driver::start(&cluster, &node, NIC, &[Walk::nics()]).await?;

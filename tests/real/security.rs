@@ -402,6 +402,14 @@ fn of_content() -> Vec<Attempt> {
                 all.iter().map(|(name, value)| attribute(name, value)).collect();
         })
     };
+    let named = |name: String| -> Change {
+        Box::new(move |object| {
+            object["zones"] = json!(zones(1));
+            object["zones"][0]["resources"][0]["name"] = json!(name);
+        })
+    };
+    // Kubernetes permits capitals.
+    let driver = |length: usize| format!("GPU.{}", "a".repeat(length - 4));
     let amount = |value: &'static str| -> Change {
         Box::new(move |object| object["zones"][1]["resources"][0]["available"] = json!(value))
     };
@@ -486,10 +494,20 @@ fn of_content() -> Vec<Attempt> {
         no(
             "list an invalid resource name",
             "every zone lists the same resources",
-            Box::new(|object| {
-                object["zones"] = json!(zones(1));
-                object["zones"][0]["resources"][0]["name"] = json!("all cpus");
-            }),
+            named("all cpus".to_owned()),
+        ),
+        yes("list the devices of a DRA driver (`gpu.nvidia.com`)", named("gpu.nvidia.com".to_owned())),
+        yes("list those of a driver whose name has 63 characters", named(driver(63))),
+        no("list those of one with 64", "every zone lists the same resources", named(driver(64))),
+        no(
+            "list a driver's name without a dot",
+            "every zone lists the same resources",
+            named("gpu".to_owned()),
+        ),
+        no(
+            "list one with two dots in a row",
+            "every zone lists the same resources",
+            named("gpu..com".to_owned()),
         ),
         no("write a negative amount", "amounts are whole numbers", amount("-1")),
         no("write an amount with a suffix (`100P`)", "amounts are whole numbers", amount("100P")),

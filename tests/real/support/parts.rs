@@ -63,11 +63,11 @@ impl Parts {
         Self::with(needs, &["pods", "grpcio-pods"])
     }
 
-    /// Like [`Parts::for_test`], with a driver for Dynamic Resource Allocation, and the podresources client in
-    /// Go.
+    /// Like [`Parts::for_test`], with a driver for Dynamic Resource Allocation, the podresources client in
+    /// Go, and Helm.
     #[allow(dead_code, reason = "not every test program uses everything")]
     pub(crate) fn with_dra_driver(needs: Needs) -> Result<Option<Self>> {
-        Self::with(needs, &["dra-driver", "podresources"])
+        Self::with(needs, &["dra-driver", "podresources", "helm"])
     }
 
     #[allow(dead_code, reason = "not every test program uses everything")]
