@@ -1,7 +1,10 @@
 //! Dynamic resource allocation.
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
+use std::fmt;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Dynamic resource allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -16,7 +19,7 @@ pub struct Dra {
 }
 
 /// Whether claims are read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DraSource {
     /// If the API server has them.
@@ -24,4 +27,38 @@ pub enum DraSource {
     Auto,
     /// Never.
     Off,
+}
+
+impl<'de> Deserialize<'de> for DraSource {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = DraSource;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("auto or off")
+            }
+            // YAML parses a bare `off` as a boolean.
+            fn visit_bool<E: serde::de::Error>(self, on: bool) -> Result<DraSource, E> {
+                Ok(if on { DraSource::Auto } else { DraSource::Off })
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<DraSource, E> {
+                match text {
+                    "auto" => Ok(DraSource::Auto),
+                    "off" => Ok(DraSource::Off),
+                    _ => Err(E::unknown_variant(text, &["auto", "off"])),
+                }
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl JsonSchema for DraSource {
+    fn schema_name() -> Cow<'static, str> {
+        "DraSource".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": ["string", "boolean"], "enum": ["auto", "off", true, false]})
+    }
 }

@@ -41,7 +41,7 @@ const EVERYTHING: [&str; 12] = [
 ];
 
 /// Single settings, or a few related ones.
-const SWITCHES: [&[&str]; 78] = [
+const SWITCHES: [&[&str]; 80] = [
     &[],
     &["nameOverride=zones"],
     &["fullnameOverride=zones"],
@@ -106,6 +106,8 @@ const SWITCHES: [&[&str]; 78] = [
     &["kubelet.configFile=/var/lib/kubelet/config.yaml"],
     &["kubelet.configFile=/etc/kubernetes/kubelet.conf", "kubelet.configDir=/etc/kubernetes/kubelet.conf.d"],
     &["kubelet.mountDir=true"],
+    &["config.dra.source=off"],
+    &["config.dra.source=false"],
     &["kubelet.mountDir=true", "kubelet.configSource=file"],
     &[
         "kubelet.mountDir=true",

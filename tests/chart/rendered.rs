@@ -320,7 +320,7 @@ fn the_agent_sees_of_the_host_what_its_configuration_needs() -> Result<()> {
             "config.dra.source=off",
             vec!["/sys/devices", "/sys/kernel/mm", "/var/lib/kubelet/pod-resources", devices],
         ),
-        ("config.dra.source=off,kubelet.mountDir=true", vec!["/sys/devices", "/sys/kernel/mm", kubelet]),
+        ("config.dra.source=false,kubelet.mountDir=true", vec!["/sys/devices", "/sys/kernel/mm", kubelet]),
         (
             "config.dra.source=off,config.proxy.enabled=true,kubelet.mountDir=true",
             hardware(&[kubelet, "/run/numacast/pod-resources"]),

@@ -1277,6 +1277,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         (json!({"config": {"consumer": "kai", "pods": {"source": "auto"}}}), all.clone()),
         (json!({"config": {"consumer": "none"}}), all.clone()),
         (json!({"config": {"dra": {"source": "off"}}}), without(&CLAIMS)),
+        (json!({"config": {"dra": {"source": false}}}), without(&CLAIMS)),
         (
             json!({"config": {"consumer": "none", "pods": {"source": "auto"}}}),
             [&all[..], &[PODS_PAGE]].concat(),

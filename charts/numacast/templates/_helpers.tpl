@@ -209,9 +209,9 @@ fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30
 {{- if dig "proxy" "enabled" false (.Values.config | default dict) }}true{{ end }}
 {{- end }}
 
-{{/* "true" if the agents read ResourceClaims. */}}
+{{/* "true" if the agents read ResourceClaims. YAML reads a bare `off` as a boolean. */}}
 {{- define "numacast.claims" -}}
-{{- if eq (dig "dra" "source" "auto" (.Values.config | default dict)) "auto" }}true{{ end }}
+{{- if not (has (dig "dra" "source" "auto" (.Values.config | default dict) | toString) (list "off" "false")) }}true{{ end }}
 {{- end }}
 
 {{/* The pod source of the Pods API that the agent serves: podsApi.source, or `none` if it does not serve one. */}}

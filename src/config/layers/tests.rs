@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::DraSource::{Auto, Off};
 use crate::config::Endpoint;
 
 fn file(yaml: &str) -> Result<Effective, Vec<String>> {
@@ -89,6 +90,18 @@ fn metrics_are_switched_off_by_a_word_that_yaml_does_not_change() {
             [format!("`metrics.address` in file FILE: invalid type: {name}, {expected}")]
         );
     }
+}
+
+#[test]
+fn claims_are_switched_off_with_and_without_quotes() {
+    for (value, expected) in [("off", Off), ("'off'", Off), ("auto", Auto), ("on", Auto)] {
+        let source = file(&format!("dra: {{source: {value}}}")).unwrap().config.dra.source;
+        assert_eq!(source, expected, "{value}");
+    }
+    assert_eq!(
+        file("dra: {source: none}").unwrap_err(),
+        ["`dra.source` in file FILE: unknown variant `none`, expected `auto` or `off`"]
+    );
 }
 
 #[test]
