@@ -156,7 +156,7 @@ mod tests {
                     "See [NumacastPublishErrors](#numacastpublisherrors)",
                 ),
                 Self::NodeUnreadable => (
-                    "The kubelet or the hardware could not be read for a minute",
+                    "The kubelet, the hardware or claims could not be read for a minute",
                     "See [NumacastNodeUnreadable](#numacastnodeunreadable)",
                 ),
                 Self::KubeletStateIncomplete => (
