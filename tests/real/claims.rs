@@ -63,6 +63,8 @@ struct Walk {
     /// Devices of the GPU driver that are tainted, and those that are gone.
     tainted: BTreeSet<String>,
     gone: BTreeSet<String>,
+    /// Those of the latter that pods have had ever since.
+    kept: BTreeSet<String>,
     made: usize,
 }
 
@@ -99,6 +101,16 @@ impl Walk {
     /// Returns what claims with an allocation hold: nobody else is given it.
     fn allocated(&self) -> Vec<Held> {
         self.claims.values().filter(|claim| claim.is_allocated).flat_map(|claim| claim.held.clone()).collect()
+    }
+
+    /// Returns the GPUs of claims that pods have.
+    fn used_gpus(&self) -> BTreeSet<String> {
+        let held = self.claims.values().filter(|claim| !claim.pods.is_empty()).flat_map(|claim| &claim.held);
+        held.filter_map(|held| match held {
+            Held::Device(GPU, name) => Some(name.clone()),
+            _ => None,
+        })
+        .collect()
     }
 
     /// Returns something that can be allocated beside `more`.
@@ -165,7 +177,9 @@ impl Walk {
 
     /// Starts a pod with a claim of its own, with one that other pods have or had, or without one.
     async fn start_pod(&mut self) -> Result<String> {
-        let allocated = self.claims.iter().filter(|(_, claim)| claim.is_allocated);
+        let is_gone = |held: &Held| matches!(held, Held::Device(GPU, name) if self.gone.contains(name));
+        let may_start = |claim: &Claim| claim.is_allocated && !claim.held.iter().any(is_gone);
+        let allocated = self.claims.iter().filter(|(_, claim)| may_start(claim));
         let allocated: Vec<String> = allocated.map(|(name, _)| name.clone()).collect();
         let claim = match self.random.u8(..6) {
             0 => None,
@@ -204,6 +218,8 @@ impl Walk {
         self.node.delete(&name).await?;
         self.pods.remove(&name);
         self.claims.values_mut().for_each(|claim| _ = claim.pods.remove(&name));
+        let used = self.used_gpus();
+        self.kept.retain(|name| used.contains(name));
         Ok(format!("{name} is deleted"))
     }
 
@@ -220,16 +236,21 @@ impl Walk {
     }
 
     async fn change_gpus(&mut self) -> Result<String> {
-        let used = self.allocated();
         self.tainted =
             GPUS.iter().filter(|_| self.random.u8(..3) == 0).map(|(name, _)| (*name).to_owned()).collect();
-        let may_go = |name: &str| !used.contains(&Held::Device(GPU, name.to_owned()));
-        let gone = GPUS.iter().map(|(name, _)| *name).filter(|name| may_go(name));
-        let gone: Vec<String> = gone.map(str::to_owned).collect();
-        self.gone = gone.into_iter().filter(|_| self.random.u8(..4) == 0).collect();
+        let (before, used) = (std::mem::take(&mut self.gone), self.used_gpus());
+        let names = GPUS.iter().map(|(name, _)| (*name).to_owned());
+        self.gone = names.filter(|_| self.random.u8(..4) == 0).collect();
+        let is_kept = |name: &&String| {
+            if before.contains(*name) { self.kept.contains(*name) } else { used.contains(*name) }
+        };
+        self.kept = self.gone.iter().filter(is_kept).cloned().collect();
         let pool = self.gpus();
         self.gpus.as_ref().context("it runs")?.set(&[pool]).await?;
-        Ok(format!("GPUs: {:?} are tainted, {:?} are gone", self.tainted, self.gone))
+        Ok(format!(
+            "GPUs: {:?} are tainted, {:?} are gone, of which pods have {:?}",
+            self.tainted, self.gone, self.kept
+        ))
     }
 
     async fn restart_driver(&mut self) -> Result<String> {
@@ -244,11 +265,11 @@ impl Walk {
             self.node.restart_kubelet(Stop::Term).await?;
             return Ok("the kubelet restarts".to_owned());
         }
-        match self.random.u8(..12) {
+        match self.random.u8(..13) {
             0..5 => self.start_pod().await,
             5..8 => self.end_pod().await,
             8 | 9 => self.deallocate().await,
-            10 => self.change_gpus().await,
+            10 | 11 => self.change_gpus().await,
             _ => self.restart_driver().await,
         }
     }
@@ -288,8 +309,9 @@ impl Walk {
             gpus[node].available += u64::from(offered && !used);
         };
         for (name, node) in GPUS {
-            if let Some(node) = node.filter(|_| !self.gone.contains(name)) {
-                add(node, !self.tainted.contains(name), used.contains(&(GPU, name)));
+            let (is_gone, is_kept) = (self.gone.contains(name), self.kept.contains(name));
+            if let Some(node) = node.filter(|_| !is_gone || is_kept) {
+                add(node, !is_gone && !self.tainted.contains(name), used.contains(&(GPU, name)));
             }
         }
         add(0, true, used.contains(&(GPU, SHARED)));
@@ -354,6 +376,7 @@ async fn walk(version: &str) -> Result<()> {
         nics,
         tainted: BTreeSet::new(),
         gone: BTreeSet::new(),
+        kept: BTreeSet::new(),
         made: 0,
     };
     walk.gpus = Some(Driver::start(&walk.cluster, &walk.node, GPU, &[walk.gpus()]).await?);
