@@ -30,6 +30,7 @@ mod timed_backoff;
 mod topologies;
 mod unscheduled;
 mod watch;
+mod watch_timer;
 
 use std::fmt;
 use std::future::Future;

@@ -1,8 +1,8 @@
 //! Lists and watches many objects, decoding only what is needed.
 //!
 //! The list is not paged: it is decoded item by item while it arrives, without items that are too large. A
-//! watch that ends or breaks resumes after the last event; if that is impossible, the objects are relisted
-//! after a backoff.
+//! watch that ends or breaks resumes after the last event; if that is impossible, the objects are relisted.
+//! Timeouts and delays are random, as every agent watches its node's ResourceSlices this way.
 //!
 //! kube-runtime's `watcher`, which is used for Nodes, does not fit: it holds a whole page, and fails if one
 //! object in it is too large or cannot be decoded. Anyone who may create a pod could stop it.
@@ -16,25 +16,22 @@ use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::client::Body;
 use kube::core::Request;
 use serde::de::DeserializeOwned;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
-use super::watch::{MAX_RETRY_AFTER, RESPONSE_TIMEOUT, requires_relist};
+use super::watch::{RESPONSE_TIMEOUT, SILENCE_TIMEOUT, requires_relist};
+use super::watch_timer::{WatchSpan, WatchTimer, random_watch_seconds};
 use super::{Cluster, ClusterError};
 use crate::json_list::{List, ListSplitter, log_omitted};
-use crate::util::backoff::back_off;
 use crate::util::log_throttle::LastLogged;
 
-/// Requested watch timeout. Load balancers drop connections that are silent for longer.
-pub(super) const WATCH_SECONDS: u32 = 240;
-/// A connection still silent this long after the watch should have ended is dead.
+/// Minimum of the requested watch timeout, which is random up to twice this. It is shorter than that of
+/// [`super::watch`], since an API server sends no bookmarks for a resource of which it has seen no change since
+/// its start, such as ResourceSlices, and load balancers drop connections that are silent for four minutes. At
+/// 5,000 nodes that is some 28 requests per second.
+const MIN_WATCH_SECONDS: u32 = 120;
+/// Without bookmarks, a connection still silent this long after the watch should have ended is dead. With them
+/// it is after [`SILENCE_TIMEOUT`].
 const GRACE: Duration = Duration::from_secs(15);
-/// A real API server sends a bookmark about once a minute. Once it has sent one, a watch that is silent for
-/// longer than this is dead.
-const BOOKMARK_TIMEOUT: Duration = Duration::from_secs(80);
-/// Delay after the first failure, and after a watch that ended.
-const RETRY: Duration = Duration::from_secs(1);
-/// Maximum delay between two attempts.
-const RETRY_LIMIT: Duration = Duration::from_secs(30);
 
 /// The decoded part of an object.
 pub(super) trait PartialObject: DeserializeOwned + Clone + Send + 'static {
@@ -70,15 +67,19 @@ pub(super) struct ListWatchParams<T> {
 
 type Events<T> = BoxStream<'static, kube::Result<WatchEvent<T>>>;
 
+struct OpenWatch<T> {
+    events: Events<T>,
+    span: WatchSpan,
+}
+
 struct ListWatch<T> {
     cluster: Cluster,
     params: ListWatchParams<T>,
     /// The version of the last event. `None` if events may have been missed: a relist is needed.
     version: Option<String>,
-    events: Option<Events<T>>,
-    failures: u32,
-    not_before: Instant,
-    /// Whether this API server has ever sent a bookmark.
+    open: Option<OpenWatch<T>>,
+    timer: WatchTimer,
+    /// Whether a bookmark was received since a watch was last silent for too long.
     sends_bookmarks: bool,
     /// Whether objects that the last list omitted were logged.
     omitted: LastLogged,
@@ -91,14 +92,12 @@ impl Cluster {
         params: ListWatchParams<T>,
         not_before: Instant,
     ) -> ListWatchStream<T> {
-        let params = ListWatchParams { watch: params.watch.timeout(WATCH_SECONDS), ..params };
         let list_watch = ListWatch {
             cluster: self.clone(),
             params,
             version: None,
-            events: None,
-            failures: 0,
-            not_before,
+            open: None,
+            timer: WatchTimer::new(not_before),
             sends_bookmarks: false,
             omitted: LastLogged::default(),
         };
@@ -109,43 +108,41 @@ impl Cluster {
 impl<T: PartialObject> ListWatch<T> {
     async fn next(&mut self) -> Result<ListWatchEvent<T>, ClusterError> {
         loop {
-            sleep_until(self.not_before).await;
-            let Some(events) = &mut self.events else {
+            self.timer.wait().await;
+            let Some(open) = &mut self.open else {
                 match self.start().await {
                     Ok(Some(listed)) => return Ok(ListWatchEvent::Listed(listed)),
                     Ok(None) => continue,
                     Err(error) => {
-                        match requires_relist(&error) {
-                            true => self.relist(),
-                            false => self.back_off(),
+                        if requires_relist(&error) {
+                            self.version = None;
                         }
-                        let retry_after = error.retry_after().unwrap_or_default().min(MAX_RETRY_AFTER);
-                        self.not_before = self.not_before.max(Instant::now() + retry_after);
+                        self.timer.fail(Some(&error));
                         return Err(error);
                     }
                 }
             };
             let limit = match self.sends_bookmarks {
-                true => BOOKMARK_TIMEOUT,
-                false => Duration::from_secs(WATCH_SECONDS.into()) + GRACE,
+                true => SILENCE_TIMEOUT,
+                false => open.span.requested + GRACE,
             };
-            match timeout(limit, events.try_next()).await {
+            match timeout(limit, open.events.try_next()).await {
                 Ok(Ok(Some(event))) => {
+                    open.span.has_frames = true;
                     if let Some(event) = self.apply(event) {
                         return Ok(event);
                     }
                 }
                 // The server ends every watch after a while.
-                Ok(Ok(None)) => {
-                    self.events = None;
-                    self.not_before = Instant::now() + RETRY;
-                }
+                Ok(Ok(None)) => self.ended(false),
                 // An unreadable event counts as missed.
                 Ok(Err(kube::Error::SerdeError(_))) => self.relist(),
-                // The connection broke: the next watch resumes after the last event.
-                Ok(Err(_)) => self.back_off(),
-                // The watch was silent for too long.
-                Err(_) => self.relist(),
+                Ok(Err(_)) => self.ended(true),
+                // The watch was silent for too long. The next API server may not send bookmarks.
+                Err(_) => {
+                    self.sends_bookmarks = false;
+                    self.relist();
+                }
             }
         }
     }
@@ -158,14 +155,17 @@ impl<T: PartialObject> ListWatch<T> {
             return Ok(Some(items));
         };
         let ListWatchParams { what, path, watch, metadata, .. } = &self.params;
+        let seconds = random_watch_seconds(MIN_WATCH_SECONDS);
+        let watch = watch.clone().timeout(seconds);
         let request = Request::new(path.clone());
         let request =
-            if *metadata { request.watch_metadata(watch, version) } else { request.watch(watch, version) };
+            if *metadata { request.watch_metadata(&watch, version) } else { request.watch(&watch, version) };
         let request = request.map_err(kube::Error::BuildRequest);
         let call = async { self.cluster.client.request_events(request?).await };
         let what = format!("watch {what}");
         let events = self.cluster.in_time(&what, call).await;
-        self.events = Some(events.map_err(|failure| self.cluster.explain_at(path, failure, &what))?.boxed());
+        let events = events.map_err(|failure| self.cluster.explain_at(path, failure, &what))?.boxed();
+        self.open = Some(OpenWatch { events, span: WatchSpan::new(seconds) });
         Ok(None)
     }
 
@@ -204,21 +204,25 @@ impl<T: PartialObject> ListWatch<T> {
                 return None;
             }
         };
-        (self.version, self.failures) = (Some(version), 0);
+        self.version = Some(version);
+        self.timer.recover();
         event
     }
 
-    /// Backs off after a watch that ended without missing an event: the next one resumes from the last
-    /// version, which costs the API server much less than a list.
-    fn back_off(&mut self) {
-        self.events = None;
-        self.not_before = Instant::now() + back_off(&mut self.failures, RETRY, RETRY_LIMIT);
+    /// Handles the end of a watch, or its break. The next one resumes from the last version, which costs the API
+    /// server much less than a list.
+    fn ended(&mut self, is_broken: bool) {
+        let Some(open) = self.open.take() else { return };
+        match self.timer.ended(&open.span, is_broken) {
+            true => self.timer.recover(),
+            false => self.timer.fail(None),
+        }
     }
 
     /// Backs off and forces a relist, as events may have been missed.
     fn relist(&mut self) {
-        self.version = None;
-        self.back_off();
+        (self.open, self.version) = (None, None);
+        self.timer.fail(None);
     }
 }
 

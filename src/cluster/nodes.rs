@@ -15,7 +15,6 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::list_watch::WATCH_SECONDS;
 use super::metadata::OnlyMetadata;
 use super::pages::{Listing, Pages};
 use super::slim_pod::{RawCondition, RawStatus};
@@ -28,6 +27,8 @@ use crate::watch_event::WatchEvent;
 const PAGE: u32 = 100;
 /// Page size of lists for people: fewer requests, some 15 MiB at a time.
 const NODES_OF_PEOPLE: u32 = 1000;
+/// Watch timeout requested by kube's watcher. Load balancers drop connections that are silent for longer.
+const WATCH_SECONDS: u32 = 240;
 
 /// What the controller decodes of each Node.
 #[derive(Clone, Debug, Default, Deserialize, Resource)]

@@ -15,23 +15,23 @@ use std::time::Duration;
 use http_body_util::BodyExt;
 use kube::client::Body;
 use kube::core::Status;
-use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
+use tokio::time::{Instant, Sleep, timeout_at};
 use tracing::debug;
 
 use super::error::Failure;
 use super::frames::FrameSplitter;
 use super::protobuf::DecodeError;
+use super::watch_timer::{WatchSpan, WatchTimer, random_watch_seconds};
 use super::{Cluster, ClusterError};
-use crate::util::backoff::{random_back_off, random_delay};
 use crate::util::error_chain::chain;
 
-/// Minimum of the requested watch timeout, which is random up to twice this, as in Kubernetes' own clients.
-/// At 5,000 nodes that is some 11 requests per second for each watched resource.
+/// Minimum of the requested watch timeout, which is random up to twice this. At 5,000 nodes that is some 11
+/// requests per second for each watched resource.
 const MIN_WATCH_SECONDS: u32 = 300;
 /// How long a watch may be silent. The API server sends a bookmark about once a minute, so that no load
 /// balancer considers the connection idle. A watch that misses two in a row is dead, or what it watches no
 /// longer exists, such as the objects of a CRD that was deleted and recreated.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(130);
+pub(super) const SILENCE_TIMEOUT: Duration = Duration::from_secs(130);
 /// After this many silent watches in a row, relist: after a restore of etcd our version may be in the future,
 /// and the API server omits all changes up to it.
 const MAX_SILENT_WATCHES: u32 = 2;
@@ -39,20 +39,6 @@ const MAX_SILENT_WATCHES: u32 = 2;
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(65);
 /// A reopened watch that has not failed after this counts as working.
 const WORKS_AFTER: Duration = Duration::from_secs(1);
-/// A watch that lasts less than this counts as failed: resuming at once would mean reconnecting again and
-/// again.
-const MIN_DURATION: Duration = Duration::from_secs(10);
-
-/// Upper bound of the random delay before the next watch, after one that worked.
-const RECONNECT_WINDOW: Duration = Duration::from_secs(1);
-/// Minimum delay after a failure.
-const MIN_DELAY: Duration = Duration::from_millis(500);
-/// Width of the random delay on top of it.
-const WINDOW: Duration = Duration::from_secs(10);
-/// Maximum width after many failures.
-const MAX_WINDOW: Duration = Duration::from_secs(30);
-/// The longest retry delay that the API server may ask for.
-pub(super) const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 
 /// A resource that can be watched.
 pub(super) trait WatchTarget: Send + 'static {
@@ -99,30 +85,25 @@ pub(super) struct Watch<T> {
     is_broken: bool,
     /// Silent watches in a row.
     silent_watches: u32,
-    /// Failures in a row, and the earliest time of the next request.
-    failures: u32,
-    not_before: Instant,
+    timer: WatchTimer,
 }
 
 struct OpenWatch {
     body: Body,
     splitter: FrameSplitter,
-    since: Instant,
-    /// The requested watch timeout.
-    requested: Duration,
+    span: WatchSpan,
     last_frame_at: Instant,
-    has_frames: bool,
 }
 
 impl<T: WatchTarget> Watch<T> {
     pub(super) fn new(cluster: Cluster, target: T, version: String) -> Self {
-        let (is_broken, silent_watches, failures, not_before) = (false, 0, 0, Instant::now());
-        Self { cluster, target, version, open: None, is_broken, silent_watches, failures, not_before }
+        let timer = WatchTimer::new(Instant::now());
+        Self { cluster, target, version, open: None, is_broken: false, silent_watches: 0, timer }
     }
 
     /// Waits until the next request may be sent.
     pub(super) fn wait(&self) -> Sleep {
-        sleep_until(self.not_before)
+        self.timer.wait()
     }
 
     /// Sets the version to resume from, after a successful list.
@@ -131,14 +112,11 @@ impl<T: WatchTarget> Watch<T> {
         self.recover();
     }
 
-    /// Closes the watch and backs off, after a failed request or an unreadable event: other clients likely
-    /// fail too. The API server may ask for a longer delay.
+    /// Closes the watch and backs off, after a failed request or an unreadable event.
     pub(super) fn fail(&mut self, error: Option<&ClusterError>) {
         self.open = None;
         self.is_broken = true;
-        let retry_after = error.and_then(ClusterError::retry_after).unwrap_or_default();
-        let min = retry_after.clamp(MIN_DELAY, MAX_RETRY_AFTER);
-        self.not_before = Instant::now() + random_back_off(&mut self.failures, min, WINDOW, MAX_WINDOW);
+        self.timer.fail(error);
     }
 
     /// Returns the next item. May be called again after an error; it then waits for the backoff.
@@ -155,7 +133,7 @@ impl<T: WatchTarget> Watch<T> {
 
     async fn open(&mut self) -> Result<(), Interruption> {
         let (path, accept, splitter) = self.target.request();
-        let seconds = fastrand::u32(MIN_WATCH_SECONDS..2 * MIN_WATCH_SECONDS);
+        let seconds = random_watch_seconds(MIN_WATCH_SECONDS);
         let path = format!(
             "{path}&watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&resourceVersion={}",
             self.version
@@ -163,9 +141,8 @@ impl<T: WatchTarget> Watch<T> {
         let call = self.cluster.get_as(path, accept);
         let body = self.cluster.within(RESPONSE_TIMEOUT, &self.target.what(), call).await;
         let body = body.map_err(|failure| self.interrupted(self.explain(failure)))?;
-        let (since, requested) = (Instant::now(), Duration::from_secs(seconds.into()));
-        self.open =
-            Some(OpenWatch { body, splitter, since, requested, last_frame_at: since, has_frames: false });
+        let span = WatchSpan::new(seconds);
+        self.open = Some(OpenWatch { body, splitter, last_frame_at: span.since, span });
         Ok(())
     }
 
@@ -173,7 +150,7 @@ impl<T: WatchTarget> Watch<T> {
         let Some(open) = &mut self.open else { return Ok(None) };
         match open.splitter.take() {
             Ok(Some(frame)) => {
-                (open.has_frames, open.last_frame_at, self.silent_watches) = (true, Instant::now(), 0);
+                (open.span.has_frames, open.last_frame_at, self.silent_watches) = (true, Instant::now(), 0);
                 let frame = self.target.decode(frame);
                 return frame.map_err(|error| self.unreadable(&error)).and_then(|frame| self.apply(frame));
             }
@@ -183,7 +160,7 @@ impl<T: WatchTarget> Watch<T> {
         let silent_at = open.last_frame_at + SILENCE_TIMEOUT;
         // A reopened watch is silent until something changes. That the API server accepted it and has not
         // failed since is proof enough; another request would cost the API server more.
-        let limit = if self.is_broken { silent_at.min(open.since + WORKS_AFTER) } else { silent_at };
+        let limit = if self.is_broken { silent_at.min(open.span.since + WORKS_AFTER) } else { silent_at };
         match timeout_at(limit, open.body.frame()).await {
             Ok(Some(Ok(frame))) => {
                 if let Ok(piece) = frame.into_data() {
@@ -224,37 +201,27 @@ impl<T: WatchTarget> Watch<T> {
 
     fn recover(&mut self) {
         self.is_broken = false;
-        self.failures = 0;
+        self.timer.recover();
     }
 
     /// Handles the end of a watch, regular or not: the next one resumes after the last event.
     fn ended(&mut self, error: Option<&kube::Error>) -> Result<(), Interruption> {
         let Some(open) = self.open.take() else { return Ok(()) };
-        let lasted = open.since.elapsed();
+        let lasted = open.span.since.elapsed();
         let reason = error.map_or_else(|| "the API server ended it".to_owned(), |error| chain(error));
         debug!("{} ended after {lasted:.1?}: {reason}", self.target.what());
-        if lasted >= MIN_DURATION || (open.has_frames && error.is_none()) {
-            // The watch timeout is random already, so the next one begins at once.
-            if error.is_some() || lasted + RECONNECT_WINDOW < open.requested {
-                self.reconnect_soon();
-            }
+        if self.timer.ended(&open.span, error.is_some()) {
             return Ok(());
         }
         let reason = format!("the watch lasted {lasted:.1?} only: {reason}");
         Err(self.interrupted(ClusterError::Unreachable { server: self.cluster.server.clone(), reason }))
     }
 
-    /// Spreads the next watch after one that worked. An agent cannot know whether it alone lost its watch: if
-    /// all did, the API server that went away rejects this attempt, and the ones after it are spread.
-    fn reconnect_soon(&mut self) {
-        self.not_before = Instant::now() + random_delay(RECONNECT_WINDOW);
-    }
-
     /// Handles a watch that is silent, without even a bookmark.
     fn silent(&mut self) -> Result<(), Interruption> {
         debug!("{}: nothing was received for {SILENCE_TIMEOUT:?}", self.target.what());
         self.open = None;
-        self.reconnect_soon();
+        self.timer.reconnect_soon();
         self.silent_watches += 1;
         if self.silent_watches < MAX_SILENT_WATCHES {
             return Ok(());

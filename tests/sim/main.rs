@@ -14,6 +14,7 @@ mod fleet_load;
 mod health;
 mod http_server;
 mod koordinator_devices;
+mod list_watch;
 mod metrics;
 mod model;
 mod nudges;
