@@ -102,7 +102,8 @@ impl Cluster {
         Ok(VERSIONS.into_iter().find(is_served).map(DraVersion))
     }
 
-    /// Lists and watches the slices of one node.
+    /// Lists and watches the slices of one node. If the version is not served, the error is
+    /// [`ClusterError::is_missing_api`].
     pub fn watch_slices(&self, version: DraVersion, node: &str) -> ListWatchStream<WatchedSlice> {
         let selector = format!("spec.nodeName={node}");
         let params = ListWatchParams {
@@ -118,10 +119,10 @@ impl Cluster {
         self.list_watch(params, Instant::now())
     }
 
-    /// Reads a claim; `None` if there is none.
+    /// Reads a claim; `None` if there is no such claim.
     ///
     /// # Errors
-    /// See [`ClusterError`].
+    /// See [`ClusterError`]; [`ClusterError::is_missing_api`] if this version is not served.
     pub async fn claim(
         &self,
         version: DraVersion,
@@ -134,7 +135,7 @@ impl Cluster {
     /// Reads the status of a claim; `None` if there is no such claim.
     ///
     /// # Errors
-    /// See [`ClusterError`].
+    /// See [`ClusterError`]; [`ClusterError::is_missing_api`] if this version is not served.
     pub async fn claim_status(
         &self,
         version: DraVersion,
@@ -166,8 +167,67 @@ impl Cluster {
         };
         match self.in_time(&what, call).await {
             Ok(claim) => Ok(Some(claim)),
-            Err(Failure::Status(status)) if status.code == 404 => Ok(None),
+            Err(failure) if failure.is_missing("resourceclaims", name) => Ok(None),
             Err(failure) => Err(failure.explain(&what)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::time::Duration;
+
+    use http::{Request, Response};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const V1: DraVersion = DraVersion("v1");
+
+    /// Returns a cluster whose API server responds to every request with this.
+    fn cluster(code: u16, body: &str) -> Cluster {
+        let body = body.as_bytes().to_vec();
+        let service = tower::service_fn(move |_: Request<Body>| {
+            let response = Response::builder().status(code).body(Body::from(body.clone()));
+            async move { Ok::<_, Infallible>(response.unwrap()) }
+        });
+        let client = kube::Client::new(service, "default");
+        Cluster::with_client(client, "fake".to_owned(), Duration::from_secs(30))
+    }
+
+    async fn claim(code: u16, body: &str) -> Result<Option<Claim>, ClusterError> {
+        cluster(code, body).claim(V1, "ns", "gpu").await
+    }
+
+    /// During an upgrade, one of several API servers may not serve the version.
+    #[tokio::test]
+    async fn only_a_404_that_names_the_claim_means_that_there_is_none() {
+        let not_found = |reason: &str, details: Value| {
+            json!({"kind": "Status", "status": "Failure", "code": 404, "reason": reason, "details": details,
+                   "message": "no"})
+            .to_string()
+        };
+        let of = |kind: &str, name: &str| json!({"name": name, "group": "resource.k8s.io", "kind": kind});
+        let missing = not_found("NotFound", of("resourceclaims", "gpu"));
+        assert_eq!(claim(404, &missing).await, Ok(None));
+        let status = cluster(404, &missing).claim_status(V1, "ns", "gpu").await;
+        assert!(matches!(status, Ok(None)), "{status:?}");
+        for body in [
+            "404 page not found\n".to_owned(),
+            "<html>".to_owned(),
+            not_found("NotFound", json!({})),
+            not_found("NotFound", Value::Null),
+            not_found("", of("resourceclaims", "gpu")),
+            not_found("NotFound", of("resourceclaims", "other")),
+            not_found("NotFound", of("namespaces", "gpu")),
+        ] {
+            let error = claim(404, &body).await.unwrap_err();
+            assert!(error.is_missing_api(), "{body}: {error}");
+        }
+        for code in [403, 500, 503] {
+            let error = claim(code, &missing.replace("404", &code.to_string())).await.unwrap_err();
+            assert!(!error.is_missing_api(), "{error}");
         }
     }
 }

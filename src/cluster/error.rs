@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use kube::core::Status;
+use kube::core::response::StatusDetails;
 
 /// An error of an API server call. Each message is one sentence for the cluster's administrator.
 #[allow(missing_docs, reason = "each variant's message describes it")]
@@ -87,6 +88,12 @@ impl ClusterError {
         matches!(self, Self::Rejected { code: 404, .. })
     }
 
+    /// Returns true if the API server, or a proxy in between, does not know the path of a resource or of its version,
+    /// as far as the call returns `None` for an object that does not exist.
+    pub const fn is_missing_api(&self) -> bool {
+        matches!(self, Self::NoCrd(_) | Self::Rejected { code: 404, .. })
+    }
+
     /// Returns true if the error persists until its cause is fixed.
     pub const fn is_permanent(&self) -> bool {
         match self {
@@ -122,6 +129,14 @@ pub(super) enum Failure {
 }
 
 impl Failure {
+    /// Returns true if the API server reports that there is no such object. Any other 404 is about the path: an
+    /// API server that does not serve this version, or a proxy in between, does not know it.
+    pub(super) fn is_missing(&self, plural: &str, name: &str) -> bool {
+        let Self::Status(status) = self else { return false };
+        let is_named = |details: &StatusDetails| details.kind == plural && details.name == name;
+        status.code == 404 && status.reason == "NotFound" && status.details.as_ref().is_some_and(is_named)
+    }
+
     /// Maps the failure of the call `what`.
     pub(super) fn explain(self, what: &str) -> ClusterError {
         let status = match self {

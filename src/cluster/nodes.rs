@@ -281,15 +281,7 @@ impl Cluster {
         let request = nodes().get_metadata(name, &GetParams::default());
         match self.in_time(&what, self.read::<OnlyMetadata>(request)).await {
             Ok(_) => Ok(false),
-            Err(Failure::Status(status)) if status.code == 404 => {
-                // A proxy in between that does not know the path responds with 404 as well.
-                let details = status.details.as_ref();
-                let named = details.is_some_and(|details| details.name == name && details.kind == "nodes");
-                match named && status.reason == "NotFound" {
-                    true => Ok(true),
-                    false => Err(Failure::Status(status).explain(&what)),
-                }
-            }
+            Err(failure) if failure.is_missing("nodes", name) => Ok(true),
             Err(failure) => Err(failure.explain(&what)),
         }
     }

@@ -194,7 +194,10 @@ mod tests {
                 "secret" => {
                     (403, json!({"kind": "Status", "code": 403, "message": "User \"a\" cannot get it"}))
                 }
-                _ => (404, json!({"kind": "Status", "code": 404})),
+                name => {
+                    let details = json!({"name": name, "kind": "resourceclaims"});
+                    (404, json!({"kind": "Status", "code": 404, "reason": "NotFound", "details": details}))
+                }
             },
             other => panic!("{other:?}"),
         };
