@@ -12,12 +12,10 @@ use tokio::time::Instant;
 use super::list_watch::{ListWatchParams, PartialObject};
 use super::{Cluster, ClusterError, Failure, ListWatchStream};
 use crate::claims::{Claim, Slice, SliceObject};
+use crate::json_list::MAX_ITEM_BYTES;
 use crate::names::is_dns_name;
 
 const GROUP: &str = "/apis/resource.k8s.io";
-
-/// Maximum size of a response in bytes: that of an object in etcd, by default.
-const MAX_BYTES: usize = 3 << 19;
 
 /// A served version of `resource.k8s.io`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +88,7 @@ impl Cluster {
         let what = "get the API group resource.k8s.io";
         let call = async {
             let request = hyper::Request::get(GROUP).body(Body::empty()).map_err(kube::Error::HttpError)?;
-            let body = self.read_limited(request, MAX_BYTES).await?;
+            let body = self.read_limited(request, MAX_ITEM_BYTES).await?;
             serde_json::from_slice(&body).map_err(kube::Error::SerdeError)
         };
         let group: ApiGroup = match self.in_time(what, call).await {
@@ -122,7 +120,8 @@ impl Cluster {
     /// Reads a claim; `None` if there is no such claim.
     ///
     /// # Errors
-    /// See [`ClusterError`]; [`ClusterError::is_missing_api`] if this version is not served.
+    /// See [`ClusterError`]; [`ClusterError::is_missing_api`] if this version is not served, and
+    /// [`ClusterError::is_about_object`] if the claim is too large or invalid.
     pub async fn claim(
         &self,
         version: DraVersion,
@@ -162,7 +161,7 @@ impl Cluster {
         let call = async {
             let request = Request::new(path).get(name, &GetParams::default());
             let request = request.map_err(kube::Error::BuildRequest)?;
-            let body = self.read_limited(request.map(Body::from), MAX_BYTES).await?;
+            let body = self.read_limited(request.map(Body::from), MAX_ITEM_BYTES).await?;
             parse(&body).map_err(kube::Error::SerdeError)
         };
         match self.in_time(&what, call).await {
@@ -227,7 +226,24 @@ mod tests {
         }
         for code in [403, 500, 503] {
             let error = claim(code, &missing.replace("404", &code.to_string())).await.unwrap_err();
-            assert!(!error.is_missing_api(), "{error}");
+            assert!(!error.is_missing_api() && !error.is_about_object(), "{error}");
+        }
+    }
+
+    /// Go writes `<` as six bytes.
+    #[tokio::test]
+    async fn a_claim_may_be_as_large_in_json_as_etcd_accepts() {
+        let with_value = |value: &str| {
+            format!(
+                r#"{{"metadata":{{"uid":"u","annotations":{{"a":"{value}"}}}},"status":{{"allocation":{{}}}}}}"#
+            )
+        };
+        let read = claim(200, &with_value(&r"\u003c".repeat(3 << 19))).await;
+        assert!(matches!(&read, Ok(Some(claim)) if claim.is_allocated && claim.uid == "u"), "{read:?}");
+        let large = with_value(&"x".repeat(MAX_ITEM_BYTES));
+        for (body, reason) in [(&*large, "more than 10485760 bytes"), ("{\"status\":[", "EOF while parsing")] {
+            let error = claim(200, body).await.unwrap_err();
+            assert!(error.is_about_object() && error.to_string().contains(reason), "{error}");
         }
     }
 }

@@ -94,6 +94,11 @@ impl ClusterError {
         matches!(self, Self::NoCrd(_) | Self::Rejected { code: 404, .. })
     }
 
+    /// Returns true if the response was received, but is too large or invalid: other objects can still be read.
+    pub const fn is_about_object(&self) -> bool {
+        matches!(self, Self::NotUnderstood { .. })
+    }
+
     /// Returns true if the error persists until its cause is fixed.
     pub const fn is_permanent(&self) -> bool {
         match self {
