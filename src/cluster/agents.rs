@@ -244,6 +244,7 @@ impl Cluster {
             watch: WatchParams::default().labels(labels),
             metadata: false,
             keep: |_: &SlimPod| true,
+            limit: None,
         };
         self.list_watch(params, Instant::now()).flat_map(|event| iter(watch_events(event)))
     }

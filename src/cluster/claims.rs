@@ -2,6 +2,8 @@
 //!
 //! Slices can be selected by node, claims only by name: whoever may read one claim may read all of the cluster.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::NodeSelector;
 use kube::api::{GetParams, ListParams, WatchParams};
 use kube::client::Body;
@@ -9,9 +11,9 @@ use kube::core::Request;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::list_watch::{ListWatchParams, PartialObject};
+use super::list_watch::{Limit, ListWatchParams, PartialObject};
 use super::{Cluster, ClusterError, Failure, ListWatchStream};
-use crate::claims::{Claim, Slice, SliceObject};
+use crate::claims::{Claim, Device, Slice, SliceObject};
 use crate::json_list::MAX_ITEM_BYTES;
 use crate::names::is_dns_name;
 
@@ -39,11 +41,28 @@ impl From<SliceObject> for WatchedSlice {
     }
 }
 
+impl WatchedSlice {
+    /// The maximum [weight](Self::weight) of all slices of a node that are kept: some 10 MiB. A machine with 16 GPUs
+    /// of 30 partitions each has a third of it.
+    pub const MAX_WEIGHT: usize = 16_384;
+
+    /// Returns the number of its devices and counters, as a measure of the memory that it takes. A slice without any
+    /// counts as one.
+    pub fn weight(&self) -> usize {
+        let counters = |sets: &CounterSets| sets.values().map(|set| 1 + set.len()).sum::<usize>();
+        let device =
+            |(_, device): &(String, Device)| 1 + device.stands_for.len() + counters(&device.consumes);
+        1 + counters(&self.slice.counters) + self.slice.devices.iter().map(device).sum::<usize>()
+    }
+}
+
 impl PartialObject for WatchedSlice {
     fn version(&self) -> &str {
         &self.version
     }
 }
+
+type CounterSets = BTreeMap<String, BTreeMap<String, u64>>;
 
 /// The status of a claim, as far as it decides where its pods can go.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -100,8 +119,8 @@ impl Cluster {
         Ok(VERSIONS.into_iter().find(is_served).map(DraVersion))
     }
 
-    /// Lists and watches the slices of one node. If the version is not served, the error is
-    /// [`ClusterError::is_missing_api`].
+    /// Lists and watches the slices of one node; a list has at most [`WatchedSlice::MAX_WEIGHT`] of them. If the
+    /// version is not served, the error is [`ClusterError::is_missing_api`].
     pub fn watch_slices(&self, version: DraVersion, node: &str) -> ListWatchStream<WatchedSlice> {
         let selector = format!("spec.nodeName={node}");
         let params = ListWatchParams {
@@ -113,6 +132,11 @@ impl Cluster {
             watch: WatchParams::default().fields(&selector),
             metadata: false,
             keep: |_| true,
+            limit: Some(Limit {
+                weigh: WatchedSlice::weight,
+                max: WatchedSlice::MAX_WEIGHT,
+                unit: "devices and counters",
+            }),
         };
         self.list_watch(params, Instant::now())
     }
@@ -177,10 +201,12 @@ mod tests {
     use std::convert::Infallible;
     use std::time::Duration;
 
+    use futures::StreamExt;
     use http::{Request, Response};
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::cluster::ListWatchEvent;
 
     const V1: DraVersion = DraVersion("v1");
 
@@ -230,6 +256,46 @@ mod tests {
         }
     }
 
+    /// Returns a slice with this many devices, each of which consumes so many counters of one set.
+    fn slice(name: &str, devices: usize, counters: usize) -> Value {
+        let counters: BTreeMap<_, _> =
+            (0..counters).map(|at| (at.to_string(), json!({"value": "1"}))).collect();
+        let consumed = json!([{"counterSet": "set", "counters": counters}]);
+        let device = |at: usize| json!({"name": format!("d{at}"), "consumesCounters": consumed});
+        let devices: Vec<_> = (0..devices).map(device).collect();
+        json!({"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"devices": devices}})
+    }
+
+    #[test]
+    fn a_slice_weighs_as_much_as_it_has_devices_and_counters() {
+        let weight = |slice: Value| serde_json::from_value::<WatchedSlice>(slice).unwrap().weight();
+        assert_eq!(weight(slice("none", 0, 0)), 1);
+        assert_eq!(weight(slice("some", 3, 2)), 1 + 3 * (1 + 1 + 2));
+        let counters = json!({"a": {"value": "1"}, "b": {"value": "2"}});
+        let shared = json!([{"name": "set", "counters": counters}]);
+        let shared = json!({"metadata": {}, "spec": {"sharedCounters": shared, "devices": []}});
+        assert_eq!(weight(shared), 1 + 1 + 2);
+        let mapping = json!({"cpu": {"mapping": {"deviceMultiplier": "1"}}});
+        let device = json!({"name": "d", "nodeAllocatableResources": mapping});
+        assert_eq!(weight(json!({"metadata": {}, "spec": {"devices": [device]}})), 1 + 1 + 1);
+    }
+
+    #[tokio::test]
+    async fn a_list_keeps_a_limited_number_of_devices_and_counters() {
+        let mut slices: Vec<_> = (0..20).map(|at| slice(&format!("s{at:02}"), 128, 6)).collect();
+        slices.push(slice("small", 1, 0));
+        let list = json!({"metadata": {"resourceVersion": "7"}, "items": slices}).to_string();
+        let listed = cluster(200, &list).watch_slices(V1, "w").next().await.unwrap();
+        let Ok(ListWatchEvent::Listed(kept)) = listed else { panic!("{listed:?}") };
+        let names: Vec<_> = kept.iter().map(|of| of.slice.name.as_str()).collect();
+        assert_eq!(
+            (names.len(), names[..2].to_vec(), names[14..].to_vec()),
+            (16, vec!["s00", "s01"], vec!["s14", "small"])
+        );
+        let weights = kept.iter().map(WatchedSlice::weight);
+        assert!(weights.sum::<usize>() <= WatchedSlice::MAX_WEIGHT);
+    }
+
     /// Go writes `<` as six bytes.
     #[tokio::test]
     async fn a_claim_may_be_as_large_in_json_as_etcd_accepts() {
@@ -241,7 +307,8 @@ mod tests {
         let read = claim(200, &with_value(&r"\u003c".repeat(3 << 19))).await;
         assert!(matches!(&read, Ok(Some(claim)) if claim.is_allocated && claim.uid == "u"), "{read:?}");
         let large = with_value(&"x".repeat(MAX_ITEM_BYTES));
-        for (body, reason) in [(&*large, "more than 10485760 bytes"), ("{\"status\":[", "EOF while parsing")] {
+        for (body, reason) in [(&*large, "more than 10485760 bytes"), ("{\"status\":[", "EOF while parsing")]
+        {
             let error = claim(200, body).await.unwrap_err();
             assert!(error.is_about_object() && error.to_string().contains(reason), "{error}");
         }

@@ -63,6 +63,18 @@ pub(super) struct ListWatchParams<T> {
     pub(super) metadata: bool,
     /// Whether a list keeps an object.
     pub(super) keep: fn(&T) -> bool,
+    /// How much a list keeps; `None` is all.
+    pub(super) limit: Option<Limit<T>>,
+}
+
+/// Limits what a list keeps, in a unit that stands for memory. A watch does not know what its caller keeps: the
+/// caller limits that.
+pub(super) struct Limit<T> {
+    pub(super) weigh: fn(&T) -> usize,
+    /// The maximum of all objects together. Those that exceed it are left out, and that is logged.
+    pub(super) max: usize,
+    /// What is counted, for the message.
+    pub(super) unit: &'static str,
 }
 
 type Events<T> = BoxStream<'static, kube::Result<WatchEvent<T>>>;
@@ -171,19 +183,21 @@ impl<T: PartialObject> ListWatch<T> {
 
     /// Returns the kept objects of the list, and its version.
     async fn list(&mut self) -> Result<(Vec<T>, String), ClusterError> {
-        let ListWatchParams { what, path, list, metadata, keep, .. } = &self.params;
+        let ListWatchParams { what, path, list, metadata, .. } = &self.params;
         let what = format!("list {what}");
         let request = Request::new(path.clone());
         let request = if *metadata { request.list_metadata(list) } else { request.list(list) };
         let request = request.map_err(kube::Error::BuildRequest);
-        let call = async { read_list(self.cluster.send(request?.map(Body::from)).await?, *keep).await };
+        let call =
+            async { read_list(self.cluster.send(request?.map(Body::from)).await?, &self.params).await };
         let read = self.cluster.within(RESPONSE_TIMEOUT, &what, call).await;
         let read = read.map_err(|failure| self.cluster.explain_at(path, failure, &what))?;
         let (kept, list) = read.map_err(|reason| self.cluster.not_understood(&what, reason))?;
         let no_version = || self.cluster.not_understood(&what, "it has no version".to_owned());
         let version = list.version.ok_or_else(no_version)?;
-        log_omitted(&self.omitted, &what, list.omitted.as_deref());
-        Ok((kept, version))
+        let omitted: Vec<String> = list.omitted.into_iter().chain(kept.omitted(&self.params)).collect();
+        log_omitted(&self.omitted, &what, (!omitted.is_empty()).then(|| omitted.join("; ")).as_deref());
+        Ok((kept.items, version))
     }
 
     fn apply(&mut self, event: WatchEvent<T>) -> Option<ListWatchEvent<T>> {
@@ -226,19 +240,56 @@ impl<T: PartialObject> ListWatch<T> {
     }
 }
 
+/// The kept objects of a list.
+struct Kept<T> {
+    items: Vec<T>,
+    weight: usize,
+    /// The number of objects that exceed the limit.
+    omitted: usize,
+}
+
+impl<T> Default for Kept<T> {
+    fn default() -> Self {
+        Self { items: Vec::new(), weight: 0, omitted: 0 }
+    }
+}
+
+impl<T> Kept<T> {
+    fn add(&mut self, item: T, params: &ListWatchParams<T>) {
+        if !(params.keep)(&item) {
+            return;
+        }
+        if let Some(limit) = &params.limit {
+            let weight = self.weight.saturating_add((limit.weigh)(&item));
+            if weight > limit.max {
+                self.omitted += 1;
+                return;
+            }
+            self.weight = weight;
+        }
+        self.items.push(item);
+    }
+
+    /// Returns a message about objects that exceed the limit, if there are any.
+    fn omitted(&self, params: &ListWatchParams<T>) -> Option<String> {
+        let Limit { max, unit, .. } = params.limit.as_ref().filter(|_| self.omitted > 0)?;
+        Some(format!("{} objects are left out, as all together have more than {max} {unit}", self.omitted))
+    }
+}
+
 /// Reads a list as it arrives: its kept objects and its end, or what is wrong with it.
 async fn read_list<T: PartialObject>(
     mut body: Body,
-    keep: fn(&T) -> bool,
-) -> kube::Result<Result<(Vec<T>, List), String>> {
-    let (mut list, mut kept) = (ListSplitter::default(), Vec::new());
+    params: &ListWatchParams<T>,
+) -> kube::Result<Result<(Kept<T>, List), String>> {
+    let (mut list, mut kept) = (ListSplitter::default(), Kept::default());
     while let Some(frame) = body.frame().await {
         let Ok(piece) = frame.map_err(|error| kube::Error::Service(error.into()))?.into_data() else {
             continue;
         };
         let pushed = list.push(&piece, |item| {
             let item: T = serde_json::from_slice(item).map_err(|error| error.to_string())?;
-            kept.extend(Some(item).filter(keep));
+            kept.add(item, params);
             Ok(())
         });
         if let Err(reason) = pushed {
@@ -246,4 +297,71 @@ async fn read_list<T: PartialObject>(
         }
     }
     Ok(list.finish().map(|list| (kept, list)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures::{FutureExt, stream};
+    use http::{Request, Response};
+    use http_body_util::StreamBody;
+    use hyper::body::{Bytes, Frame};
+    use serde_json::json;
+    use tokio::time::sleep;
+
+    use super::*;
+
+    type Chunks = BoxStream<'static, Result<Frame<Bytes>, Infallible>>;
+
+    fn chunk(json: &serde_json::Value) -> Result<Frame<Bytes>, Infallible> {
+        Ok(Frame::data(format!("{json}\n").into()))
+    }
+
+    /// Returns an API server that sends one bookmark, in the first watch: so does one behind a load balancer with
+    /// another that has seen no change of the resource since its start. Counts lists and watches.
+    fn server() -> (Cluster, Arc<[AtomicUsize; 2]>) {
+        let counts = Arc::<[AtomicUsize; 2]>::default();
+        let counted = Arc::clone(&counts);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            let is_watch = query.contains("watch=true");
+            let before = counted[usize::from(is_watch)].fetch_add(1, Ordering::Relaxed);
+            let metadata = json!({"resourceVersion": "7", "annotations": {}});
+            let bookmark =
+                json!({"type": "BOOKMARK", "object": {"kind": "N", "apiVersion": "v", "metadata": metadata}});
+            let (_, seconds) = query.split_once("timeoutSeconds=").unwrap_or_default();
+            let seconds = seconds.split('&').next().and_then(|seconds| seconds.parse().ok()).unwrap_or(0);
+            let end = sleep(Duration::from_secs(seconds)).into_stream().filter_map(|()| async { None });
+            let chunks: Chunks = match (is_watch, before) {
+                (false, _) => stream::iter([chunk(&json!({"metadata": metadata, "items": []}))]).boxed(),
+                (true, 0) => stream::iter([chunk(&bookmark)]).chain(end).boxed(),
+                (true, _) => end.boxed(),
+            };
+            async move { Ok::<_, Infallible>(Response::new(StreamBody::new(chunks))) }
+        });
+        let client = kube::Client::new(service, "default");
+        (Cluster::with_client(client, "fake".to_owned(), Duration::from_secs(30)), counts)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watches_without_bookmarks_resume_when_the_server_ends_them() {
+        let (cluster, counts) = server();
+        let mut events = cluster.watch_objects(None);
+        assert!(matches!(events.next().await, Some(Ok(ListWatchEvent::Listed(_)))));
+        let mut lists = 1;
+        let hour = async {
+            while let Some(event) = events.next().await {
+                assert!(matches!(event, Ok(ListWatchEvent::Listed(_))), "{event:?}");
+                lists += 1;
+            }
+        };
+        assert!(timeout(Duration::from_secs(3600), hour).await.is_err());
+        let [listed, watched] = [0, 1].map(|at| counts[at].load(Ordering::Relaxed));
+        // The first silence after a bookmark may be that of a dead connection.
+        assert!(lists == listed && listed <= 2, "{listed}");
+        assert!((15..=32).contains(&watched), "{watched}");
+    }
 }

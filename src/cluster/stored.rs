@@ -85,6 +85,7 @@ impl Cluster {
             watch,
             metadata: false,
             keep: |_: &PublishedObject| true,
+            limit: None,
         };
         self.list_watch(params, Instant::now())
     }

@@ -31,6 +31,7 @@ impl Cluster {
             watch: WatchParams::default().fields("spec.nodeName="),
             metadata: false,
             keep: |pod: &SlimPod| pod.rejected,
+            limit: None,
         };
         self.list_watch(params, Instant::now())
     }
@@ -45,6 +46,7 @@ impl Cluster {
             watch: WatchParams::default(),
             metadata: true,
             keep: |_: &NrtMeta| true,
+            limit: None,
         };
         self.list_watch(params, not_before)
     }
