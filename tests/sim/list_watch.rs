@@ -111,8 +111,8 @@ async fn a_busy_api_server_is_asked_again_over_some_time() {
 
 #[tokio::test(start_paused = true)]
 async fn a_dead_watch_is_detected() {
-    // With a bookmark before, and without one until it should have ended.
-    for (has_bookmark, limit) in [(true, 130), (false, 255)] {
+    // After a bookmark, and without one: 65 s later, until it should have ended.
+    for (has_bookmark, limit) in [(true, 130), (false, 190)] {
         let server = ApiServer::start_in_process(0);
         if !has_bookmark {
             server.fail_next("watch", TOPOLOGIES.plural, 1, Fault::StallWithin(0));
