@@ -434,6 +434,14 @@ async fn snapshot_shows_the_pods_of_claims_and_fit_where_they_are_allocated() ->
             "later",
             json!(["whether the devices of its claim later are free (the scheduler has not allocated it)"]),
         ),
+        // As the API server itself says, in a 404 that names the claim.
+        (
+            "missing",
+            json!([format!(
+                "whether the devices of its claim missing are free (there is no ResourceClaim {}/missing)",
+                node.namespace()
+            )]),
+        ),
     ] {
         let waits = format!("waits-{claim}");
         let mut object = pod(&waits).claim(claim).scheduled_by("none")?;
