@@ -154,7 +154,7 @@ pub(crate) fn claims(data: &[u8]) {
         slices.extend(object.ok().filter(|slice| !slice.driver.is_empty()));
         if let Ok(claim) = Claim::from_json(line) {
             let pods = [format!("pod-{number}")].into();
-            read.claims.insert(format!("ns/{number}"), ClaimInUse { claim, pods });
+            read.claims.insert(format!("ns/{number}"), ClaimInUse { claim, is_known: true, pods });
         }
         let _ = parse_cdi(line, &mut read.cdi);
     }

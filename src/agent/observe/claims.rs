@@ -14,8 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
 use crate::claims::{
-    Claim, ClaimPods, DeviceKey, Inventory, NamedClaims, NodeClaims, Slice, claims_of, known_claims,
-    named_claims,
+    Claim, ClaimPods, DeviceKey, Inventory, NamedClaims, NodeClaims, claims_of, known_claims, named_claims,
 };
 use crate::cluster::{Cluster, ClusterError, DraVersion, ListWatchEvent, ListWatchStream, WatchedSlice};
 use crate::kubelet::PodUsage;
@@ -31,13 +30,10 @@ const RETRY: Duration = Duration::from_secs(1);
 const RETRY_LIMIT: Duration = Duration::from_secs(30);
 /// The maximum for a claim that does not exist, is not allocated, or has a response that cannot be used.
 const UNUSABLE_LIMIT: Duration = Duration::from_secs(300);
-/// The most claims that are read at the same time.
-const CONCURRENT: usize = 4;
+/// The most claims that are read at the same time: each may have megabytes.
+const CONCURRENT: usize = 2;
 /// The most claims that are named in errors.
 const MOST_ERRORS: usize = 4;
-
-/// The most slices that are kept: each has at most 128 devices, and no machine has as many CPUs.
-const MAX_SLICES: usize = 1024;
 
 /// What was read so far.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +41,7 @@ struct Read {
     /// Whether the API server has dynamic resource allocation; `None` while that is not known.
     is_served: Option<bool>,
     /// By name; `None` before the first list.
-    slices: Option<BTreeMap<String, Slice>>,
+    slices: Option<BTreeMap<String, WatchedSlice>>,
     /// The number of changes of the slices.
     revision: u64,
     /// Claims that were read for these pods.
@@ -205,10 +201,10 @@ impl ClaimReader {
     }
 
     /// Updates the inventory, unless nothing has changed: it may have thousands of devices.
-    fn update_inventory(&mut self, slices: &BTreeMap<String, Slice>, of: (u64, BTreeSet<DeviceKey>)) {
+    fn update_inventory(&mut self, slices: &BTreeMap<String, WatchedSlice>, of: (u64, BTreeSet<DeviceKey>)) {
         let now = self.start.elapsed();
         if self.includes != of || self.inventory.next_loss().is_some_and(|loss| loss <= now) {
-            Arc::make_mut(&mut self.inventory).update(slices.values(), &of.1, now);
+            Arc::make_mut(&mut self.inventory).update(slices.values().map(|of| &of.slice), &of.1, now);
             self.includes = of;
         }
     }
@@ -238,6 +234,7 @@ impl Reading {
                 Ok(Some(version)) => {
                     self.not_served_since = None;
                     self.follow(version).await;
+                    info!("the API server no longer has this version of resource.k8s.io");
                     sleep(jittered(RETRY_LIMIT)).await;
                 }
                 Ok(None) => self.not_served().await,
@@ -280,13 +277,13 @@ impl Reading {
             tokio::select! {
                 event = slices.next() => match event {
                     Some(Ok(event)) => self.apply(event),
-                    Some(Err(error)) if is_gone(&error) => return,
+                    Some(Err(error)) if error.is_missing_api() => return,
                     Some(Err(error)) => self.slices_failed(&error),
                     None => return,
                 },
                 Some(response) = requests.next() => {
                     requested.remove(&response.0);
-                    if response.2.as_ref().is_err_and(is_gone) {
+                    if response.2.as_ref().is_err_and(ClusterError::is_missing_api) {
                         return;
                     }
                     self.received(response);
@@ -307,26 +304,32 @@ impl Reading {
 
     fn apply(&mut self, event: ListWatchEvent<WatchedSlice>) {
         self.failures = 0;
+        let mut has_room = true;
         self.change(|read| {
             read.slices_error = None;
             read.revision += 1;
             let slices = read.slices.get_or_insert_default();
-            let before = slices.len();
             match event {
                 ListWatchEvent::Listed(all) => {
                     read.is_served = Some(true);
-                    *slices = all.into_iter().map(|of| (of.slice.name.clone(), of.slice)).collect();
+                    *slices = all.into_iter().map(|of| (of.slice.name.clone(), of)).collect();
                 }
-                ListWatchEvent::Applied(of) => _ = slices.insert(of.slice.name.clone(), of.slice),
+                ListWatchEvent::Applied(of) => {
+                    slices.remove(&of.slice.name);
+                    let weight: usize = slices.values().map(WatchedSlice::weight).sum();
+                    match weight + of.weight() <= WatchedSlice::MAX_WEIGHT {
+                        true => _ = slices.insert(of.slice.name.clone(), of),
+                        false => has_room = false,
+                    }
+                }
                 ListWatchEvent::Deleted(of) => _ = slices.remove(&of.slice.name),
             }
-            if slices.len() > MAX_SLICES && before <= MAX_SLICES {
-                warn!("the node has more than {MAX_SLICES} ResourceSlices; the others are ignored");
-            }
-            while slices.len() > MAX_SLICES {
-                slices.pop_last();
-            }
         });
+        if !has_room {
+            warn!(
+                "the node's ResourceSlices have too many devices; one of the slices is ignored until the next list"
+            );
+        }
     }
 
     /// Returns at most this many claims to request now, and when the next one is due: claims whose allocation was not
@@ -363,7 +366,9 @@ impl Reading {
         let (answer, limit) = match result {
             Ok(Some(claim)) => (Ok(Answer::Claim(claim)), UNUSABLE_LIMIT),
             Ok(None) => (Ok(Answer::NoSuchClaim), UNUSABLE_LIMIT),
-            Err(error) if is_about_claim(&error) => (Ok(Answer::Unusable(error.to_string())), UNUSABLE_LIMIT),
+            Err(error) if error.is_about_object() => {
+                (Ok(Answer::Unusable(error.to_string())), UNUSABLE_LIMIT)
+            }
             Err(error) => (Err(error), RETRY_LIMIT),
         };
         match &answer {
@@ -413,18 +418,4 @@ async fn request(cluster: Cluster, version: DraVersion, name: String, pods: Clai
     let (namespace, claim) = name.split_once('/').unwrap_or_default();
     let result = cluster.claim(version, namespace, claim).await;
     (name, pods, result)
-}
-
-/// Returns true if only this claim cannot be read.
-const fn is_about_claim(error: &ClusterError) -> bool {
-    matches!(error, ClusterError::NotUnderstood { .. })
-}
-
-/// Returns true if the API server no longer has the version of the API.
-fn is_gone(error: &ClusterError) -> bool {
-    let is_gone = matches!(error, ClusterError::Rejected { code: 404, .. });
-    if is_gone {
-        info!("the API server no longer has this version of resource.k8s.io");
-    }
-    is_gone
 }
