@@ -83,7 +83,7 @@ pub(crate) struct Figures {
 pub(crate) struct Idle {
     pub(crate) seconds: u64,
     pub(crate) writes: u64,
-    /// Requests for ResourceSlices and ResourceClaims.
+    /// Reads of ResourceSlices and ResourceClaims.
     #[serde(default)]
     pub(crate) claims: u64,
     pub(crate) cpu_percent: f64,

@@ -35,7 +35,7 @@ const ROWS: [Row; 15] = [
     },
     Row { what: "writes when nothing changes", budget: both(0.0), value: |_, f| Some(f.idle.writes as f64) },
     Row {
-        what: "requests for slices and claims when nothing changes",
+        what: "reads of slices and claims when nothing changes",
         budget: both(0.0),
         value: |_, f| Some(f.idle.claims as f64),
     },
