@@ -149,6 +149,7 @@ fn without_claims_all_is_available() {
 fn cpus_by_count_are_taken_by_id_if_known_else_by_amount() {
     let world = || World::with(vec![grouped()]).claim("a", &[cpus("cpudevnuma001", 4)]);
     assert_eq!(world().of("cpu"), [[8, 6, 6], [8, 8, 4]]);
+    assert!(world().findings().is_empty(), "the node is known");
     let known = world().cdi(CPU_KIND, "a", "DRA_CPUSET_a=4-7");
     assert_eq!(known.of("cpu"), [[8, 6, 6], [8, 8, 4]]);
     assert!(known.findings().is_empty(), "{:?}", known.findings());
