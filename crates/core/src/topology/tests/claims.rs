@@ -157,9 +157,48 @@ fn cpus_by_count_are_taken_by_id_if_known_else_by_amount() {
     assert_eq!(world().cdi(CPU_KIND, "a", "DRA_CPUSET_a=2-5").of("cpu"), [[8, 6, 4], [8, 8, 6]]);
     // A file of another claim.
     assert_eq!(world().cdi(CPU_KIND, "b", "DRA_CPUSET_a=1-3").of("cpu"), [[8, 6, 6], [8, 8, 4]]);
-    for of_another_allocation in ["DRA_CPUSET_a=", "DRA_CPUSET_a=1-3"] {
+    for of_another_allocation in ["DRA_CPUSET_a=", "DRA_CPUSET_a=1-3", "DRA_CPUSET_b=0-3", "OTHER=0-3"] {
         assert_eq!(world().cdi(CPU_KIND, "a", of_another_allocation).of("cpu"), [[8, 6, 6], [8, 8, 4]]);
     }
+}
+
+#[test]
+fn the_capacity_of_cpus_has_two_names() {
+    let of = |capacity: Value, consumed: Value| {
+        let mut device = device("d", json!({"dra.cpu/numaNodeID": {"int": 1}}));
+        device["capacity"] = capacity;
+        let mut result = result("dra.cpu", "d");
+        result["consumedCapacity"] = consumed;
+        let world = World::with(vec![slice("dra.cpu", json!([device]), Value::Null)]);
+        world.claim("a", &[result]).of("cpu")[1][2]
+    };
+    let capacity = |name: &str| json!({name: {"value": "6"}});
+    assert_eq!(of(capacity("dra.cpu/cpu"), json!({"dra.cpu/cpu": "2"})), 6);
+    assert_eq!(of(capacity("cpu"), json!({"cpu": "2"})), 6);
+    assert_eq!(of(capacity("cpu"), json!({})), 2, "all of it");
+    assert_eq!(of(json!({}), json!({})), 7, "one CPU");
+    // After its device has gone, the claim tells how many.
+    let gone = |consumed: Value| {
+        let mut result = result("dra.cpu", "d");
+        result["consumedCapacity"] = consumed;
+        World::default().claim("a", &[result]).of("cpu")
+    };
+    assert_eq!(gone(json!({"dra.cpu/cpu": "2"})), [[8, 6, 4], [8, 8, 6]]);
+    assert_eq!(gone(json!({"cpu": "2"})), [[8, 6, 4], [8, 8, 6]]);
+    assert_eq!(gone(json!({})), [[8, 6, 5], [8, 8, 7]]);
+}
+
+#[test]
+fn a_recording_has_files_of_drivers_only_if_there_are_any() {
+    let of = |world: World| {
+        let json = serde_json::to_value(&world.read).unwrap();
+        let read: NodeClaims = serde_json::from_value(json.clone()).unwrap();
+        assert_eq!(read, world.read);
+        json.get("cdi").is_some()
+    };
+    assert!(!of(World::default()));
+    assert!(of(World::default().cdi(CPU_KIND, "a", "DRA_CPUSET_a=4-7")));
+    assert!(of(World::default().cdi("dra.k8s.io/memory", "a", "DRAMEMORY_a_memory=numanode:1,size:4Gi")));
 }
 
 #[test]
@@ -215,6 +254,12 @@ fn cpus_of_the_machine_are_in_the_claim() {
         assert_eq!(of("cpudevmachine", "FromClaim", "dra.cpu", asks(cpus)), unknown, "{cpus}");
     }
     assert_eq!(of("cpudevsocket000", "FromClaim", "dra.cpu", asks("2-5")), unknown);
+    for (requests, expected) in [(json!(null), known), (json!([]), known), (json!(["other"]), unknown)] {
+        let opaque = json!({"driver": "dra.cpu", "parameters": asks("2-5")});
+        let config = json!([{"source": "FromClaim", "requests": requests, "opaque": opaque}]);
+        let world = World::with(vec![grouped()]).configured("a", &[cpus("cpudevmachine", 4)], &config);
+        assert_eq!(world.of("cpu"), expected, "{requests}");
+    }
     assert_eq!(of("cpudevnuma001", "FromClaim", "dra.cpu", asks("2-5")), [[8, 6, 6], [8, 8, 4]]);
 }
 
@@ -281,6 +326,12 @@ fn memory_leaves_its_node() {
     assert_eq!(gone.findings().len(), 1);
     let told = gone.cdi("dra.k8s.io/memory", "a", "DRAMEMORY_a_memory=numanode:1,size:4Gi");
     assert_eq!(told.of("memory"), [[16 * GIB; 3], [16 * GIB, 16 * GIB, 12 * GIB]]);
+    let mut qualified = json!([of("memory-x", 0, "4k")]);
+    qualified[0]["capacity"] = json!({"dra.memory/size": {"value": "16Gi"}});
+    let mut part = result("memory-x", "0");
+    part["consumedCapacity"] = json!({"dra.memory/size": "4Gi"});
+    let world = World::with(vec![self::slice("dra.memory", qualified, Value::Null)]).claim("a", &[part]);
+    assert_eq!(world.of("memory")[0], [16 * GIB, 16 * GIB, 12 * GIB]);
 }
 
 #[test]
@@ -296,6 +347,20 @@ fn what_memory_a_device_was_that_is_gone_is_in_the_file_of_its_driver() {
     assert_eq!(told.of("hugepages-2Mi"), [[0; 3], [2 * GIB, 2 * GIB, GIB]]);
     assert_eq!(told.of("memory")[0], [16 * GIB; 3]);
     assert!(told.findings().is_empty(), "{:?}", told.findings());
+}
+
+#[test]
+fn the_driver_writes_the_size_of_huge_pages_with_its_unit() {
+    for (size, bytes) in [("64k", 64 << 10), ("2m", 2 << 20), ("1g", 1 << 30)] {
+        let mut case = case();
+        case.machine.nodes[1].hugepages = [(bytes, (2 << 30) / bytes)].into();
+        let world =
+            World { case: Some(case), ..World::default() }.claim("a", &[result("dra.memory", "gone")]);
+        let world =
+            world.cdi("dra.k8s.io/memory", "a", &format!("DRAMEMORY_a_hugepages_{size}=numanode:1,size:1Gi"));
+        let name = crate::quantity::hugepages_name(bytes);
+        assert_eq!(world.of(&name)[1], [2 * GIB, 2 * GIB, GIB], "{name}");
+    }
 }
 
 #[test]
@@ -322,22 +387,23 @@ fn huge_pages_are_told_by_their_attribute_or_size() {
         device["attributes"]["resource.kubernetes.io/pageSize"] = json!({"string": size});
         device["capacity"] = json!({"size": {"value": "1Gi"}});
         let mut case = case();
-        case.machine.nodes[1].hugepages = [(64 << 10, 1 << 15), (2 * MIB, 1024)].into();
+        case.machine.nodes[1].hugepages = [(64 << 10, 1 << 15), (2 * MIB, 1024), (GIB, 2)].into();
         let world = World {
             case: Some(case),
             ..World::with(vec![slice("dra.memory", json!([device]), Value::Null)])
         };
         let world = world.claim("a", &[result("dra.memory", "m")]);
-        ["memory", "hugepages-64Ki", "hugepages-2Mi"].map(|kind| {
+        ["memory", "hugepages-64Ki", "hugepages-2Mi", "hugepages-1Gi"].map(|kind| {
             let [_, [_, allocatable, available]] = world.of(kind);
             allocatable - available
         })
     };
-    assert_eq!(of("64k", json!({"bool": true})), [0, GIB, 0]);
-    assert_eq!(of("64k", json!({"bool": false})), [GIB, 0, 0]);
-    assert_eq!(of("64k", json!({})), [GIB, 0, 0]);
-    assert_eq!(of("2m", json!({"bool": true})), [0, 0, GIB]);
-    assert_eq!(of("2m", json!({})), [0, 0, GIB]);
+    assert_eq!(of("64k", json!({"bool": true})), [0, GIB, 0, 0]);
+    assert_eq!(of("64k", json!({"bool": false})), [GIB, 0, 0, 0]);
+    assert_eq!(of("64k", json!({})), [GIB, 0, 0, 0]);
+    assert_eq!(of("2m", json!({"bool": true})), [0, 0, GIB, 0]);
+    assert_eq!(of("2m", json!({})), [0, 0, GIB, 0]);
+    assert_eq!(of("1g", json!({})), [0, 0, 0, GIB]);
 }
 
 const GPU: &str = "gpu.example.com";
@@ -470,14 +536,17 @@ fn an_incomplete_pool_counts_as_before_for_a_while() {
 #[test]
 fn a_device_that_left_its_pool_stays_while_it_is_in_use() {
     let before = slice(GPU, json!([gpu(json!({"int": 1}))]), Value::Null);
-    let world = World::with(vec![before]).claim("a", &[result(GPU, "gpu-0")]);
+    let world = World::with(vec![before.clone()]).claim("a", &[result(GPU, "gpu-0")]);
     let mut inventory = world.inventory();
     let after = slice(GPU, json!([device("gpu-1", json!({"numaNode": {"int": 0}}))]), Value::Null);
     inventory.update(std::slice::from_ref(&after), &world.used(), Duration::from_secs(1));
     assert_eq!(amounts(&world.topology_of(&inventory), GPU), [[1, 1, 1], [1, 0, 0]]);
-    inventory.update(&[after], &BTreeSet::new(), Duration::from_secs(2));
+    inventory.update(std::slice::from_ref(&before), &world.used(), Duration::from_secs(2));
+    assert_eq!(inventory.devices().count(), 1, "it is back, and gpu-1 is not in use");
+    inventory.update(&[after], &BTreeSet::new(), Duration::from_secs(3));
     let free = World::default();
     assert_eq!(amounts(&free.topology_of(&inventory), GPU), [[1, 1, 1], [0, 0, 0]]);
+    assert_eq!(inventory.devices().count(), 1, "the other one is forgotten");
 }
 
 #[test]
@@ -489,16 +558,26 @@ fn a_claim_counts_once_for_all_its_pods_and_containers() {
         device: device.into(),
         share: None,
     };
+    let shared = ClaimedDevice { share: Some("s".into()), ..claimed("gpu-0") };
     let container = ContainerUsage {
         claims: vec!["ns/a".into(), "ns/empty".into()],
-        claimed: vec![claimed("gpu-0"), claimed("gpu-0")],
+        claimed: vec![claimed("gpu-0"), claimed("gpu-0"), shared],
         ..ContainerUsage::default()
     };
     let usage = Usage { pods: ["a", "b", "c"].map(|name| pod(name, container.clone())).into() };
     let listed = claims_of(&usage.pods);
     let counts: Vec<(&str, usize, usize)> =
         listed.iter().map(|(name, of)| (name.as_str(), of.claim.devices.len(), of.pods.len())).collect();
-    assert_eq!(counts, [("ns/a", 1, 3), ("ns/empty", 0, 3)]);
+    assert_eq!(counts, [("ns/a", 2, 3), ("ns/empty", 0, 3)]);
+    let device = claims::Allocated {
+        driver: GPU.into(),
+        pool: "worker".into(),
+        device: "gpu-0".into(),
+        ..claims::Allocated::default()
+    };
+    let shared = claims::Allocated { share: Some("s".into()), ..device.clone() };
+    assert_eq!(listed["ns/a"].claim.devices, [device, shared]);
+    assert_eq!(listed.values().map(|of| of.is_known).collect::<Vec<_>>(), [true, false]);
 }
 
 #[test]
@@ -779,4 +858,31 @@ fn a_pod_that_has_the_name_of_an_earlier_one_is_another() {
     let before = pods(["web-0"], &["1"]);
     assert!(before.are_among(&before) && pods(["web-0"], &[]).are_among(&before));
     assert!(!pods(["web-0"], &["2"]).are_among(&before) && !pods(["web-1"], &["1"]).are_among(&before));
+}
+
+#[test]
+fn claims_are_named_by_the_list_and_by_pods_that_have_not_ended() {
+    let pod = |name: &str, phase: &str| {
+        let json = json!({
+            "metadata": {"namespace": "ns", "name": name, "uid": format!("uid-{name}")},
+            "spec": {"containers": [{"name": "main"}], "resourceClaims": [{"name": "x", "resourceClaimName": "a"}]},
+            "status": {"phase": phase},
+        });
+        crate::pod::Pod::from_json(json.to_string().as_bytes()).unwrap()
+    };
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<String>>();
+    let of_list = ClaimInUse { pods: names(&["listed"]), ..ClaimInUse::default() };
+    let listed = [("ns/a".to_owned(), of_list.clone()), ("ns/b".to_owned(), of_list)].into();
+    let pods = [pod("bound", "Pending"), pod("runs", "Running"), pod("done", "Succeeded")];
+    let named = claims::named_claims(&listed, &pods);
+    let both =
+        ClaimPods { names: names(&["bound", "listed", "runs"]), uids: names(&["uid-bound", "uid-runs"]) };
+    let only_listed = ClaimPods { names: names(&["listed"]), ..ClaimPods::default() };
+    assert_eq!(named, [("ns/a".to_owned(), both), ("ns/b".to_owned(), only_listed)].into());
+}
+
+#[test]
+fn a_watch_resumes_after_the_version_of_a_slice() {
+    let object = json!({"metadata": {"name": "s", "resourceVersion": "42"}});
+    assert_eq!(serde_json::from_value::<claims::SliceObject>(object).unwrap().version(), "42");
 }
