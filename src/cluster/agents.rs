@@ -300,6 +300,7 @@ fn watch_events(
         Ok(ListWatchEvent::Listed(pods)) => WatchEvent::list(pods).map(Ok).collect(),
         Ok(ListWatchEvent::Applied(pod)) => vec![Ok(WatchEvent::Apply(pod))],
         Ok(ListWatchEvent::Deleted(pod)) => vec![Ok(WatchEvent::Delete(pod))],
+        Ok(ListWatchEvent::Resumed) => Vec::new(),
         Err(error) => vec![Err(format!("cannot watch the agents' pods: {error}"))],
     }
 }

@@ -47,6 +47,8 @@ pub enum ListWatchEvent<T> {
     Applied(T),
     /// An object was deleted.
     Deleted(T),
+    /// The watch is open again after an error, and no event was missed.
+    Resumed,
 }
 
 /// An endless stream; it continues by itself after an error and a backoff.
@@ -95,6 +97,8 @@ struct ListWatch<T> {
     sends_bookmarks: bool,
     /// Whether objects that the last list omitted were logged.
     omitted: LastLogged,
+    /// Whether the last request failed.
+    has_failed: bool,
 }
 
 impl Cluster {
@@ -112,6 +116,7 @@ impl Cluster {
             timer: WatchTimer::new(not_before),
             sends_bookmarks: false,
             omitted: LastLogged::default(),
+            has_failed: false,
         };
         unfold(list_watch, |mut list_watch| async { Some((list_watch.next().await, list_watch)) }).boxed()
     }
@@ -122,8 +127,11 @@ impl<T: PartialObject> ListWatch<T> {
         loop {
             self.timer.wait().await;
             let Some(open) = &mut self.open else {
-                match self.start().await {
+                let started = self.start().await;
+                let had_failed = std::mem::replace(&mut self.has_failed, started.is_err());
+                match started {
                     Ok(Some(listed)) => return Ok(ListWatchEvent::Listed(listed)),
+                    Ok(None) if had_failed => return Ok(ListWatchEvent::Resumed),
                     Ok(None) => continue,
                     Err(error) => {
                         if requires_relist(&error) {

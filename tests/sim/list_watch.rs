@@ -135,3 +135,19 @@ async fn a_dead_watch_is_detected() {
         assert!(start.elapsed() < Duration::from_secs(limit + 11), "{:?}", start.elapsed());
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_open_again_after_an_error_says_so() {
+    let server = ApiServer::start_in_process(0);
+    server.fail_next("watch", TOPOLOGIES.plural, 1, Fault::TooManyRequests { retry_after: 1 });
+    let mut events = watch(&server);
+    let listed = events.next().await.unwrap();
+    assert!(matches!(listed, Ok(ListWatchEvent::Listed(_))), "{listed:?}");
+    let failed = events.next().await.unwrap();
+    assert!(failed.is_err(), "{failed:?}");
+    let resumed = events.next().await.unwrap();
+    assert!(matches!(resumed, Ok(ListWatchEvent::Resumed)), "{resumed:?}");
+    server.put(&TOPOLOGIES, json!({"metadata": {"name": "w"}, "zones": []})).unwrap();
+    let applied = events.next().await.unwrap();
+    assert!(matches!(applied, Ok(ListWatchEvent::Applied(_))), "{applied:?}");
+}

@@ -304,6 +304,10 @@ impl Reading {
 
     fn apply(&mut self, event: ListWatchEvent<WatchedSlice>) {
         self.failures = 0;
+        if matches!(event, ListWatchEvent::Resumed) {
+            self.change(|read| read.slices_error = None);
+            return;
+        }
         let mut has_room = true;
         self.change(|read| {
             read.slices_error = None;
@@ -323,6 +327,7 @@ impl Reading {
                     }
                 }
                 ListWatchEvent::Deleted(of) => _ = slices.remove(&of.slice.name),
+                ListWatchEvent::Resumed => {}
             }
         });
         if !has_room {
@@ -341,6 +346,7 @@ impl Reading {
     ) -> (Vec<(String, ClaimPods)>, Option<Instant>) {
         let named = self.names.borrow_and_update().clone();
         self.retries.retain(|name, _| named.contains_key(name));
+        self.report_claim_error();
         if self.read.borrow().claims.keys().any(|name| !named.contains_key(name)) {
             self.change(|read| read.claims.retain(|name, _| named.contains_key(name)));
         }

@@ -118,6 +118,10 @@ impl<'a> View<'a> {
                 self.error = None;
                 Ok(self.remove(&object.meta.name).into_iter().collect())
             }
+            Ok(ListWatchEvent::Resumed) => {
+                self.error = None;
+                Ok(Vec::new())
+            }
             // Before the first list an error is fatal.
             Err(error) if self.unlisted.contains(&of) => bail!(error),
             Err(error) => {

@@ -17,6 +17,8 @@ const RETRY: Duration = Duration::from_secs(1);
 const RETRY_LIMIT: Duration = Duration::from_secs(60);
 /// Minimum interval between two starts of the watch of objects, in case pods are pending only briefly.
 const WATCH_SPACING: Duration = Duration::from_secs(1);
+const PODS_RECOVERED: &str = "pods without a node can be watched again";
+const OBJECTS_RECOVERED: &str = "the objects can be watched again";
 
 /// The state of pending pods and of objects during a term.
 struct Nudging<'a> {
@@ -100,7 +102,7 @@ impl Nudging<'_> {
     fn apply_pods(&mut self, event: Result<ListWatchEvent<SlimPod>, ClusterError>) {
         match event {
             Ok(ListWatchEvent::Listed(pods)) => {
-                self.pods_log.recovered("pods without a node can be watched again");
+                self.pods_log.recovered(PODS_RECOVERED);
                 let listed: BTreeSet<_> = pods.into_iter().map(|pod| (pod.namespace, pod.name)).collect();
                 // Drop pods that are gone first, so that new ones count even if their number is the same.
                 self.pending.retain(|name| listed.contains(name));
@@ -113,6 +115,7 @@ impl Nudging<'_> {
             Ok(ListWatchEvent::Applied(pod) | ListWatchEvent::Deleted(pod)) => {
                 self.pending.remove(&(pod.namespace, pod.name));
             }
+            Ok(ListWatchEvent::Resumed) => return self.pods_log.recovered(PODS_RECOVERED),
             Err(error) => {
                 self.workers.metrics.request_failed(&error);
                 let message = "rejected pods are unknown, and there are no nudges for new ones";
@@ -131,7 +134,7 @@ impl Nudging<'_> {
     fn apply_objects(&mut self, event: Result<ListWatchEvent<NrtMeta>, ClusterError>) {
         match event {
             Ok(ListWatchEvent::Listed(first)) => {
-                self.objects_log.recovered("the objects can be watched again");
+                self.objects_log.recovered(OBJECTS_RECOVERED);
                 self.object = first.into_iter().next().map(|object| object.name);
                 // Changes since the last list may have been missed.
                 if self.listed {
@@ -148,6 +151,7 @@ impl Nudging<'_> {
                 self.choose_another_object();
             }
             Ok(ListWatchEvent::Deleted(_)) => {}
+            Ok(ListWatchEvent::Resumed) => self.objects_log.recovered(OBJECTS_RECOVERED),
             Err(error) => {
                 self.workers.metrics.request_failed(&error);
                 self.objects_log.warn(&format!("the objects cannot be watched for nudges: {error}"));
