@@ -212,6 +212,9 @@ impl Drivers {
         claim.is_prepared = false;
         claim.results.retain(|given| of.is_listed && !self.silent.contains(&given.driver));
         claim.results.iter_mut().for_each(|given| given.amount = None);
+        // Of several shares of one device the List does not tell how many there are.
+        let mut listed = BTreeSet::new();
+        claim.results.retain(|given| given.driver != CPU_DRIVER || listed.insert(given.device.name.clone()));
         Some(claim)
     }
 
@@ -242,7 +245,8 @@ impl Drivers {
                     claimed.cpus.insert(*cpu);
                     continue;
                 }
-                Kind::Cpus { .. } if given.is_configured() && claim.is_readable => {
+                // Of another device it is not believed.
+                Kind::Cpus { .. } if given.is_configured() && claim.is_readable && is_known => {
                     claimed.cpus.union_with(&given.cpus);
                     continue;
                 }
