@@ -20,6 +20,7 @@ mod publish;
 mod resolved;
 mod served;
 mod settings;
+mod switch;
 mod telemetry;
 
 use std::path::PathBuf;

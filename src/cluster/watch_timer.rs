@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::ClusterError;
-use crate::util::backoff::{random_back_off, random_delay};
+use crate::util::backoff::{NextAttempt, random_delay};
 
 /// A watch that lasts less than this counts as failed: resuming at once would mean reconnecting again and
 /// again.
@@ -44,31 +44,27 @@ impl WatchSpan {
     }
 }
 
-/// The failures in a row, and the earliest time of the next request.
-pub(super) struct WatchTimer {
-    failures: u32,
-    not_before: Instant,
-}
+/// When the next request may be sent.
+pub(super) struct WatchTimer(NextAttempt);
 
 impl WatchTimer {
     pub(super) fn new(not_before: Instant) -> Self {
-        Self { failures: 0, not_before }
+        Self(NextAttempt::new(not_before))
     }
 
     /// Waits until the next request may be sent.
     pub(super) fn wait(&self) -> Sleep {
-        sleep_until(self.not_before)
+        sleep_until(self.0.at())
     }
 
-    pub(super) fn recover(&mut self) {
-        self.failures = 0;
+    pub(super) const fn recover(&mut self) {
+        self.0.succeeded();
     }
 
     /// Backs off after a failure: other clients likely fail too. The API server may ask for a longer delay.
     pub(super) fn fail(&mut self, error: Option<&ClusterError>) {
         let retry_after = error.and_then(ClusterError::retry_after).unwrap_or_default();
-        let min = retry_after.clamp(MIN_DELAY, MAX_RETRY_AFTER);
-        self.not_before = Instant::now() + random_back_off(&mut self.failures, min, WINDOW, MAX_WINDOW);
+        self.0.failed(retry_after.clamp(MIN_DELAY, MAX_RETRY_AFTER), WINDOW, MAX_WINDOW);
     }
 
     /// Handles the end of a watch, or its break. Returns false if it counts as failed: then the caller backs
@@ -87,6 +83,6 @@ impl WatchTimer {
     /// Spreads the next watch after one that worked. An agent cannot know whether it alone lost its watch: if
     /// all did, the API server that went away rejects this attempt, and the ones after it are spread.
     pub(super) fn reconnect_soon(&mut self) {
-        self.not_before = Instant::now() + random_delay(RECONNECT_WINDOW);
+        self.0.set(Instant::now() + random_delay(RECONNECT_WINDOW));
     }
 }

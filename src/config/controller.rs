@@ -6,7 +6,7 @@ use std::str::FromStr;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::Period;
+use super::{Period, switch};
 use crate::controller::SchedulerPods;
 use crate::fragmentation::Shape;
 use crate::names::is_name_part;
@@ -187,21 +187,7 @@ impl Serialize for Nudge {
 
 impl<'de> Deserialize<'de> for Nudge {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl serde::de::Visitor<'_> for Visitor {
-            type Value = Nudge;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("auto, off, or a period such as 5s")
-            }
-            // YAML parses a bare `off` as a boolean.
-            fn visit_bool<E: serde::de::Error>(self, on: bool) -> Result<Nudge, E> {
-                Ok(if on { Nudge::Auto } else { Nudge::Off })
-            }
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Nudge, E> {
-                text.parse().map_err(E::custom)
-            }
-        }
-        deserializer.deserialize_any(Visitor)
+        switch::deserialize(deserializer, "auto, off, or a period such as 5s")
     }
 }
 

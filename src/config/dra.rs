@@ -1,10 +1,12 @@
 //! Dynamic resource allocation.
 
 use std::borrow::Cow;
-use std::fmt;
+use std::str::FromStr;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
+
+use super::switch;
 
 /// Dynamic resource allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -29,27 +31,21 @@ pub enum DraSource {
     Off,
 }
 
+impl FromStr for DraSource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            _ => Err(format!("unknown variant `{text}`, expected `auto` or `off`")),
+        }
+    }
+}
+
 impl<'de> Deserialize<'de> for DraSource {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
-        impl serde::de::Visitor<'_> for Visitor {
-            type Value = DraSource;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("auto or off")
-            }
-            // YAML parses a bare `off` as a boolean.
-            fn visit_bool<E: serde::de::Error>(self, on: bool) -> Result<DraSource, E> {
-                Ok(if on { DraSource::Auto } else { DraSource::Off })
-            }
-            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<DraSource, E> {
-                match text {
-                    "auto" => Ok(DraSource::Auto),
-                    "off" => Ok(DraSource::Off),
-                    _ => Err(E::unknown_variant(text, &["auto", "off"])),
-                }
-            }
-        }
-        deserializer.deserialize_any(Visitor)
+        switch::deserialize(deserializer, "auto or off")
     }
 }
 

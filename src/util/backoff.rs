@@ -3,6 +3,40 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
+/// When the next attempt may begin.
+#[derive(Debug)]
+pub(crate) struct NextAttempt {
+    at: Instant,
+    /// In a row.
+    failures: u32,
+}
+
+impl NextAttempt {
+    pub(crate) const fn new(at: Instant) -> Self {
+        Self { at, failures: 0 }
+    }
+
+    pub(crate) const fn at(&self) -> Instant {
+        self.at
+    }
+
+    /// Sets the time of the next attempt. The failures count on.
+    pub(crate) const fn set(&mut self, at: Instant) {
+        self.at = at;
+    }
+
+    pub(crate) const fn succeeded(&mut self) {
+        self.failures = 0;
+    }
+
+    /// Counts a failure, and delays the next attempt as [`random_back_off`] does.
+    pub(crate) fn failed(&mut self, min: Duration, window: Duration, limit: Duration) {
+        self.at = Instant::now() + random_back_off(&mut self.failures, min, window, limit);
+    }
+}
+
 /// Counts a failure and returns the delay before the next attempt: doubled each time up to `limit`, with 10%
 /// jitter.
 pub(crate) fn back_off(failures: &mut u32, first: Duration, limit: Duration) -> Duration {

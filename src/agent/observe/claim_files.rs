@@ -67,6 +67,10 @@ impl ClaimFiles {
             of_driver.map(|claim| claim.uid.as_str()).filter(|uid| !uid.is_empty()).collect()
         };
         let (cpus, memory) = (uids_of(CPU_DRIVER), uids_of(MEMORY_DRIVER));
+        if (cpus.is_empty() && memory.is_empty()) || !self.cdi.is_dir() {
+            self.files.clear();
+            return CdiAllocations::default();
+        }
         // The first release of the CPU driver writes one file.
         let mut names: Vec<String> =
             cpus.iter().map(|uid| format!("dra.k8s.io-cpu_claim-{uid}.json")).collect();

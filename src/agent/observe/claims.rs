@@ -19,7 +19,7 @@ use crate::claims::{
 use crate::cluster::{Cluster, ClusterError, DraVersion, ListWatchEvent, ListWatchStream, WatchedSlice};
 use crate::kubelet::PodUsage;
 use crate::pod::Pod;
-use crate::util::backoff::{jittered, random_back_off};
+use crate::util::backoff::{NextAttempt, jittered};
 use crate::util::task::Task;
 
 /// How often it is checked whether an API server without dynamic resource allocation has it, after an upgrade; and how
@@ -77,8 +77,7 @@ enum Answer {
 #[derive(Debug)]
 struct Retry {
     pods: ClaimPods,
-    failures: u32,
-    at: Instant,
+    next: NextAttempt,
     /// Why there was no answer.
     error: Option<String>,
 }
@@ -86,7 +85,7 @@ struct Retry {
 /// Reads claims in the background.
 #[derive(Debug)]
 pub(in crate::agent) struct ClaimReader {
-    named: watch::Sender<NamedClaims>,
+    named: watch::Sender<Arc<NamedClaims>>,
     read: watch::Receiver<Arc<Read>>,
     inventory: Arc<Inventory>,
     /// The changes of the slices and the devices in use that it includes.
@@ -102,15 +101,14 @@ pub(in crate::agent) struct ClaimReader {
 impl ClaimReader {
     /// Starts to read the slices of this node.
     pub(in crate::agent) fn start(cluster: Cluster, node: String) -> Self {
-        let (named, names) = watch::channel(NamedClaims::new());
+        let (named, names) = watch::channel(Arc::default());
         let (sender, read) = watch::channel(Arc::default());
         let task = Reading {
             cluster,
             node,
             names,
             read: sender,
-            failures: 0,
-            not_before: Instant::now(),
+            next: NextAttempt::new(Instant::now()),
             retries: BTreeMap::new(),
             not_served_since: None,
         };
@@ -169,9 +167,9 @@ impl ClaimReader {
         let listed = claims_of(listed);
         let named = named_claims(&listed, pods);
         self.named.send_if_modified(|before| {
-            let is_other = *before != named;
+            let is_other = **before != named;
             if is_other {
-                before.clone_from(&named);
+                *before = Arc::new(named.clone());
             }
             is_other
         });
@@ -214,12 +212,10 @@ impl ClaimReader {
 struct Reading {
     cluster: Cluster,
     node: String,
-    names: watch::Receiver<NamedClaims>,
+    names: watch::Receiver<Arc<NamedClaims>>,
     read: watch::Sender<Arc<Read>>,
-    /// Failed requests that every other one would fail like.
-    failures: u32,
-    /// When the next claims may be requested.
-    not_before: Instant,
+    /// When anything may be requested, after a failure that affects every request.
+    next: NextAttempt,
     retries: BTreeMap<String, Retry>,
     not_served_since: Option<Instant>,
 }
@@ -240,8 +236,8 @@ impl Reading {
                 Ok(None) => self.not_served().await,
                 Err(error) => {
                     self.slices_failed(&error);
-                    let delay = random_back_off(&mut self.failures, RETRY, RETRY, RETRY_LIMIT);
-                    sleep(delay.max(error.retry_after().unwrap_or_default())).await;
+                    self.delay_all(&error);
+                    sleep_until(self.next.at()).await;
                 }
             }
         }
@@ -289,7 +285,7 @@ impl Reading {
                     self.received(response);
                 }
                 Ok(()) = self.names.changed() => {}
-                () = sleep_until(next.unwrap_or(self.not_before)), if next.is_some() => {}
+                () = sleep_until(next.unwrap_or(self.next.at())), if next.is_some() => {}
             }
         }
     }
@@ -303,7 +299,7 @@ impl Reading {
     }
 
     fn apply(&mut self, event: ListWatchEvent<WatchedSlice>) {
-        self.failures = 0;
+        self.next.succeeded();
         if matches!(event, ListWatchEvent::Resumed) {
             self.change(|read| read.slices_error = None);
             return;
@@ -344,7 +340,7 @@ impl Reading {
         requested: &BTreeSet<String>,
         most: usize,
     ) -> (Vec<(String, ClaimPods)>, Option<Instant>) {
-        let named = self.names.borrow_and_update().clone();
+        let named = Arc::clone(&self.names.borrow_and_update());
         self.retries.retain(|name, _| named.contains_key(name));
         self.report_claim_error();
         if self.read.borrow().claims.keys().any(|name| !named.contains_key(name)) {
@@ -352,15 +348,15 @@ impl Reading {
         }
         let read = Arc::clone(&self.read.borrow());
         let (mut due, mut next, now) = (Vec::new(), None, Instant::now());
-        for (name, pods) in named {
-            if requested.contains(&name) || read.claims.get(&name).is_some_and(|of| is_complete(of, &pods)) {
+        for (name, pods) in &*named {
+            if requested.contains(name) || read.claims.get(name).is_some_and(|of| is_complete(of, pods)) {
                 continue;
             }
-            let retry = self.retries.get(&name).filter(|retry| pods.are_among(&retry.pods));
-            let at = retry.map_or(now, |retry| retry.at).max(self.not_before);
+            let retry = self.retries.get(name).filter(|retry| pods.are_among(&retry.pods));
+            let at = retry.map_or(now, |retry| retry.next.at()).max(self.next.at());
             match at > now {
                 true => next = next.into_iter().chain([at]).min(),
-                false if due.len() < most => due.push((name, pods)),
+                false if due.len() < most => due.push((name.clone(), pods.clone())),
                 // As soon as another one has been received.
                 false => {}
             }
@@ -378,20 +374,17 @@ impl Reading {
             Err(error) => (Err(error), RETRY_LIMIT),
         };
         match &answer {
-            Err(error) if error.affects_every_call() => {
-                let delay = random_back_off(&mut self.failures, RETRY, RETRY, RETRY_LIMIT);
-                self.not_before = Instant::now() + delay.max(error.retry_after().unwrap_or_default());
-            }
-            _ => self.failures = 0,
+            Err(error) if error.affects_every_call() => self.delay_all(error),
+            _ => self.next.succeeded(),
         }
         if matches!(&answer, Ok(Answer::Claim(claim)) if claim.is_allocated) {
             self.retries.remove(&name);
         } else {
             let error = answer.as_ref().err().map(ToString::to_string);
             let before = self.retries.remove(&name).filter(|before| pods.are_among(&before.pods));
-            let mut failures = before.map_or(0, |before| before.failures);
-            let at = Instant::now() + random_back_off(&mut failures, RETRY, RETRY, limit);
-            self.retries.insert(name.clone(), Retry { pods: pods.clone(), failures, at, error });
+            let mut next = before.map_or_else(|| NextAttempt::new(Instant::now()), |before| before.next);
+            next.failed(RETRY, RETRY, limit);
+            self.retries.insert(name.clone(), Retry { pods: pods.clone(), next, error });
         }
         if let Ok(answer) = answer {
             let new = (pods, answer);
@@ -400,6 +393,12 @@ impl Reading {
             }
         }
         self.report_claim_error();
+    }
+
+    /// Backs off after a failure that every other request would share. The API server may ask for a longer delay.
+    fn delay_all(&mut self, error: &ClusterError) {
+        let min = error.retry_after().unwrap_or_default().clamp(RETRY, UNUSABLE_LIMIT);
+        self.next.failed(min, RETRY, RETRY_LIMIT);
     }
 
     /// Records why a claim cannot be read. At the start the scan fails with it.

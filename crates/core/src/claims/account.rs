@@ -1,7 +1,8 @@
 //! What claims hold of a node's CPUs, memory and devices, and where each device is.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::mem::{Discriminant, discriminant};
 
 use super::inventory::Pool;
 use super::slice::{Amount, Device, times_milli};
@@ -163,14 +164,7 @@ struct Accounting<'a> {
     /// Devices that claims hold, apart from CPUs and memory: driver, pool and name.
     used: BTreeSet<(&'a str, &'a str, &'a str)>,
     /// By driver and kind: drivers that contradict the hardware may have thousands of devices.
-    contradictions: BTreeMap<(&'a str, Contradiction), ClaimFinding>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Contradiction {
-    NoSuchNode,
-    OtherNode,
-    NoSuchPciDevice,
+    contradictions: HashMap<(&'a str, Discriminant<ClaimFinding>), ClaimFinding>,
 }
 
 /// The most drivers whose devices are shown.
@@ -184,7 +178,7 @@ impl<'a> Accounting<'a> {
             held: Held::default(),
             other_cpus: 0,
             used: BTreeSet::new(),
-            contradictions: BTreeMap::new(),
+            contradictions: HashMap::new(),
         }
     }
 
@@ -209,26 +203,25 @@ impl<'a> Accounting<'a> {
     }
 
     fn add_claim(&mut self, name: &str, claim: &'a Claim) {
-        let amounts_of = |of: &'a Allocated| {
-            let device = self.read.inventory.device(&of.driver, &of.pool, &of.device);
-            (of, device, amounts(of, device))
-        };
-        let (gone, known): (Vec<_>, Vec<_>) = claim
-            .devices
-            .iter()
-            .map(amounts_of)
-            .partition(|(of, device, _)| device.is_none() && of.driver == MEMORY_DRIVER);
-        let of_driver = known.iter().filter(|(of, ..)| of.driver == CPU_DRIVER);
-        let cpus = of_driver
-            .filter_map(|(.., amounts)| amounts.get("cpu"))
-            .fold(0, |a: u64, b| a.saturating_add(*b));
+        let inventory = &self.read.inventory;
+        let device = |of: &Allocated| inventory.device(&of.driver, &of.pool, &of.device);
+        let of_driver = claim.devices.iter().filter(|of| of.driver == CPU_DRIVER);
+        let cpus =
+            of_driver.filter_map(|of| amounts(of, device(of)).remove("cpu")).fold(0, u64::saturating_add);
         // One file of a claim has all its CPUs. With fewer it is not that of this allocation.
         let file = self.read.cdi.cpus.get(&claim.uid).filter(|of| of.len() >= cpus);
         if let Some(cpus) = file {
             self.held.cpus.ids.union_with(cpus);
         }
-        let mut kinds = BTreeSet::new();
-        for (of, device, amounts) in known {
+        let (mut kinds, mut gone) = (BTreeSet::new(), None::<u64>);
+        for of in &claim.devices {
+            let device = device(of);
+            if device.is_none() && of.driver == MEMORY_DRIVER {
+                let bytes = of.consumed_of(["dra.memory/size", "size"]).unwrap_or_default();
+                gone = Some(gone.unwrap_or_default().saturating_add(bytes));
+                continue;
+            }
+            let amounts = amounts(of, device);
             if amounts.is_empty() {
                 self.used.insert((&of.driver, &of.pool, &of.device));
             }
@@ -243,9 +236,8 @@ impl<'a> Accounting<'a> {
                 }
             }
         }
-        if !gone.is_empty() {
-            let bytes = gone.iter().filter_map(|(of, ..)| of.consumed_of(["dra.memory/size", "size"]));
-            self.add_written_memory(name, claim, &kinds, bytes.fold(0, u64::saturating_add));
+        if let Some(bytes) = gone {
+            self.add_written_memory(name, claim, &kinds, bytes);
         }
     }
 
@@ -342,15 +334,14 @@ impl<'a> Accounting<'a> {
             false => Id::try_from(published).ok().filter(|node| self.machine.node(*node).is_some()),
         };
         let Some(node) = node else {
-            self.contradiction(driver, Contradiction::NoSuchNode, name, |driver, device| {
-                ClaimFinding::NoSuchNode { driver, device, node: published }
-            });
+            let (of, device) = (driver.to_owned(), name.to_owned());
+            self.contradiction(driver, ClaimFinding::NoSuchNode { driver: of, device, node: published });
             return actual;
         };
         if let Some(actual) = actual.filter(|actual| *actual != node) {
-            self.contradiction(driver, Contradiction::OtherNode, name, |driver, device| {
-                ClaimFinding::OtherNode { driver, device, published: node, actual }
-            });
+            let (of, device) = (driver.to_owned(), name.to_owned());
+            let finding = ClaimFinding::OtherNode { driver: of, device, published: node, actual };
+            self.contradiction(driver, finding);
         }
         Some(node)
     }
@@ -361,23 +352,15 @@ impl<'a> Accounting<'a> {
             return node.filter(|node| self.machine.node(*node).is_some());
         }
         if self.read.absent_pci.contains(address) {
-            self.contradiction(driver, Contradiction::NoSuchPciDevice, name, |driver, device| {
-                ClaimFinding::NoSuchPciDevice { driver, device, address: address.to_owned() }
-            });
+            let (of, device, address) = (driver.to_owned(), name.to_owned(), address.to_owned());
+            self.contradiction(driver, ClaimFinding::NoSuchPciDevice { driver: of, device, address });
         }
         None
     }
 
     /// Adds a contradiction if it is the driver's first of this kind.
-    fn contradiction(
-        &mut self,
-        driver: &'a str,
-        kind: Contradiction,
-        device: &str,
-        finding: impl FnOnce(String, String) -> ClaimFinding,
-    ) {
-        let found = self.contradictions.entry((driver, kind));
-        found.or_insert_with(|| finding(driver.to_owned(), device.to_owned()));
+    fn contradiction(&mut self, driver: &'a str, finding: ClaimFinding) {
+        self.contradictions.entry((driver, discriminant(&finding))).or_insert(finding);
     }
 
     /// Returns the node at a position in the directory listing sorted by name, which `dra.memory` publishes instead of
@@ -449,15 +432,11 @@ impl<'a> Accounting<'a> {
         let gone: Vec<_> = pool.others.iter().filter(|(name, _)| is_used(name)).collect();
         for (name, device) in gone {
             let node = self.located(driver, name, device);
-            let mut of_part: Vec<&str> = device.consumes.keys().map(String::as_str).collect();
-            of_part.iter().for_each(|set| sets.entry(set).or_default().used = true);
-            if of_part.iter().any(|set| sets[set].exists) {
-                continue;
-            }
+            let of_part = || device.consumes.keys().map(String::as_str);
+            of_part().for_each(|set| sets.entry(set).or_default().used = true);
             // The part left its pool while it is in use: its device is still there, though not whole.
-            of_part.truncate(1);
-            for set in of_part {
-                let entry = sets.entry(set).or_default();
+            if let Some(first) = of_part().next().filter(|_| of_part().all(|set| !sets[set].exists)) {
+                let entry = sets.entry(first).or_default();
                 (entry.exists, entry.node) = (true, node);
             }
         }

@@ -43,6 +43,23 @@ pub fn address(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::RecordedFiles;
+
+    #[test]
+    fn the_kernel_knows_devices_and_their_nodes() {
+        let nodes = [("0000:01:00.0", "0\n"), ("0000:02:00.0", "-1\n"), ("0000:03:00.0", "1023\n")];
+        let nodes = nodes.into_iter().chain([("0000:04:00.0", "1024\n")]);
+        let path = |address: &str| format!("sys/bus/pci/devices/{address}/numa_node");
+        let read = nodes.map(|(address, node)| (path(address), node.to_owned())).collect();
+        let files = RecordedFiles { read, ..RecordedFiles::default() };
+        let found: Vec<String> = addresses(&files).into_iter().collect();
+        assert_eq!(found, ["0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0"]);
+        let nodes: Vec<Option<Id>> =
+            found.iter().map(|address| read_node(&files, address).unwrap()).collect();
+        assert_eq!(nodes, [Some(0), None, Some(1023), None]);
+        assert_eq!(read_node(&files, "0000:05:00.0").unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(addresses(&RecordedFiles::default()), BTreeSet::new());
+    }
 
     #[test]
     fn only_valid_addresses_are_looked_up() {

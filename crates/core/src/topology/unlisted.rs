@@ -3,7 +3,9 @@
 //! The List contains sidecars and app containers. What was allocated to a regular init container stays with
 //! its pod until the pod terminates: the other containers reuse it, but no other pod gets the remainder (k/k
 //! #131764). Only the managers' checkpoints show it, and they identify pods by UID, the List by name. The two
-//! are joined by the resources of the containers, since no CPU and no device is ever allocated to two pods.
+//! are joined by the resources of the containers, since no two pods are allocated the same set of CPUs or the same
+//! device. Where cores have different numbers of threads, kubelets may allocate one CPU to two pods: the static policy
+//! takes all CPUs of a core that has as many free ones as the average core.
 
 use std::cell::OnceCell;
 use std::cmp::Reverse;
@@ -12,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::Inputs;
 use crate::kubelet::{Checkpoints, ContainerUsage, MemoryBlock, PodUsage};
-use crate::machine::{Id, IdSet};
+use crate::machine::IdSet;
 
 #[derive(Debug, Default)]
 pub(super) struct Unlisted<'a> {
@@ -150,7 +152,7 @@ struct Index<'a> {
     checkpoints: &'a Checkpoints,
     /// UIDs by the namespace and name of pods in earlier Lists.
     known: HashMap<(&'a str, &'a str), &'a str>,
-    cpus: OnceCell<HashMap<Id, &'a str>>,
+    cpus: OnceCell<HashMap<&'a IdSet, &'a str>>,
     devices: OnceCell<HashMap<Device<'a>, &'a str>>,
     memory: OnceCell<HashMap<Key<'a>, Vec<&'a str>>>,
 }
@@ -174,12 +176,10 @@ impl<'a> Index<'a> {
         pods.flat_map(|(uid, of)| of.iter().map(move |container| (uid.as_str(), container)))
     }
 
-    /// Returns the index by the lowest CPU of each container: equal CPU sets have the same lowest CPU.
-    fn by_cpu(&self) -> &HashMap<Id, &'a str> {
+    fn by_cpus(&self) -> &HashMap<&'a IdSet, &'a str> {
         self.cpus.get_or_init(|| {
-            let lowest =
-                |(uid, container): (&'a str, &'a ContainerUsage)| Some((container.cpus.iter().next()?, uid));
-            self.containers().filter_map(lowest).collect()
+            let with_cpus = self.containers().filter(|(_, container)| !container.cpus.is_empty());
+            with_cpus.map(|(uid, container)| (&container.cpus, uid)).collect()
         })
     }
 
@@ -214,11 +214,11 @@ impl<'a> Index<'a> {
         uid.filter(|_| pod.has_allocations()).copied()
     }
 
-    /// Returns the UID whose entry has one of this pod's CPUs or devices, if its CPUs agree with the pod's.
+    /// Returns the UID whose entry has the CPUs of one of this pod's containers, or one of its devices, if its CPUs
+    /// agree with the pod's.
     fn owner(&self, pod: &PodUsage) -> Option<&'a str> {
-        let lowest = pod.containers.iter().filter_map(|container| container.cpus.iter().next()).min();
-        let cpu = lowest.or_else(|| pod.cpus.iter().next());
-        let by_cpu = cpu.and_then(|cpu| self.by_cpu().get(&cpu));
+        let sets = pod.containers.iter().map(|container| &container.cpus).chain([&pod.cpus]);
+        let by_cpu = sets.filter(|cpus| !cpus.is_empty()).find_map(|cpus| self.by_cpus().get(cpus));
         let mut own = pod.containers.iter().flat_map(devices).peekable();
         let by_device = || own.peek().is_some().then(|| own.filter_map(|d| self.by_device().get(&d)).min());
         let uid = by_cpu.or_else(|| by_device().flatten())?;
@@ -328,6 +328,23 @@ mod tests {
         let with_pod_level = [pod_level, container("app", "", 64)];
         let pods = [pod("shared", &shared)];
         assert_eq!(matched(&pods, &[("u1", &with_pod_level), ("u2", &shared)]), ["u2 {\"app\"}"]);
+    }
+
+    /// As kubelets allocate them where cores have different numbers of threads.
+    #[test]
+    fn a_pod_matches_its_entry_although_another_has_its_lowest_cpu() {
+        let (large, small) = ([container("app", "4-7", 64)], [container("app", "4", 64)]);
+        let pods = [pod("large", &large), pod("small", &small)];
+        let entry = [large[0].clone(), container("init", "5-6", 64)];
+        for entries in [[("u1", &entry[..]), ("u2", &small)], [("u1", &small), ("u2", &entry)]] {
+            let checkpoints = Checkpoints {
+                pods: entries.iter().map(|(uid, of)| ((*uid).to_owned(), of.to_vec())).collect(),
+                ..Checkpoints::default()
+            };
+            let certain = match_uids(pods.iter(), &checkpoints).certain;
+            let names: BTreeSet<&str> = certain.values().map(|pod| pod.name.as_str()).collect();
+            assert_eq!(names, ["large", "small"].into());
+        }
     }
 
     /// A pod without an entry of its own may have ended since the List, or the entry is its own.

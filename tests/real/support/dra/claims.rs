@@ -102,11 +102,7 @@ impl Claims {
     /// Creates a pod and its own claims, allocates its claims and reserves them for it, and binds it to the
     /// node, in the order in which the scheduler does: a pod that is bound before cannot be prepared at first.
     pub(crate) async fn submit(&self, spec: &PodSpec) -> Result<()> {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
-        let mut pod = spec.scheduled_by("none")?;
-        pod.metadata.namespace = Some(self.namespace.clone());
-        let pod = pods.create(&PostParams::default(), &pod).await?;
-        let uid = pod.metadata.uid.context("a pod without UID")?;
+        let (pods, uid) = self.create_pod(spec).await?;
         for claim in spec.claims() {
             let name = self.object_of(claim, spec.name(), &uid, &pods).await?;
             self.reserve(&name, claim.name(), (spec.name(), &uid)).await?;
@@ -116,10 +112,7 @@ impl Claims {
 
     /// Creates a pod and binds it before the claims that it names exist, as somebody may do without a scheduler.
     pub(crate) async fn submit_before_its_claims(&self, spec: &PodSpec) -> Result<()> {
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
-        let mut pod = spec.scheduled_by("none")?;
-        pod.metadata.namespace = Some(self.namespace.clone());
-        pods.create(&PostParams::default(), &pod).await?;
+        let (pods, _) = self.create_pod(spec).await?;
         self.bind(&pods, spec.name()).await
     }
 
@@ -128,6 +121,15 @@ impl Claims {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let uid = pods.get(pod).await?.metadata.uid.context("a pod without UID")?;
         self.reserve(claim, claim, (pod, &uid)).await
+    }
+
+    /// Creates a pod that no scheduler binds. Returns its UID too.
+    async fn create_pod(&self, spec: &PodSpec) -> Result<(Api<Pod>, String)> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
+        let mut pod = spec.scheduled_by("none")?;
+        pod.metadata.namespace = Some(self.namespace.clone());
+        let pod = pods.create(&PostParams::default(), &pod).await?;
+        Ok((pods, pod.metadata.uid.context("a pod without UID")?))
     }
 
     async fn bind(&self, pods: &Api<Pod>, name: &str) -> Result<()> {
