@@ -62,9 +62,9 @@ fn correct(groups: &mut BTreeMap<Id, IdSet>, checkpoints: &Checkpoints) {
     }
 }
 
-/// Returns the nodes whose memory no pod can have.
+/// Returns the nodes whose memory no pod can have, of the result of [`of`].
 pub(super) fn unusable(groups: &BTreeMap<Id, IdSet>, is_single: bool) -> IdSet {
-    groups.iter().filter(|(_, group)| is_single && group.len() > 1).map(|(node, _)| *node).collect()
+    groups.keys().copied().filter(|_| is_single).collect()
 }
 
 /// Returns name and value of the zone's attribute.
