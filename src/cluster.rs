@@ -52,7 +52,7 @@ use crate::util::error_chain::chain;
 pub use crate::watch_event::WatchEvent;
 pub use agents::{SlimContainer, SlimDaemonSet, SlimPodSpec, pod_labels, runs_agents};
 pub use claims::{ClaimAllocation, ClaimStatus, DraVersion, WatchedSlice};
-pub use error::ClusterError;
+pub use error::{ClusterError, StartupDenials};
 pub use events::{EVENTS_NAMESPACE, EventPoster, Regarding};
 pub use frames::FrameSplitter;
 pub use inspected::{BindingDetails, CRD_NAME, CrdDetails, PolicyDetails};

@@ -2,6 +2,10 @@ use std::time::Duration;
 
 use kube::core::Status;
 use kube::core::response::StatusDetails;
+use tokio::time::Instant;
+
+/// An API server that has just started has read all roles after this time.
+const ROLES_ARE_READ: Duration = Duration::from_secs(10);
 
 /// An error of an API server call. Each message is one sentence for the cluster's administrator.
 #[allow(missing_docs, reason = "each variant's message describes it")]
@@ -67,6 +71,13 @@ impl ClusterError {
         matches!(self, Self::Forbidden(_) | Self::Rejected { code: 403, .. })
     }
 
+    /// Returns true if the API server denied a request and did not find a role that is bound to the account. It has no
+    /// such role, or has just started and not read it yet (Kubernetes, `plugin/pkg/auth/authorizer/rbac/rbac.go`,
+    /// `Authorize`).
+    fn is_unknown_role(&self) -> bool {
+        matches!(self, Self::Forbidden(message) if message.contains(": RBAC: "))
+    }
+
     /// Returns true if an admission plugin denied what RBAC allows.
     pub const fn is_denied(&self) -> bool {
         matches!(self, Self::Rejected { code: 403, .. })
@@ -127,6 +138,26 @@ impl ClusterError {
     }
 }
 
+/// Tells the denials of an API server that has just started, and has not read all roles yet, from others.
+#[derive(Debug, Default)]
+pub struct StartupDenials(Option<Instant>);
+
+impl StartupDenials {
+    /// Returns true if the error need not be reported yet.
+    pub fn include(&mut self, error: &ClusterError) -> bool {
+        if !error.is_unknown_role() {
+            self.0 = None;
+            return false;
+        }
+        self.0.get_or_insert_with(Instant::now).elapsed() < ROLES_ARE_READ
+    }
+
+    /// Forgets earlier denials, after a request that succeeded.
+    pub const fn reset(&mut self) {
+        self.0 = None;
+    }
+}
+
 /// Why a call failed: the API server's response, whose meaning depends on the call, or anything else.
 pub(super) enum Failure {
     Status(Box<Status>),
@@ -176,6 +207,24 @@ mod tests {
         // OwnerReferencesPermissionEnforcement.
         let plugin = r#"noderesourcetopologies.topology.node.k8s.io "w" is forbidden: cannot set an ownerRef on a resource you can't delete: , <nil>"#;
         assert!(explain(plugin).is_denied(), "{plugin}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn denials_for_a_role_that_is_unknown_are_reported_if_they_last() {
+        let denied = |roles: &str| {
+            let user = r#"User "agent" cannot list resource "pods" in API group "" at the cluster scope"#;
+            ClusterError::Forbidden(format!("pods is forbidden: {user}{roles}"))
+        };
+        let unknown = denied(r#": RBAC: clusterrole.rbac.authorization.k8s.io "numacast-agent" not found"#);
+        let mut denials = StartupDenials::default();
+        assert!(!denials.include(&denied("")));
+        assert!(denials.include(&unknown) && denials.include(&unknown));
+        tokio::time::advance(ROLES_ARE_READ).await;
+        assert!(!denials.include(&unknown));
+        denials.reset();
+        assert!(denials.include(&unknown), "of the next API server");
+        tokio::time::advance(ROLES_ARE_READ).await;
+        assert!(!denials.include(&denied("")) && denials.include(&unknown));
     }
 
     #[test]

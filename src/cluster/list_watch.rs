@@ -138,6 +138,9 @@ impl<T: PartialObject> ListWatch<T> {
                             self.version = None;
                         }
                         self.timer.fail(Some(&error));
+                        if self.timer.passes(&error) {
+                            continue;
+                        }
                         return Err(error);
                     }
                 }
@@ -371,5 +374,39 @@ mod tests {
         // The first silence after a bookmark may be that of a dead connection.
         assert!(lists == listed && listed <= 2, "{listed}");
         assert!((15..=32).contains(&watched), "{watched}");
+    }
+
+    /// Returns the error that the stream has first when each watch is denied, and after how long.
+    async fn denied(message: &'static str) -> (ClusterError, Duration) {
+        let service = tower::service_fn(move |request: Request<Body>| async move {
+            let is_watch = request.uri().query().unwrap_or_default().contains("watch=true");
+            let status = json!({"kind": "Status", "status": "Failure", "code": 403, "reason": "Forbidden", "message": message});
+            let list = json!({"metadata": {"resourceVersion": "7"}, "items": []});
+            let (code, body) = if is_watch { (403, status) } else { (200, list) };
+            let body = StreamBody::new(stream::iter([chunk(&body)]));
+            Response::builder().status(code).body(body)
+        });
+        let client = kube::Client::new(service, "default");
+        let cluster = Cluster::with_client(client, "fake".to_owned(), Duration::from_secs(30));
+        let (mut events, start) = (cluster.watch_objects(None), Instant::now());
+        assert!(matches!(events.next().await, Some(Ok(ListWatchEvent::Listed(_)))));
+        let error = events.next().await.and_then(Result::err);
+        (error.unwrap_or_else(|| ClusterError::Forbidden(String::new())), start.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_denial_by_an_api_server_that_has_just_started_is_reported_if_it_lasts() {
+        let denial = r#"x is forbidden: User "a" cannot watch resource "x" at the cluster scope"#;
+        let unknown = r#"x is forbidden: User "a" cannot watch resource "x" at the cluster scope: RBAC: clusterrole "b" not found"#;
+        let (error, after) = denied(denial).await;
+        assert_eq!(
+            (error, after < Duration::from_secs(1)),
+            (ClusterError::Forbidden(denial.to_owned()), true)
+        );
+        let (error, after) = denied(unknown).await;
+        assert_eq!(
+            (error, after >= Duration::from_secs(10)),
+            (ClusterError::Forbidden(unknown.to_owned()), true)
+        );
     }
 }

@@ -140,7 +140,15 @@ impl<T: WatchTarget> Watch<T> {
         );
         let call = self.cluster.get_as(path, accept);
         let body = self.cluster.within(RESPONSE_TIMEOUT, &self.target.what(), call).await;
-        let body = body.map_err(|failure| self.interrupted(self.explain(failure)))?;
+        let body = match body {
+            Ok(body) => body,
+            Err(failure) => {
+                let error = self.explain(failure);
+                let passes = self.timer.passes(&error);
+                let interruption = self.interrupted(error);
+                return if passes { Ok(()) } else { Err(interruption) };
+            }
+        };
         let span = WatchSpan::new(seconds);
         self.open = Some(OpenWatch { body, splitter, last_frame_at: span.since, span });
         Ok(())

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::ClusterError;
+use super::{ClusterError, StartupDenials};
 use crate::util::backoff::{NextAttempt, random_delay};
 
 /// A watch that lasts less than this counts as failed: resuming at once would mean reconnecting again and
@@ -44,27 +44,36 @@ impl WatchSpan {
     }
 }
 
-/// When the next request may be sent.
-pub(super) struct WatchTimer(NextAttempt);
+/// When the next request may be sent, and whether the failure of the last one is reported.
+pub(super) struct WatchTimer {
+    next: NextAttempt,
+    denials: StartupDenials,
+}
 
 impl WatchTimer {
     pub(super) fn new(not_before: Instant) -> Self {
-        Self(NextAttempt::new(not_before))
+        Self { next: NextAttempt::new(not_before), denials: StartupDenials::default() }
     }
 
     /// Waits until the next request may be sent.
     pub(super) fn wait(&self) -> Sleep {
-        sleep_until(self.0.at())
+        sleep_until(self.next.at())
     }
 
     pub(super) const fn recover(&mut self) {
-        self.0.succeeded();
+        self.next.succeeded();
+        self.denials.reset();
     }
 
     /// Backs off after a failure: other clients likely fail too. The API server may ask for a longer delay.
     pub(super) fn fail(&mut self, error: Option<&ClusterError>) {
         let retry_after = error.and_then(ClusterError::retry_after).unwrap_or_default();
-        self.0.failed(retry_after.clamp(MIN_DELAY, MAX_RETRY_AFTER), WINDOW, MAX_WINDOW);
+        self.next.failed(retry_after.clamp(MIN_DELAY, MAX_RETRY_AFTER), WINDOW, MAX_WINDOW);
+    }
+
+    /// Returns true if the failure need not be reported yet.
+    pub(super) fn passes(&mut self, error: &ClusterError) -> bool {
+        self.denials.include(error)
     }
 
     /// Handles the end of a watch, or its break. Returns false if it counts as failed: then the caller backs
@@ -83,6 +92,6 @@ impl WatchTimer {
     /// Spreads the next watch after one that worked. An agent cannot know whether it alone lost its watch: if
     /// all did, the API server that went away rejects this attempt, and the ones after it are spread.
     pub(super) fn reconnect_soon(&mut self) {
-        self.0.set(Instant::now() + random_delay(RECONNECT_WINDOW));
+        self.next.set(Instant::now() + random_delay(RECONNECT_WINDOW));
     }
 }

@@ -16,7 +16,9 @@ use tracing::{info, warn};
 use crate::claims::{
     Claim, ClaimPods, DeviceKey, Inventory, NamedClaims, NodeClaims, claims_of, known_claims, named_claims,
 };
-use crate::cluster::{Cluster, ClusterError, DraVersion, ListWatchEvent, ListWatchStream, WatchedSlice};
+use crate::cluster::{
+    Cluster, ClusterError, DraVersion, ListWatchEvent, ListWatchStream, StartupDenials, WatchedSlice,
+};
 use crate::kubelet::PodUsage;
 use crate::pod::Pod;
 use crate::util::backoff::{NextAttempt, jittered};
@@ -110,6 +112,7 @@ impl ClaimReader {
             read: sender,
             next: NextAttempt::new(Instant::now()),
             retries: BTreeMap::new(),
+            denials: StartupDenials::default(),
             not_served_since: None,
         };
         Self {
@@ -217,6 +220,7 @@ struct Reading {
     /// When anything may be requested, after a failure that affects every request.
     next: NextAttempt,
     retries: BTreeMap<String, Retry>,
+    denials: StartupDenials,
     not_served_since: Option<Instant>,
 }
 
@@ -375,12 +379,17 @@ impl Reading {
         };
         match &answer {
             Err(error) if error.affects_every_call() => self.delay_all(error),
-            _ => self.next.succeeded(),
+            Err(_) => self.next.succeeded(),
+            Ok(_) => {
+                self.next.succeeded();
+                self.denials.reset();
+            }
         }
         if matches!(&answer, Ok(Answer::Claim(claim)) if claim.is_allocated) {
             self.retries.remove(&name);
         } else {
-            let error = answer.as_ref().err().map(ToString::to_string);
+            let error = answer.as_ref().err().filter(|error| !self.denials.include(error));
+            let error = error.map(ToString::to_string);
             let before = self.retries.remove(&name).filter(|before| pods.are_among(&before.pods));
             let mut next = before.map_or_else(|| NextAttempt::new(Instant::now()), |before| before.next);
             next.failed(RETRY, RETRY, limit);

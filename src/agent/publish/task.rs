@@ -16,7 +16,7 @@ use crate::agent::live_object::LiveObject;
 use crate::agent::metrics::{Metrics, WriteReason};
 use crate::agent::report::{EventRecorder, Reason};
 use crate::agent::settings::Settings;
-use crate::cluster::{Cluster, ClusterError, ObjectEvent, ObjectWatch};
+use crate::cluster::{Cluster, ClusterError, ObjectEvent, ObjectWatch, StartupDenials};
 use crate::nrt::NodeResourceTopology;
 use crate::scheduler::{FingerprintView, Publishable};
 use crate::util::backoff::jittered;
@@ -59,6 +59,7 @@ pub(super) struct PublishTask {
     /// Why the object has to be written, until it is.
     pub(super) pending: Option<WriteReason>,
     pub(super) retry: RetryTimer,
+    denials: StartupDenials,
     pub(super) refresh_interval: Duration,
     pub(super) refresh_at: Instant,
     /// The reason for the first write of this process, until it is done.
@@ -102,6 +103,7 @@ impl PublishTask {
             events,
             pending: None,
             retry: RetryTimer::default(),
+            denials: StartupDenials::default(),
             refresh_interval: settings.refresh,
             refresh_at: Instant::now(),
             first: Some(WriteReason::First),
@@ -266,6 +268,7 @@ impl PublishTask {
             });
         }
         self.retry = RetryTimer::default();
+        self.denials.reset();
         self.ownership.rejected_since = None;
     }
 
@@ -282,7 +285,7 @@ impl PublishTask {
             self.events.post(Reason::PublishRejected, message.clone());
         }
         let is_known = self.published.borrow().error.as_ref() == Some(&message);
-        if !is_known {
+        if !is_known && !self.denials.include(error) {
             warn!("{message}");
             self.published.send_modify(|published| {
                 (published.error, published.is_unreachable) = (Some(message), error.is_unreachable());
