@@ -161,7 +161,9 @@ fn rejected_checkpoint(machine: &str, error: &str) -> Option<&'static str> {
 }
 
 fn setup(cell: &Cell, name: &str) -> Result<NodeSetup> {
+    // An option of `split-caches` is alpha before Kubernetes 1.34.
     let setup = RealNode::on(&cell.machine)?.named(name).version(&cell.version);
+    let setup = setup.gate("CPUManagerPolicyAlphaOptions");
     Ok(match &cell.policies {
         Some(policies) => with_policies(setup, policies),
         None => setup,
