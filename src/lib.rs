@@ -30,6 +30,6 @@ pub mod util;
 
 pub(crate) use numacast_core::names;
 pub use numacast_core::{
-    admission, claims, core_v1, fit, fragmentation, holders, machine, nrt, pod, quantity, render, scheduler,
-    topology, watch_event,
+    admission, claims, core_v1, fit, fragmentation, holders, machine, nrt, pod, publishers, quantity,
+    render, scheduler, topology, watch_event,
 };

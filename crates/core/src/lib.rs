@@ -17,6 +17,7 @@ pub mod machine;
 pub mod names;
 pub mod nrt;
 pub mod pod;
+pub mod publishers;
 pub mod quantity;
 #[cfg(test)]
 mod randomised;

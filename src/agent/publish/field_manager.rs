@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::core::ObjectMeta;
 
 use crate::cluster::FIELD_MANAGER;
+use crate::publishers::Publisher;
 
 /// The deprecated field with the policies, which we write on request only.
 pub(super) const POLICIES: &str = "topologyPolicies";
@@ -53,6 +54,14 @@ impl FieldManager {
             FIELD_MANAGER => Self::SameName,
             name if name.starts_with("kubectl") => Self::Person(name.to_owned()),
             name => Self::Program(name.to_owned()),
+        }
+    }
+
+    /// Returns the program, if it is a known publisher.
+    pub(super) fn publisher(&self) -> Option<&'static Publisher> {
+        match self {
+            Self::Program(name) => Publisher::of_manager(name),
+            Self::Person(_) | Self::SameName | Self::Unknown => None,
         }
     }
 

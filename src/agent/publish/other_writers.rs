@@ -159,13 +159,17 @@ impl PublishTask {
 
     fn report_competitors(&mut self) {
         let active = self.ownership.competing.active(Instant::now());
-        let active: Vec<String> = active.map(ToString::to_string).collect();
+        let active: Vec<&FieldManager> = active.collect();
+        let known = active.iter().filter_map(|manager| manager.publisher()).map(|known| known.switch);
+        let switches = Some(known.collect::<Vec<_>>().join("; ")).filter(|switches| !switches.is_empty());
+        let active: Vec<String> = active.into_iter().map(ToString::to_string).collect();
         let competitor = (!active.is_empty()).then(|| active.join(" and "));
         if let Some(names) = &competitor {
             let note = format!(
                 "{names} keeps rewriting the NodeResourceTopology {}: two publishers of one object mislead the \
-                 scheduler; stop one of them",
-                self.writer.node
+                 scheduler; {}",
+                self.writer.node,
+                switches.unwrap_or_else(|| "stop one of them".to_owned()),
             );
             if self.published.borrow().competitor != competitor {
                 warn!("{note}");
