@@ -8,6 +8,7 @@
 pub(crate) mod health;
 pub(crate) mod metrics;
 
+mod annotate;
 mod executor;
 mod live_object;
 mod observe;

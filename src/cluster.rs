@@ -20,6 +20,7 @@ mod nrt_summary;
 mod object_names;
 mod object_watch;
 mod pages;
+mod pod_annotation;
 mod pods;
 mod protobuf;
 mod published;

@@ -57,7 +57,8 @@ pub struct Config {
     #[serde(skip)]
     pub kubeconfig: Option<PathBuf>,
     /// Who reads the objects: `schedulerPlugins`, `schedulerPluginsDirect` (without the plugin's
-    /// overreserving cache), `kai` (KAI-Scheduler) or `none`. See docs/scheduler.md.
+    /// overreserving cache), `kai` (KAI-Scheduler), `kaiDirect` (with `reconstructAvailable: "false"`) or
+    /// `none`. See docs/scheduler.md.
     ///
     /// `schedulerPlugins` is the plugin NodeResourceTopologyMatch with its overreserving cache
     /// (`cacheResyncPeriodSeconds` above 0), `schedulerPluginsDirect` the same plugin without that cache
@@ -72,9 +73,11 @@ pub struct Config {
     /// `schedulerPluginsDirect`: the plugin reads the object for each pod and node, and uses no fingerprint.
     /// The zones reserve what a bound pod requests until the kubelet's List shows it.
     ///
-    /// `kai`: no fingerprint. The zones reserve what a bound pod requests, which matters with
-    /// `reconstructAvailable: "false"` in KAI's plugin. With `"true"`, its default, `publish.reserve: false`
-    /// saves a write per pod.
+    /// `kai`: KAI's plugin reads what the zones have allocatable, and what each pod has from an annotation,
+    /// which the agent writes. That requires `patch` of `pods/status`. No fingerprint and no reservations.
+    ///
+    /// `kaiDirect`: KAI's plugin reads what the zones have available. The zones reserve as with
+    /// `schedulerPluginsDirect`, and no pod is annotated.
     ///
     /// `none`: no fingerprint and no reservations.
     pub consumer: Consumer,

@@ -30,6 +30,6 @@ pub mod util;
 
 pub(crate) use numacast_core::names;
 pub use numacast_core::{
-    admission, claims, core_v1, fit, fragmentation, holders, machine, nrt, pod, publishers, quantity,
+    admission, claims, core_v1, fit, fragmentation, holders, kai, machine, nrt, pod, publishers, quantity,
     render, scheduler, topology, watch_event,
 };

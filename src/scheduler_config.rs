@@ -92,6 +92,7 @@ fn caches(consumer: Consumer) -> Result<bool, SchedulerConfigError> {
         Consumer::SchedulerPlugins => Ok(true),
         Consumer::SchedulerPluginsDirect => Ok(false),
         Consumer::Kai => Err(SchedulerConfigError::OtherConsumer("kai")),
+        Consumer::KaiDirect => Err(SchedulerConfigError::OtherConsumer("kaiDirect")),
         Consumer::None => Err(SchedulerConfigError::OtherConsumer("none")),
     }
 }

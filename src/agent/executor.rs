@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{debug, info};
 
+use crate::agent::annotate::PodAnnotator;
 use crate::agent::live_object::LiveObject;
 use crate::agent::metrics::{Metrics, Outcome};
 use crate::agent::observe::Scan;
@@ -48,6 +49,7 @@ pub(super) struct Executor {
     /// kubelet is waited for.
     api_server: Option<(bool, Instant)>,
     pub(super) publisher: Publisher,
+    annotator: Option<PodAnnotator>,
     pub(super) reporter: Reporter,
     metrics: Arc<Metrics>,
 }
@@ -62,8 +64,12 @@ impl Executor {
     ) -> Self {
         let events = EventRecorder::start(settings, cluster.clone(), Arc::clone(&metrics));
         let publisher = Publisher::start(settings, cluster.clone(), Arc::clone(&metrics), events.clone());
+        let annotator = settings
+            .annotate_pods
+            .then(|| PodAnnotator::start(cluster.clone(), pods.clone(), Arc::clone(&metrics)));
         Self {
             reconciler: Reconciler::new(settings, Instant::now()),
+            annotator,
             pods,
             view: PodView::default(),
             live_object: publisher.live_object.clone(),
@@ -198,14 +204,21 @@ impl Executor {
     fn carry_out(&mut self, plan: Plan) {
         let guard = &self.reconciler.fingerprint;
         let account = guard.account.as_ref();
+        let unaccounted = &guard.bound_pods.unaccounted;
         match (plan.outcome, account) {
             (Some(Outcome::Success), Some(account)) => {
                 self.metrics.accounted(&account.scan, &account.topology);
+                if let Some(annotator) = &self.annotator {
+                    annotator.accounted(account, &self.rules.borrow());
+                }
             }
             (Some(outcome), _) => self.metrics.scanned(outcome),
             (None, _) => {}
         }
-        self.metrics.unaccounted.set(guard.bound_pods.unaccounted.len() as u64);
+        self.metrics.unaccounted.set(unaccounted.len() as u64);
+        if let Some(annotator) = &self.annotator {
+            annotator.set_unaccounted(unaccounted);
+        }
         self.metrics.admission_timeouts.inc_by(plan.given_up as u64);
         self.reporter.report(&plan.notes, &plan.warnings, plan.events);
         if plan.has_recovered {

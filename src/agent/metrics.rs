@@ -182,18 +182,18 @@ impl Metrics {
             publishes: registry
                 .counters(
                     "numacast_publishes_total",
-                    "Accepted writes of the object",
+                    "Accepted writes of the object, and of pods' annotations",
                     [label(
                         "reason",
                         "`first`; `change`: of the node; `refresh`; `repair`: another client deleted or \
                          changed the object; `takeover`: from another publisher, or of what was there at the \
-                         start",
+                         start; `annotation`: of a pod, for KAI-Scheduler",
                     )],
                 )
                 .at_zero(WriteReason::LABELS.map(|reason| [reason])),
             publish_errors: registry.counters(
                 "numacast_publish_errors_total",
-                "Failed reads and writes of the object, and reads of the Node for a write, unless the write \
+                "Failed reads and writes of the object, writes of pods' annotations, and reads of the Node for a write, unless the write \
                  is repeated at once, removes what others left, or only withholds the fingerprint",
                 [label(
                     "kind",
@@ -272,6 +272,11 @@ impl Metrics {
         self.publish_seconds.observe(took.as_secs_f64());
         self.last_publish.set(unix_seconds());
         self.health.published(took);
+    }
+
+    /// Records that a pod was annotated.
+    pub(crate) fn annotated(&self) {
+        self.publishes.with(["annotation"]).inc();
     }
 
     /// Records that the object in the API server was read and is as wanted.

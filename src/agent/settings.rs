@@ -49,6 +49,8 @@ pub struct Settings {
     pub pods: PodSources,
     /// Which fingerprint to publish, and whether to reserve resources for bound pods.
     pub gate: GateSettings,
+    /// Whether to annotate pods with what they have of each zone, as KAI-Scheduler reads it.
+    pub annotate_pods: bool,
     /// The status file, which lists the pods of the fingerprint for people.
     pub status_file: Option<PathBuf>,
     /// Where container runtimes read CDI files.

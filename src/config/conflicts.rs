@@ -27,6 +27,8 @@ impl Config {
                     `fingerprint.view` to kubelet or none";
         let reserve = "only the API server reports a pod as soon as it is bound: set `pods.source: apiServer`, or \
                        `publish.reserve: false`";
+        let annotate = "pods are annotated for KAI-Scheduler as the API server reports them: set `pods.source: \
+                        apiServer`, or `consumer: kaiDirect`";
         let only = "only Koordinator's devices have it: add `devices` to `proxy.annotations.koordinator`";
         let nothing = "nothing is merged, so no response lacks devices: set `proxy.annotations`";
         let no_zones =
@@ -42,6 +44,7 @@ impl Config {
             (is_late, "fingerprint.withholdAfter", "it must be shorter than a minute"),
             (!has_bindings && self.view() == FingerprintView::Scheduler, "pods.source", view),
             (!has_bindings && self.reserves(), "publish.reserve", reserve),
+            (!has_bindings && self.annotates_pods(), "pods.source", annotate),
             (of_devices && !devices, "proxy.annotations.koordinator", only),
             (has_names && !devices, "proxy.annotations.koordinatorResources", only),
             (unnamed, "controller.restartScheduler", "no pods are named: set `controller.scheduler`"),
@@ -126,7 +129,8 @@ mod tests {
     #[test]
     fn the_consumer_needs_its_source_of_pods() {
         assert_eq!(keys(|c| c.pods.source = PodSource::None), ["pods.source"]);
-        assert!(keys(|c| (c.consumer, c.pods.source) = (Consumer::Kai, PodSource::None)).is_empty());
+        assert_eq!(keys(|c| (c.consumer, c.pods.source) = (Consumer::Kai, PodSource::None)), ["pods.source"]);
+        assert!(keys(|c| (c.consumer, c.pods.source) = (Consumer::KaiDirect, PodSource::None)).is_empty());
         let reserve = |c: &mut Config| {
             (c.consumer, c.pods.source) = (Consumer::None, PodSource::Kubelet);
             c.publish.reserve = Some(true);

@@ -20,8 +20,10 @@ pub enum Consumer {
     SchedulerPlugins,
     /// The same plugin without that cache: it reads the object for each pod.
     SchedulerPluginsDirect,
-    /// KAI-Scheduler.
+    /// KAI-Scheduler, which reads what pods have from their annotations.
     Kai,
+    /// KAI-Scheduler with `reconstructAvailable: "false"`: it reads the object alone.
+    KaiDirect,
     /// No scheduler.
     None,
 }
@@ -141,7 +143,7 @@ pub struct Publish {
     /// if the field exists. With false, it is removed where NFD left it.
     pub topology_policies: bool,
     /// Subtract from every zone what a bound pod requests, until the kubelet lists its allocation. Default:
-    /// true with `consumer: schedulerPluginsDirect` or `kai` if `pods.source` is `apiServer` or `auto`, else
+    /// true with `consumer: schedulerPluginsDirect` or `kaiDirect` if `pods.source` is `apiServer` or `auto`, else
     /// false
     ///
     /// It covers what is allocated exclusively: CPUs, memory and huge pages of Guaranteed pods if the

@@ -66,8 +66,13 @@ impl Config {
 
     /// Returns whether to reserve resources for bound pods. Only the API server reports bindings.
     pub fn reserves(&self) -> bool {
-        let reads_directly = matches!(self.consumer, Consumer::SchedulerPluginsDirect | Consumer::Kai);
+        let reads_directly = matches!(self.consumer, Consumer::SchedulerPluginsDirect | Consumer::KaiDirect);
         self.publish.reserve.unwrap_or(reads_directly && self.pods.source.may_be_api_server())
+    }
+
+    /// Returns whether pods are annotated with what they have of each zone.
+    pub fn annotates_pods(&self) -> bool {
+        self.consumer == Consumer::Kai
     }
 
     /// Returns whether the object has the NUMA node of each container, for the plugin's preemption.

@@ -4,6 +4,7 @@ use super::{Config, Consumer, DraSource, Kubelet, Nudge, Paths, PodSource, PodsA
 use crate::agent::{self, ConfigSources};
 use crate::cluster::{Cluster, ClusterError};
 use crate::controller::{self, NoNamespace, NudgePlan};
+use crate::kai::OBSERVED_PLACEMENT;
 use crate::kubelet::{ConfigFiles, Mounts};
 use crate::machine::HostRoots;
 use crate::nrt::Form;
@@ -66,6 +67,7 @@ impl Config {
                 placement: self.has_placement(),
                 ..GateSettings::default()
             },
+            annotate_pods: self.annotates_pods(),
             status_file: fingerprint.status_file,
             notify_file: scan.notify_file,
             cdi: self.paths().root.join("var/run/cdi"),
@@ -110,7 +112,7 @@ impl Config {
         }
     }
 
-    /// Returns the sources of the node's pods. Annotations are not kept.
+    /// Returns the sources of the node's pods, without annotations other than those that the agent writes.
     pub fn pod_sources(&self) -> PodSources {
         PodSources {
             order: self.source_order(),
@@ -118,14 +120,15 @@ impl Config {
             timeout: self.kubelet.timeout.get(),
             interval: self.scan.poll.get(),
             port: self.kubelet_port(),
-            wanted: Wanted::default(),
+            wanted: if self.annotates_pods() { Wanted::of([OBSERVED_PLACEMENT]) } else { Wanted::default() },
             informer: None,
         }
     }
 
     fn source_order(&self) -> Vec<PodSourceKind> {
         use PodSourceKind::{ApiServer, Kubelet, PodsApi};
-        let needs_api_server = self.reserves() || self.view() == FingerprintView::Scheduler;
+        let needs_api_server =
+            self.reserves() || self.annotates_pods() || self.view() == FingerprintView::Scheduler;
         match self.pods.source {
             PodSource::Auto if needs_api_server => vec![ApiServer],
             PodSource::Auto => vec![ApiServer, PodsApi, Kubelet],

@@ -35,7 +35,7 @@ fn the_printed_profile_fits() {
             }
         }
     }
-    for consumer in [Consumer::Kai, Consumer::None] {
+    for consumer in [Consumer::Kai, Consumer::KaiDirect, Consumer::None] {
         let config = config(|c| c.consumer = consumer);
         assert!(matches!(profile(&config, "numa"), Err(SchedulerConfigError::OtherConsumer(_))));
         assert!(matches!(disagreements(&config, ""), Err(SchedulerConfigError::OtherConsumer(_))));

@@ -6,7 +6,7 @@
 //! - zones: `steps`, `init_containers`, `memory_groups`, `pod_level`, `steady`, `restarts`, `faults`; their oracle: `harness`
 //! - pods: `fingerprint`, `sources`, `pod_list`, `protobuf`, `made_pods`, `quantities`
 //! - the kubelet: `configuration`, `order`, `doctor_node`; claims: `dra`, `claims`, `claim_reads`
-//! - the object: `publisher`, `refusals`, `admitted`, `kubectl`
+//! - the object: `publisher`, `refusals`, `admitted`, `kubectl`; for KAI-Scheduler: `kai`
 //! - the proxy and the Pods API: `proxy`, `pods_served`, `hostile`
 //! - the controller: `controller`
 //! - commands for people: `show`, `fit`, `doctor`, `pictures`
@@ -29,6 +29,7 @@ mod fit;
 mod harness;
 mod hostile;
 mod init_containers;
+mod kai;
 mod kubectl;
 mod made_pods;
 mod memory_groups;

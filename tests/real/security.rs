@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use tonic::codegen::http::Request;
 
 use crate::support::chart::{AGENT, Chart, POLICIES, RELEASE, RIGHTS};
+use crate::support::kai::OBSERVED;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, document, koordinator, tokens};
 
@@ -784,6 +785,53 @@ fn of_other_tokens() -> Vec<Attempt> {
     ]
 }
 
+/// Changes of pods by the agent on node `alpha`, which annotates pods for KAI-Scheduler.
+fn of_pods() -> Vec<Attempt> {
+    let who = "agent";
+    let pods = format!("/api/v1/namespaces/{RELEASE}/pods");
+    let own = format!("{pods}/{AGENT}-on-alpha");
+    let status = |pod: &str| format!("{pods}/{pod}/status");
+    let of_own = status(&format!("{AGENT}-on-alpha"));
+    let metadata = |key: &str, value: Value| json!({"metadata": {key: value}});
+    let annotated = |value: Value| metadata("annotations", json!({OBSERVED: value}));
+    let value = r#"[{"zone":"node-0","amount":{"cpu":"8","nvidia.com/gpu":"2"}},{"zone":"node-10","amount":{"memory":"17179869184"}}]"#;
+    let observed = || annotated(json!(value));
+    let change = |what, body: Value, outcomes| covered(who, what, merge(&of_own, body), outcomes);
+    let (yes, denied, never) = ([Yes, Yes, Yes], [Policy, Yes, Policy], [Rights, Rights, Policy]);
+    let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "alpha", "uid": "any"}]);
+    let image = json!({"spec": {"containers": [{"name": "main", "image": "another"}]}});
+    let eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": format!("{AGENT}-on-alpha")}});
+    let on_beta = status(&format!("{AGENT}-on-beta"));
+    vec![
+        change("set the annotation of a pod of its node", observed(), yes),
+        change("remove it", annotated(Value::Null), yes),
+        covered(who, "set that of a pod of another node", merge(&on_beta, observed()), denied),
+        covered(who, "set that of a pod that is on no node", merge(status("pending"), observed()), denied),
+        change("set it to another value", annotated(json!("[1]")), denied),
+        change("set it to a zone `node-64`", annotated(json!(value.replace("node-10", "node-64"))), denied),
+        change("set another annotation", metadata("annotations", json!({"a": "b"})), denied),
+        change("set a label", metadata("labels", json!({"a": "b"})), denied),
+        change("add a finalizer", metadata("finalizers", json!(["example.com/stay"])), denied),
+        change("make a Node the owner, which changes nothing", metadata("ownerReferences", owner), yes),
+        change("change the phase", json!({"status": {"phase": "Failed"}}), denied),
+        change("change the pod's address", json!({"status": {"podIP": "10.0.0.1"}}), denied),
+        change("change the image through the status, which changes nothing", image.clone(), yes),
+        covered(who, "change the image", merge(&own, image), never),
+        covered(who, "set the annotation through the pod", merge(&own, observed()), never),
+        covered(who, "delete a pod of its node", delete(&own), never),
+        covered(who, "evict it", create(format!("{own}/eviction"), eviction), never),
+        covered(
+            who,
+            "run a command in it",
+            create(format!("{own}/exec?command=id&container=main"), Value::Null),
+            never,
+        ),
+        covered("no pod", "set the annotation of a pod", merge(&of_own, observed()), denied),
+        covered("a pod without a node", "set the annotation of a pod", merge(&of_own, observed()), denied),
+        covered("agent on beta", "set that of a pod of its node", merge(&on_beta, observed()), yes),
+    ]
+}
+
 fn of_the_controller() -> Vec<Attempt> {
     let who = "controller";
     let own = at(V1ALPHA2, "alpha");
@@ -943,9 +991,13 @@ struct World {
 
 impl World {
     async fn start(parts: &Parts) -> Result<Self> {
+        // Enables everything in the chart that gives agents more rights, except for KAI-Scheduler.
+        Self::start_with(parts, json!({"config": {"proxy": {"enabled": true}}})).await
+    }
+
+    async fn start_with(parts: &Parts, values: Value) -> Result<Self> {
         let cluster = Cluster::start(parts).await?;
-        // Enables everything in the chart that gives agents more rights.
-        let chart = Chart::render(parts, &json!({"config": {"proxy": {"enabled": true}}}))?;
+        let chart = Chart::render(parts, &values)?;
         let admin = cluster.client();
         tokens::namespace(&admin, RELEASE).await?;
         koordinator::install(&admin).await?;
@@ -1026,6 +1078,26 @@ impl World {
         Ok(())
     }
 
+    /// Restores the pods before an attempt.
+    async fn reset_pods(&self) -> Result<()> {
+        let admin = self.cluster.client();
+        let none = json!({
+            "metadata": {
+                "annotations": {OBSERVED: null, "a": null},
+                "labels": {"a": null},
+                "finalizers": null,
+                "ownerReferences": null,
+            },
+            "status": {"phase": "Pending", "podIP": null, "podIPs": null},
+        });
+        for pod in [&format!("{AGENT}-on-alpha"), &format!("{AGENT}-on-beta"), "pending"] {
+            let path = format!("/api/v1/namespaces/{RELEASE}/pods/{pod}/status");
+            let (found, message) = send(&admin, &merge(path, none.clone())).await?;
+            ensure!(found == Yes, "{message}");
+        }
+        Ok(())
+    }
+
     /// Replaces the object of `alpha`.
     async fn reset_to(&self, object: Option<&Value>) -> Result<()> {
         let admin = self.cluster.client();
@@ -1077,6 +1149,13 @@ impl World {
         self.wait_for_outcome("agent", || write.clone(), expected).await?;
         self.wait_for_outcome("agent", || event.clone(), expected).await?;
         self.wait_for_outcome("controller", label, expected).await
+    }
+
+    /// Waits until the policy for pods is in force.
+    async fn wait_until_pods_are_covered(&self) -> Result<()> {
+        let path = format!("/api/v1/namespaces/{RELEASE}/pods/{AGENT}-on-beta/status");
+        let label = || merge(&path, json!({"metadata": {"labels": {"a": fastrand::u64(..).to_string()}}}));
+        self.wait_for_outcome("agent", label, Policy).await
     }
 
     /// Repeats the call until it gets this result.
@@ -1196,6 +1275,50 @@ async fn a_stolen_token_writes_nothing_else() -> Result<()> {
     check_document("docs/internals/attempts.md", "attempts", &table(&attempts))
 }
 
+#[tokio::test]
+async fn a_stolen_token_annotates_the_pods_of_its_node_and_changes_nothing_else_of_any_pod() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
+    let nudge = json!({"config": {"nudge": "auto"}});
+    let world =
+        World::start_with(&parts, json!({"config": {"consumer": "kai"}, "controller": nudge})).await?;
+    let attempts = of_pods();
+    let mut wrong = Vec::new();
+    world.wait_until_foreign_writes_are(Yes).await?;
+    for when in ["without the policies", "with every right", "as it is"] {
+        match when {
+            "with every right" => {
+                world.chart.install(&world.cluster.client(), &POLICIES).await?;
+                world.wait_until_foreign_writes_are(Policy).await?;
+                world.wait_until_pods_are_covered().await?;
+                world.all_rights(true).await?;
+            }
+            "as it is" => world.all_rights(false).await?,
+            _ => {}
+        }
+        for attempt in &attempts {
+            let expected = match when {
+                "without the policies" => attempt.bare,
+                "with every right" => attempt.free.unwrap_or(attempt.outcome),
+                _ => attempt.outcome,
+            };
+            world.reset_pods().await?;
+            let client = world.clients.get(attempt.who).with_context(|| attempt.who)?;
+            let (found, message) = send(client, &attempt.call).await?;
+            if found != expected {
+                wrong.push(format!(
+                    "{}: {}, {when}: {expected}, but: {found}: {message}",
+                    attempt.who, attempt.what
+                ));
+            }
+        }
+    }
+    let pods = Api::<Pod>::namespaced(world.cluster.client(), RELEASE);
+    let spec = pods.get(&format!("{AGENT}-on-alpha")).await?.spec.context("a pod without a spec")?;
+    ensure!(spec.containers[0].image.as_deref() != Some("another"), "the image was changed");
+    ensure!(wrong.is_empty(), "{} outcomes differ:\n{}", wrong.len(), wrong.join("\n"));
+    check_document("docs/internals/attempts.md", "attempts-kai", &table(&attempts))
+}
+
 /// Returns an account's rights, one per line: `get nodes`, `get daemonsets.apps/numacast-agent in numacast`.
 fn rights_of(chart: &Chart, account: &str) -> Result<BTreeSet<String>> {
     let mut rights = BTreeSet::new();
@@ -1238,6 +1361,7 @@ const BASE: [&str; 4] = [
 const NODES: &str = "get nodes";
 const POST: &str = "create events.events.k8s.io in default";
 const LIST_PODS: [&str; 2] = ["list pods", "watch pods"];
+const ANNOTATE: &str = "patch pods/status";
 const CONFIGZ: &str = "get nodes/configz";
 const CLAIMS: [&str; 3] = [
     "get resourceclaims.resource.k8s.io",
@@ -1274,7 +1398,11 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         (pods("kubelet"), [&without(&LIST_PODS)[..], &[PODS_PAGE]].concat()),
         (pods("none"), without(&LIST_PODS)),
         (json!({"config": {"fingerprint": {"view": "kubelet"}}}), all.clone()),
-        (json!({"config": {"consumer": "kai", "pods": {"source": "auto"}}}), all.clone()),
+        (
+            json!({"config": {"consumer": "kai", "pods": {"source": "auto"}}}),
+            [&all[..], &[ANNOTATE]].concat(),
+        ),
+        (json!({"config": {"consumer": "kaiDirect", "pods": {"source": "auto"}}}), all.clone()),
         (json!({"config": {"consumer": "none"}}), all.clone()),
         (json!({"config": {"dra": {"source": "off"}}}), without(&CLAIMS)),
         (json!({"config": {"dra": {"source": false}}}), without(&CLAIMS)),
@@ -1355,6 +1483,7 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
     // configured.
     for (values, gone) in [
         (json!({"config": {"consumer": "kai"}}), &whole[3..7]),
+        (json!({"config": {"consumer": "kaiDirect"}}), &whole[3..7]),
         (json!({"config": {"consumer": "none"}}), &whole[3..7]),
         (json!({"config": {"consumer": "schedulerPluginsDirect"}}), &whole[3..7]),
         (json!({"config": {"consumer": "schedulerPlugins"}}), &whole[..0]),
@@ -1550,7 +1679,8 @@ async fn the_policy_follows_the_configuration() -> Result<()> {
     ];
     let of_many = vec![("64 zones", None, with("zones", json!(zones(64))), Yes)];
     for (max, config, cases) in [
-        (9, json!({"consumer": "kai"}), of_placement(Policy)),
+        (8, json!({"consumer": "kai"}), of_placement(Policy)),
+        (9, json!({"consumer": "kaiDirect"}), of_placement(Policy)),
         (10, json!({"consumer": "none"}), of_placement(Policy)),
         (11, json!({"consumer": "schedulerPluginsDirect"}), of_placement(Policy)),
         (12, json!({"consumer": "schedulerPlugins"}), of_placement(Yes)),

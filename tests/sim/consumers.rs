@@ -20,7 +20,7 @@ const GIB: u64 = 1 << 30;
 
 /// Every consumer.
 const CONSUMERS: [Consumer; 4] =
-    [Consumer::SchedulerPlugins, Consumer::SchedulerPluginsDirect, Consumer::Kai, Consumer::None];
+    [Consumer::SchedulerPlugins, Consumer::SchedulerPluginsDirect, Consumer::KaiDirect, Consumer::None];
 
 /// Hides the directories that the chart does not mount, and effectively disables the periodic full scan.
 fn with_default_mounts(settings: &mut Settings) {
@@ -145,7 +145,7 @@ async fn only_the_overreserving_cache_gets_a_fingerprint() {
 }
 
 /// The consumers that read the object directly, without an overreserving cache.
-const DIRECT: [Consumer; 2] = [Consumer::SchedulerPluginsDirect, Consumer::Kai];
+const DIRECT: [Consumer; 2] = [Consumer::SchedulerPluginsDirect, Consumer::KaiDirect];
 
 fn free(env: &Environment) -> [u64; 2] {
     [0, 1].map(|zone| env.available(zone, "cpu"))
@@ -229,7 +229,7 @@ async fn a_reservation_ends_with_the_deletion_or_rejection_of_its_pod() {
 
 #[tokio::test(start_paused = true)]
 async fn a_reservation_times_out() {
-    let env = start_idle_with(Consumer::Kai, |settings| {
+    let env = start_idle_with(Consumer::KaiDirect, |settings| {
         settings.gate.give_up_after = Duration::from_millis(700);
     })
     .await;
@@ -266,7 +266,7 @@ async fn the_first_write_after_a_restart_reserves_for_pods_bound_meanwhile() {
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_reserved_for_excluded_pods() {
-    let env = start_idle_with(Consumer::Kai, |settings| {
+    let env = start_idle_with(Consumer::KaiDirect, |settings| {
         let pattern = PodPattern { namespace: "default".parse().unwrap(), name: "mine".parse().unwrap() };
         settings.rules.exclude = NodeExclusions { pods: vec![pattern], ..NodeExclusions::default() };
     })

@@ -169,7 +169,7 @@ fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30
 {{- define "numacast.podSources" -}}
 {{- $config := include "numacast.agentConfig" . | fromYaml }}
 {{- $consumer := include "numacast.consumer" . }}
-{{- $direct := has $consumer (list "kai" "schedulerPluginsDirect") }}
+{{- $direct := has $consumer (list "kaiDirect" "schedulerPluginsDirect") }}
 {{- $ofConsumer := ternary "scheduler" "none" (eq $consumer "schedulerPlugins") }}
 {{- $view := dig "fingerprint" "view" nil $config | default $ofConsumer }}
 {{- $reserve := dig "publish" "reserve" nil $config }}
@@ -179,7 +179,7 @@ fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30
 {{- toYaml list }}
 {{- else if ne $source "auto" }}
 {{- toYaml (list $source) }}
-{{- else if or $reserve (eq $view "scheduler") }}
+{{- else if or $reserve (eq $view "scheduler") (eq $consumer "kai") }}
 {{- toYaml (list "apiServer") }}
 {{- else }}
 {{- toYaml (list "apiServer" "podsApi" "kubelet") }}
@@ -539,7 +539,7 @@ securityContext:
 {{- if and (not (dig "lease" "a lease" $controller)) (gt (int .Values.controller.replicaCount) 1) }}
 {{- fail "controller.config.lease: without a Lease there is no leader election; set controller.replicaCount to 1" }}
 {{- end }}
-{{- if and .Values.scheduler.enabled (has (dig "consumer" "" $config) (list "kai" "none")) }}
+{{- if and .Values.scheduler.enabled (has (dig "consumer" "" $config) (list "kai" "kaiDirect" "none")) }}
 {{- fail (printf "scheduler.enabled: config.consumer is %s, but this scheduler reads the objects; remove config.consumer, or set it to schedulerPlugins or schedulerPluginsDirect" $config.consumer) }}
 {{- end }}
 {{- $root := . }}

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::Id;
 
+pub(crate) use account::held_by_claim;
 pub use account::{ClaimFinding, Held, HeldCpus, Holding, account, holdings};
 pub use cdi::{CdiAllocations, parse_cdi};
 pub use claim::{

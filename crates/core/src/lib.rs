@@ -12,6 +12,7 @@ pub mod core_v1;
 pub mod fit;
 pub mod fragmentation;
 pub mod holders;
+pub mod kai;
 pub mod kubelet;
 pub mod machine;
 pub mod names;

@@ -6,6 +6,7 @@
 //! listed it.
 
 mod attributes;
+mod by_pod;
 mod claimed;
 mod cpus;
 mod devices;
@@ -25,6 +26,7 @@ use crate::nrt::{MEMORY_GROUP, POLICY, SINGLE_NUMA_NODE};
 pub use crate::nrt::Amounts;
 pub(crate) use attributes::camel_case;
 pub use attributes::is_policy_attribute;
+pub use by_pod::{PodAmounts, amounts_by_pod};
 pub use finding::Finding;
 pub use rules::{NodeExclusions, ZoneRules};
 pub use unlisted::{UidMatches, match_uids};

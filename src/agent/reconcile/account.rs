@@ -1,12 +1,13 @@
 //! An accepted scan and the topology computed from it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::agent::observe::Scan;
 use crate::pod::Pod;
+use crate::pod::PodName;
 use crate::scheduler::{FingerprintGate, GateInput, GateSettings, Publishable, Requirements, Reservation};
-use crate::topology::{self, Inputs, NodeExclusions, Topology, ZoneRules};
+use crate::topology::{self, Inputs, NodeExclusions, PodAmounts, Topology, ZoneRules};
 
 /// A scan and its topology. It does not change any more.
 #[derive(Debug)]
@@ -28,18 +29,7 @@ impl Account {
         remembered: &BTreeSet<String>,
         rules: &ZoneRules,
     ) -> Self {
-        let topology = topology::account(&Inputs {
-            machine: &scan.inventory.machine,
-            allocatable: &scan.inventory.allocatable,
-            usage: &scan.usage,
-            terminated: &scan.terminated,
-            claims: scan.claims.as_deref(),
-            checkpoints: scan.checkpoints.as_deref(),
-            config: scan.inventory.config.as_ref(),
-            policies,
-            remembered,
-            rules,
-        });
+        let topology = topology::account(&inputs(&scan, policies, remembered, rules));
         let requirements = Requirements::of(&scan.inventory.allocatable, remembered);
         Self { scan, topology, requirements }
     }
@@ -75,9 +65,35 @@ impl Account {
         FingerprintGate::new(settings.clone()).evaluate(pods, &input, Duration::ZERO).reservations
     }
 
+    /// Returns what each pod has of each zone, by the rules of the account.
+    #[must_use]
+    pub fn amounts_by_pod(&self, rules: &ZoneRules) -> BTreeMap<PodName, PodAmounts> {
+        topology::amounts_by_pod(&inputs(&self.scan, None, &BTreeSet::new(), rules), &self.topology)
+    }
+
     /// Combines the topology with these reservations, without a fingerprint.
     #[must_use]
     pub fn with_reservations(&self, reservations: &[Reservation]) -> Publishable {
         Publishable::new(&self.topology, None, reservations, None)
+    }
+}
+
+fn inputs<'a>(
+    scan: &'a Scan,
+    policies: Option<&'a [(String, String)]>,
+    remembered: &'a BTreeSet<String>,
+    rules: &'a ZoneRules,
+) -> Inputs<'a> {
+    Inputs {
+        machine: &scan.inventory.machine,
+        allocatable: &scan.inventory.allocatable,
+        usage: &scan.usage,
+        terminated: &scan.terminated,
+        claims: scan.claims.as_deref(),
+        checkpoints: scan.checkpoints.as_deref(),
+        config: scan.inventory.config.as_ref(),
+        policies,
+        remembered,
+        rules,
     }
 }

@@ -64,6 +64,16 @@ impl Agent {
         .await
     }
 
+    /// Returns how many annotations of pods it has written.
+    pub(crate) async fn annotations(&self) -> Result<f64> {
+        until("the agent's metrics are served", async || {
+            let text = metrics::scrape(&self.metrics).await?;
+            let written = metrics::sum(&text, "numacast_publishes_total", &[r#"reason="annotation""#])?;
+            Ok(written.unwrap_or_default())
+        })
+        .await
+    }
+
     /// Returns the flags that point the agent to a node's files.
     pub(crate) fn places(node: &RealNode) -> [OsString; 6] {
         let of = |flag: &str, path: PathBuf| [flag.into(), path.into_os_string()];

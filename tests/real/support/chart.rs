@@ -106,8 +106,19 @@ pub(crate) async fn agent_of(cluster: &Cluster, chart: &Chart, node: &str) -> Re
 /// the policies are configured to allow, while their other rules apply.
 #[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) async fn agent_without_a_pod(cluster: &Cluster, parts: &Parts) -> Result<PathBuf> {
+    agent_without_a_pod_of(cluster, parts, serde_json::json!({})).await
+}
+
+/// Like [`agent_without_a_pod`], with these values of the chart.
+#[allow(dead_code, reason = "not every test program uses everything")]
+pub(crate) async fn agent_without_a_pod_of(
+    cluster: &Cluster,
+    parts: &Parts,
+    mut values: Value,
+) -> Result<PathBuf> {
     let admin = cluster.client();
-    let chart = Chart::render(parts, &serde_json::json!({"admissionPolicy": {"onMissingClaim": "Allow"}}))?;
+    values["admissionPolicy"]["onMissingClaim"] = "Allow".into();
+    let chart = Chart::render(parts, &values)?;
     tokens::namespace(&admin, RELEASE).await?;
     chart.install(&admin, &RIGHTS).await?;
     chart.install(&admin, &POLICIES).await?;

@@ -18,6 +18,8 @@ pub(crate) mod faults;
 pub(crate) mod fingerprint;
 pub(crate) mod history;
 #[allow(dead_code, reason = "not every test program uses everything")]
+pub(crate) mod kai;
+#[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) mod koordinator;
 #[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) mod metrics;

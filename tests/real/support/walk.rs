@@ -75,6 +75,16 @@ impl Walk {
         &self.node
     }
 
+    /// Returns the agent.
+    pub(crate) fn agent(&mut self) -> &mut Agent {
+        &mut self.agent
+    }
+
+    /// Returns the node and the agent.
+    pub(crate) fn parts(&mut self) -> (&RealNode, &mut Agent) {
+        (&self.node, &mut self.agent)
+    }
+
     /// Returns the number of pods started so far.
     pub(crate) fn started(&self) -> usize {
         self.started

@@ -155,6 +155,18 @@ pub fn holdings<'a>(machine: &Machine, read: &'a NodeClaims) -> Vec<(&'a str, &'
     read.claims.iter().map(of_claim).collect()
 }
 
+/// Returns each claim's namespace, its pods, and what it holds.
+pub(crate) fn held_by_claim<'a>(
+    machine: &'a Machine,
+    read: &'a NodeClaims,
+) -> impl Iterator<Item = (&'a str, &'a BTreeSet<String>, Held)> {
+    read.claims.iter().map(|(name, of)| {
+        let mut accounting = Accounting::new(machine, read);
+        accounting.add_claim(name, &of.claim);
+        (name.split_once('/').map_or("", |(namespace, _)| namespace), &of.pods, accounting.held)
+    })
+}
+
 struct Accounting<'a> {
     machine: &'a Machine,
     read: &'a NodeClaims,

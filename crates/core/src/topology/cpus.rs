@@ -13,16 +13,7 @@ pub(super) fn account(
     builder: &mut ZoneBuilder<'_>,
     findings: &mut BTreeSet<Finding>,
 ) {
-    let online = online(inputs.machine);
-    let allocatable = &inputs.allocatable.cpus;
-    // The kubelet lists no CPUs at all under the CPU Manager policy `none`. Under `static` it lists none only
-    // before it has started: then it offers none.
-    let is_derived = inputs.config.is_none_or(|config| config.cpu_manager_policy != "static");
-    let offered = if allocatable.is_empty() && is_derived {
-        online.difference(&reserved(inputs.config, &online))
-    } else {
-        allocatable.clone()
-    };
+    let (online, offered) = (online(inputs.machine), offered(inputs));
     let mut used = used(in_use);
     let mut listed = offered.clone();
     listed.union_with(&used);
@@ -32,7 +23,7 @@ pub(super) fn account(
         findings.insert(Finding::UnknownCpus(format!("{unknown}{beyond}")));
     }
     let has_driver = |claims: &NodeClaims| claims.inventory.drivers().any(|driver| driver == CPU_DRIVER);
-    if !is_derived && inputs.claims.is_some_and(has_driver) {
+    if !is_derived(inputs) && inputs.claims.is_some_and(has_driver) {
         findings.insert(Finding::Claims(ClaimFinding::TwoCpuManagers));
     }
     let claimed = &in_use.claims.cpus;
@@ -53,6 +44,22 @@ pub(super) fn account(
                 .saturating_sub(claimed.others.get(&id).copied().unwrap_or(0)),
         }
     });
+}
+
+/// Returns the CPUs that can be allocated.
+pub(super) fn offered(inputs: &Inputs<'_>) -> IdSet {
+    let allocatable = &inputs.allocatable.cpus;
+    if !allocatable.is_empty() || !is_derived(inputs) {
+        return allocatable.clone();
+    }
+    let online = online(inputs.machine);
+    online.difference(&reserved(inputs.config, &online))
+}
+
+/// The kubelet lists no CPUs at all under the CPU Manager policy `none`. Under `static` it lists none only before it has
+/// started: then it offers none.
+fn is_derived(inputs: &Inputs<'_>) -> bool {
+    inputs.config.is_none_or(|config| config.cpu_manager_policy != "static")
 }
 
 fn online(machine: &Machine) -> IdSet {

@@ -241,7 +241,7 @@ fn subtract_ascending(pools: &mut BTreeMap<Id, Amounts>, nodes: &[Id], mut bytes
 
 /// Returns the blocks of a pod: its pod-level list if it has one (kubelet 1.37), else those of its
 /// containers.
-fn blocks(pod: &PodUsage) -> impl Iterator<Item = &MemoryBlock> {
+pub(super) fn blocks(pod: &PodUsage) -> impl Iterator<Item = &MemoryBlock> {
     let own = &pod.memory;
     let containers = pod.containers.iter().filter(|_| own.is_empty());
     own.iter().chain(containers.flat_map(|container| &container.memory))

@@ -1,5 +1,6 @@
 //! The rules of the accounting, one by one, and its properties.
 
+mod by_pod;
 mod checkpoints;
 mod claims;
 mod cpus_and_memory;
@@ -82,7 +83,11 @@ impl Default for Case {
 
 impl Case {
     fn account(&self) -> Topology {
-        account(&Inputs {
+        account(&self.inputs())
+    }
+
+    fn inputs(&self) -> Inputs<'_> {
+        Inputs {
             machine: &self.machine,
             allocatable: &self.allocatable,
             usage: &self.usage,
@@ -93,7 +98,7 @@ impl Case {
             policies: self.policies.as_deref(),
             remembered: &self.remembered,
             rules: &self.rules,
-        })
+        }
     }
 
     /// Returns zone and capacity, allocatable and available of one resource.

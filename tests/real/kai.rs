@@ -1,0 +1,152 @@
+//! KAI-Scheduler computes from the object and the annotations of pods what the account has.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+
+use crate::support::agent::Agent;
+use crate::support::kai::{self, OBSERVED};
+use crate::support::wait::until;
+use crate::support::walk::Walk;
+use crate::support::{Cluster, Needs, Parts, RealNode, chart, nrt, pod, seed};
+
+const CONSUMER: &str = "--set=consumer=kai";
+/// Steps of one walk.
+const STEPS: usize = 36;
+
+/// Waits until KAI-Scheduler takes as available what the object has available.
+async fn agrees(node: &RealNode, agent: &mut Agent) -> Result<()> {
+    until("KAI-Scheduler agrees with the object", async || {
+        agent.still_runs()?;
+        let zones = nrt::read(&node.client(), node.name()).await?.zones;
+        let found = kai::available(&zones, &node.pods().await?)?;
+        for ((zone, resource), available) in found {
+            let expected = zones[&zone][&resource].available;
+            ensure!(
+                available == i128::from(expected),
+                "{zone} {resource}: {available} instead of {expected}"
+            );
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Counts the changes of the annotation of all pods of a namespace.
+struct Changes(tokio::task::JoinHandle<Result<BTreeMap<String, usize>>>);
+
+impl Changes {
+    async fn start(node: &RealNode) -> Result<Self> {
+        let pods: Api<Pod> = Api::namespaced(node.client(), node.namespace());
+        let mut version =
+            pods.list(&ListParams::default()).await?.metadata.resource_version.context("a version")?;
+        let end = format!("end-of-{}", node.name());
+        let counting = async move {
+            let (mut values, mut changes) = (BTreeMap::new(), BTreeMap::new());
+            loop {
+                let mut events = std::pin::pin!(pods.watch(&WatchParams::default(), &version).await?);
+                while let Some(Ok(event)) = events.next().await {
+                    let (WatchEvent::Added(pod) | WatchEvent::Modified(pod) | WatchEvent::Deleted(pod)) =
+                        event
+                    else {
+                        continue;
+                    };
+                    version = pod.resource_version().context("a pod without a version")?;
+                    if pod.name_any() == end {
+                        return Ok(changes);
+                    }
+                    let uid = pod.uid().context("a pod without a UID")?;
+                    let value = pod.annotations().get(OBSERVED).cloned();
+                    if values.insert(uid.clone(), value.clone()).unwrap_or_default() != value {
+                        *changes.entry(uid).or_default() += 1;
+                    }
+                }
+            }
+        };
+        Ok(Self(tokio::spawn(counting)))
+    }
+
+    /// Returns the number of changes by pod.
+    async fn end(self, node: &RealNode) -> Result<BTreeMap<String, usize>> {
+        node.submit(&pod(&format!("end-of-{}", node.name())).unpullable()).await?;
+        self.0.await?
+    }
+}
+
+#[tokio::test]
+async fn kai_has_the_numbers_of_the_account_after_every_step() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
+    let mut node = RealNode::on("two-by-eight")?.start(&cluster).await?;
+    let values = json!({"config": {"consumer": "kai"}});
+    node.set_agent_kubeconfig(chart::agent_without_a_pod_of(&cluster, &parts, values).await?);
+    let seed = seed("KAI-Scheduler on two-by-eight");
+    let mut random = Rng::with_seed(seed);
+    let changes = Changes::start(&node).await?;
+    let agent = Agent::start(&node, &[CONSUMER])?;
+    let mut walk = Walk::new(node, agent, 12, seed);
+    let mut writes = 0.0;
+    for _ in 0..STEPS {
+        // The next agent finds annotations of pods that have changed.
+        let is_away = random.u8(..6) == 0;
+        if is_away {
+            writes += walk.agent().annotations().await?;
+            walk.agent().end().await?;
+        }
+        let what = walk.step().await?;
+        if is_away {
+            let agent = Agent::start(walk.node(), &[CONSUMER])?;
+            *walk.agent() = agent;
+        }
+        walk.matches_oracle().await.with_context(|| format!("after {what}"))?;
+        let (node, agent) = walk.parts();
+        agrees(node, agent).await.with_context(|| format!("after {what}"))?;
+    }
+    writes += walk.agent().annotations().await?;
+    walk.agent().end().await?;
+    let changes = changes.end(walk.node()).await?;
+    let sum: usize = changes.values().sum();
+    eprintln!(
+        "{sum} writes for {} of {} pods, at most {:?} for one",
+        changes.len(),
+        walk.started(),
+        changes.values().max()
+    );
+    ensure!(writes == sum as f64, "{writes} writes, {sum} changes: one was repeated");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_annotation_of_a_pod_is_mended_and_that_of_others_is_left_alone() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
+    let node = RealNode::on("two-by-eight")?.start(&cluster).await?;
+    let pods: Api<Pod> = Api::namespaced(node.client(), node.namespace());
+    let forged = json!([{"zone": "node-0", "amount": {"cpu": "7"}}]).to_string();
+    node.run(pod("liar").annotation(OBSERVED, &forged)).await?;
+    node.run(pod("holder").cpus(2).memory("64Mi").annotation(OBSERVED, "[")).await?;
+    let mut elsewhere = pod("elsewhere").annotation(OBSERVED, "[]").scheduled_by("none")?;
+    elsewhere.metadata.namespace = Some(node.namespace().to_owned());
+    let elsewhere = pods.create(&PostParams::default(), &elsewhere).await?;
+    let mut agent = Agent::start(&node, &[CONSUMER])?;
+    agrees(&node, &mut agent).await?;
+    let annotation = async |name: &str| -> Result<Option<String>> {
+        Ok(pods.get(name).await?.annotations().get(OBSERVED).cloned())
+    };
+    ensure!(annotation("liar").await?.is_none(), "it has nothing");
+    ensure!(annotation("holder").await?.is_some_and(|text| text.contains(r#""cpu":"2""#)));
+    ensure!(annotation("elsewhere").await? == Some("[]".to_owned()), "it is on no node");
+    ensure!(pods.get("elsewhere").await?.resource_version() == elsewhere.resource_version());
+
+    // Another client's change is overwritten.
+    let other = Patch::Merge(json!({"metadata": {"annotations": {OBSERVED: forged}}}));
+    pods.patch("holder", &PatchParams::default(), &other).await?;
+    agrees(&node, &mut agent).await?;
+    agent.end().await
+}
