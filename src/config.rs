@@ -62,8 +62,8 @@ pub struct Config {
     ///
     /// `schedulerPlugins` is the plugin NodeResourceTopologyMatch with its overreserving cache
     /// (`cacheResyncPeriodSeconds` above 0), `schedulerPluginsDirect` the same plugin without that cache
-    /// (`discardReservedNodes: true`, or `cacheResyncPeriodSeconds: 0`). The consumer determines the defaults
-    /// of `fingerprint.view` and `publish.reserve`.
+    /// (`discardReservedNodes: true`, or `cacheResyncPeriodSeconds: 0`). The consumer determines the default
+    /// of `fingerprint.view`.
     ///
     /// `schedulerPlugins`: the plugin subtracts what it places from every zone of its cache, and reads the
     /// object again at a resync if the fingerprint matches. The object has the fingerprint in the scheduler's
@@ -71,7 +71,10 @@ pub struct Config {
     /// plugin's preemption.
     ///
     /// `schedulerPluginsDirect`: the plugin reads the object for each pod and node, and uses no fingerprint.
-    /// The zones reserve what a bound pod requests until the kubelet's List shows it.
+    /// The zones reserve what a bound pod will get exclusively, until the kubelet's List shows it, the pod ends,
+    /// or a minute has passed. Which zone it will be is not known yet, so all are reduced, with one more write
+    /// per pod. Only the API server reports a pod as soon as it is bound: other values of `pods.source` have no
+    /// reservations, and the plugin may place a second pod before the first is admitted.
     ///
     /// `kai`: KAI's plugin reads what the zones have allocatable, and what each pod has from an annotation,
     /// which the agent writes. That requires `patch` of `pods/status`. No fingerprint and no reservations.

@@ -25,8 +25,6 @@ impl Config {
             "v1alpha1 has a place for the fingerprint of all pods only: set `fingerprint.method: all`";
         let view = "the scheduler's view of pods needs the API server: set `pods.source: apiServer`, or \
                     `fingerprint.view` to kubelet or none";
-        let reserve = "only the API server reports a pod as soon as it is bound: set `pods.source: apiServer`, or \
-                       `publish.reserve: false`";
         let annotate = "pods are annotated for KAI-Scheduler as the API server reports them: set `pods.source: \
                         apiServer`, or `consumer: kaiDirect`";
         let only = "only Koordinator's devices have it: add `devices` to `proxy.annotations.koordinator`";
@@ -43,7 +41,6 @@ impl Config {
             (is_old && has_view && !has_all, "publish.apiVersion", method),
             (is_late, "fingerprint.withholdAfter", "it must be shorter than a minute"),
             (!has_bindings && self.view() == FingerprintView::Scheduler, "pods.source", view),
-            (!has_bindings && self.reserves(), "publish.reserve", reserve),
             (!has_bindings && self.annotates_pods(), "pods.source", annotate),
             (of_devices && !devices, "proxy.annotations.koordinator", only),
             (has_names && !devices, "proxy.annotations.koordinatorResources", only),
@@ -131,12 +128,6 @@ mod tests {
         assert_eq!(keys(|c| c.pods.source = PodSource::None), ["pods.source"]);
         assert_eq!(keys(|c| (c.consumer, c.pods.source) = (Consumer::Kai, PodSource::None)), ["pods.source"]);
         assert!(keys(|c| (c.consumer, c.pods.source) = (Consumer::KaiDirect, PodSource::None)).is_empty());
-        let reserve = |c: &mut Config| {
-            (c.consumer, c.pods.source) = (Consumer::None, PodSource::Kubelet);
-            c.publish.reserve = Some(true);
-        };
-        assert_eq!(keys(reserve), ["publish.reserve"]);
-        assert!(keys(|c| c.publish.reserve = Some(true)).is_empty(), "with the fingerprint");
     }
 
     #[test]

@@ -107,7 +107,7 @@ pub(super) fn unknown(key: &str, origin: String) -> ConfigError {
 
 /// Names in NFD, RTE and the scheduler plugin, earlier names, and what is set by a flag only. Each is a whole
 /// key or the last part of one, in lowercase.
-const ALIASES: [(&str, &str); 29] = [
+const ALIASES: [(&str, &str); 30] = [
     ("controller.namespace", "--namespace"),
     ("kubelet.config.source", "kubelet.configSource"),
     ("kubelet.config.file", "kubelet.configFile"),
@@ -124,6 +124,7 @@ const ALIASES: [(&str, &str); 29] = [
     ("topologymanagerpolicy", "kubelet.configOverrides"),
     ("topologymanagerscope", "kubelet.configOverrides"),
     ("cache", "consumer"),
+    ("reserve", "consumer"),
     ("nodename", "--node-name"),
     ("kubeconfig", "--kubeconfig"),
     ("dryrun", "--dry-run"),
@@ -283,7 +284,7 @@ mod tests {
             ("scan.poll", true, false),
             ("fingerprint.view", true, false),
             ("controller.nudge", true, false),
-            ("publish.reserve", false, false),
+            ("publish.events", false, false),
             ("proxy.group", false, false),
             ("exclude.pods", false, true),
             ("metrics.tls", false, true),

@@ -51,7 +51,7 @@ pub struct Scan {
 pub struct Pods {
     /// Where agent and proxy read pods: `apiServer`, `podsApi` (the kubelet's Pods API, 1.36 and later),
     /// `kubelet` (its `/pods`), `none`, or `auto`: the first that works, but only `apiServer` if
-    /// `fingerprint.view` is `scheduler` or `publish.reserve` is true.
+    /// `consumer` or `fingerprint.view` needs it.
     ///
     /// `apiServer` is a watch of this node's pods and requires `list` and `watch` of `pods`; `kubelet` is its
     /// HTTPS endpoint and requires `get` of `nodes/pods`.
@@ -142,18 +142,6 @@ pub struct Publish {
     /// The scheduler plugin and KAI-Scheduler use the attributes; the plugin logs two lines per node and pod
     /// if the field exists. With false, it is removed where NFD left it.
     pub topology_policies: bool,
-    /// Subtract from every zone what a bound pod requests, until the kubelet lists its allocation. Default:
-    /// true with `consumer: schedulerPluginsDirect` or `kaiDirect` if `pods.source` is `apiServer` or `auto`, else
-    /// false
-    ///
-    /// It covers what is allocated exclusively: CPUs, memory and huge pages of Guaranteed pods if the
-    /// kubelet's managers are static, and devices of plugins. The zone is not known yet, so all are reduced,
-    /// with one more write per pod. A reservation ends when the List shows the pod, when the pod ends, or
-    /// after a minute. It needs the API server as `pods.source`.
-    ///
-    /// With false, a consumer that reads the object directly may place a second pod before the first is
-    /// admitted, and the kubelet rejects one of them.
-    pub reserve: Option<bool>,
 }
 
 /// The pod fingerprint. The scheduler plugin uses an object only if its fingerprint is that of the pods that
@@ -233,7 +221,6 @@ impl Default for Publish {
             events: true,
             api_version: Version::default(),
             topology_policies: false,
-            reserve: None,
         }
     }
 }

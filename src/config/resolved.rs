@@ -67,7 +67,7 @@ impl Config {
     /// Returns whether to reserve resources for bound pods. Only the API server reports bindings.
     pub fn reserves(&self) -> bool {
         let reads_directly = matches!(self.consumer, Consumer::SchedulerPluginsDirect | Consumer::KaiDirect);
-        self.publish.reserve.unwrap_or(reads_directly && self.pods.source.may_be_api_server())
+        reads_directly && self.pods.source.may_be_api_server()
     }
 
     /// Returns whether pods are annotated with what they have of each zone.
@@ -91,7 +91,7 @@ impl Config {
     }
 
     /// Returns the keys with values that follow from others if they are not set.
-    pub(super) fn derived(&self) -> [(&'static str, Value); 9] {
+    pub(super) fn derived(&self) -> [(&'static str, Value); 8] {
         let paths = self.paths();
         let path = |path: &Path| Value::from(path.to_string_lossy());
         [
@@ -103,7 +103,6 @@ impl Config {
             ("proxy.dir", path(&paths.proxy_dir)),
             ("podsApi.dir", path(&paths.pods_api_dir)),
             ("fingerprint.view", serde_json::to_value(self.view()).unwrap_or_default()),
-            ("publish.reserve", Value::Bool(self.reserves())),
         ]
     }
 }
@@ -165,19 +164,18 @@ mod tests {
         let of = |consumer| resolved(|config| config.consumer = consumer);
         assert_eq!(of(Consumer::SchedulerPlugins), (FingerprintView::Scheduler, false));
         assert_eq!(of(Consumer::SchedulerPluginsDirect), (FingerprintView::None, true));
-        assert_eq!(of(Consumer::Kai), (FingerprintView::None, true));
+        assert_eq!(of(Consumer::Kai), (FingerprintView::None, false));
+        assert_eq!(of(Consumer::KaiDirect), (FingerprintView::None, true));
         assert_eq!(of(Consumer::None), (FingerprintView::None, false));
     }
 
     #[test]
     fn a_key_that_is_set_wins() {
         let without_bindings = resolved(|config| {
-            config.consumer = Consumer::Kai;
+            config.consumer = Consumer::KaiDirect;
             config.fingerprint.view = Some(FingerprintView::Kubelet);
             config.pods.source = PodSource::PodsApi;
         });
         assert_eq!(without_bindings, (FingerprintView::Kubelet, false));
-        let reserves = resolved(|config| config.publish.reserve = Some(true));
-        assert_eq!(reserves, (FingerprintView::Scheduler, true));
     }
 }

@@ -217,7 +217,7 @@ fn of_direct(config: &Config, setting: &str, skips_reserved: bool) -> Option<Str
     if !config.reserves() {
         return Some(format!(
             "{setting}, so the plugin reads the object for each pod, but nothing is reserved for bound pods (`consumer`, \
-             `publish.reserve`): the kubelet rejects more pods",
+             `pods.source`): the kubelet rejects more pods",
         ));
     }
     let text = format!(

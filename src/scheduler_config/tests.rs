@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::PodSource;
 use crate::scheduler::{FingerprintMethod, FingerprintView, Informer};
 
 fn config(change: impl FnOnce(&mut Config)) -> Config {
@@ -52,7 +53,7 @@ fn each_disagreement_is_named_with_what_it_leads_to() {
     let exclusive = config(|c| c.fingerprint.method = FingerprintMethod::WithExclusiveResources);
     let unreserved = config(|c| {
         c.consumer = Consumer::SchedulerPluginsDirect;
-        c.publish.reserve = Some(false);
+        c.pods.source = PodSource::PodsApi;
     });
     let cases: [(&Config, &str, &str, &str); 24] = [
         (&default, "podMaxBackoffSeconds: 2\n", "", "podMaxBackoffSeconds is 10, its default"),

@@ -86,7 +86,7 @@ const SWITCHES: [&[&str]; 80] = [
     &["config.pods.source=auto", "config.fingerprint.view=kubelet"],
     &["config.consumer=kai"],
     &["config.consumer=none", "config.pods.source=auto", "networkPolicy.enabled=true"],
-    &["config.consumer=schedulerPluginsDirect", "config.publish.reserve=false"],
+    &["config.consumer=schedulerPluginsDirect"],
     &["config.publish.events=false", "config.publish.ownerReference=false"],
     &["kubelet.configSource=auto"],
     &[

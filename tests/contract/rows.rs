@@ -70,7 +70,7 @@ impl Row {
         match (self.cache.is_direct(), self.reserves) {
             (false, _) => &[],
             (true, true) => &["consumer=schedulerPluginsDirect"],
-            (true, false) => &["consumer=schedulerPluginsDirect", "publish.reserve=false"],
+            (true, false) => &["consumer=none"],
         }
     }
 

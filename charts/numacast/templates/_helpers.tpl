@@ -172,14 +172,12 @@ fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30
 {{- $direct := has $consumer (list "kaiDirect" "schedulerPluginsDirect") }}
 {{- $ofConsumer := ternary "scheduler" "none" (eq $consumer "schedulerPlugins") }}
 {{- $view := dig "fingerprint" "view" nil $config | default $ofConsumer }}
-{{- $reserve := dig "publish" "reserve" nil $config }}
-{{- if kindIs "invalid" $reserve }}{{ $reserve = $direct }}{{ end }}
 {{- $source := dig "pods" "source" nil $config | default "apiServer" }}
 {{- if eq $source "none" }}
 {{- toYaml list }}
 {{- else if ne $source "auto" }}
 {{- toYaml (list $source) }}
-{{- else if or $reserve (eq $view "scheduler") (eq $consumer "kai") }}
+{{- else if or $direct (eq $view "scheduler") (eq $consumer "kai") }}
 {{- toYaml (list "apiServer") }}
 {{- else }}
 {{- toYaml (list "apiServer" "podsApi" "kubelet") }}
