@@ -237,5 +237,5 @@ mod src {
 mod randomised;
 
 use numacast_core::names;
-pub use numacast_core::{claims, core_v1, machine, nrt, pod, quantity, scheduler, topology, watch_event};
+pub use numacast_core::{claims, core_v1, machine, nrt, pod, publishers, quantity, scheduler, topology, watch_event};
 pub use src::{agent, cluster, config, grpc, kubelet, pod_source, pods_api, proxy, util};
