@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::alerts::{CASES, Case};
-use crate::exported::{TARGET, exported};
+use crate::exported::{KUBELET, TARGET, exported};
 use crate::helm::{Helm, Objects, chart, items};
 use crate::parts::{fetched, repository};
 use crate::promql::query;
@@ -70,7 +70,7 @@ fn promtool(promtool: &Path, dir: &Path, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Checks that an expression only uses series and labels that an agent or a controller exports.
+/// Checks that an expression only uses series and labels that an agent, a controller or the kubelet exports.
 fn only_what_is_exported(expression: &str) -> Result<()> {
     let known = exported()?;
     let query = query(expression);
@@ -84,7 +84,7 @@ fn only_what_is_exported(expression: &str) -> Result<()> {
             ensure!(there, "{} has no label {label}", selector.metric);
         }
         let job = selector.labels.contains("job") && selector.labels.contains("namespace");
-        ensure!(job, "{} of every release is taken together", selector.metric);
+        ensure!(job || selector.metric == KUBELET, "{} of every release is taken together", selector.metric);
         labels.extend(own.iter().map(String::as_str));
     }
     for label in &query.grouped {

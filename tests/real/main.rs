@@ -7,7 +7,7 @@
 //! - pods: `fingerprint`, `sources`, `pod_list`, `protobuf`, `made_pods`, `quantities`
 //! - the kubelet: `configuration`, `order`, `doctor_node`; claims: `dra`, `claims`, `claim_reads`
 //! - the object: `publisher`, `refusals`, `admitted`, `kubectl`; for KAI-Scheduler: `kai`
-//! - the proxy and the Pods API: `proxy`, `pods_served`, `hostile`
+//! - the proxy and the Pods API: `proxy`, `clients`, `pods_served`, `hostile`
 //! - the controller: `controller`
 //! - commands for people: `show`, `fit`, `doctor`, `pictures`
 //! - the chart: `chart`, `rendered`, `security`, `migration`, `docs`
@@ -16,6 +16,7 @@ mod admitted;
 mod chart;
 mod claim_reads;
 mod claims;
+mod clients;
 mod completion;
 mod configuration;
 mod controller;

@@ -259,7 +259,7 @@ impl World {
 }
 
 /// The node's devices as Koordinator reports them.
-fn devices() -> Value {
+pub(crate) fn devices() -> Value {
     let at = |node: i32, bus: &str| json!({"socketID": node, "nodeID": node, "pcieID": "pci0000:3a", "busID": bus});
     let gpu = |minor: i32, id: &str, node: i32| json!({"type": "gpu", "id": id, "minor": minor, "health": true, "topology": at(node, "")});
     json!([

@@ -5,11 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::{Api, Client, ResourceExt};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config, ResourceExt};
+use numacast::kubelet::{HttpsClient, HttpsTarget};
 use numacast_sim::machine::{Device, MachineSpec};
 use serde_json::{Map, Value, json};
 
@@ -549,6 +552,25 @@ impl RealNode {
         let config: Value = serde_json::from_slice(&std::fs::read(self.kubelet_dir().join("config.yaml"))?)?;
         let certificate = self.dir.join("kubelet-certificates/kubelet.crt");
         Ok((format!("127.0.0.1:{}", config["port"]), certificate))
+    }
+
+    /// Returns the kubelet's metrics in the Prometheus text format.
+    pub(crate) async fn kubelet_metrics(&self) -> Result<String> {
+        let (address, certificate) = self.https_port()?;
+        let (host, port) = address.rsplit_once(':').context("no port")?;
+        let target = HttpsTarget {
+            host: host.to_owned(),
+            port: port.parse()?,
+            ca_file: Some(certificate),
+            server_name: Some(self.name.clone()),
+            fingerprints: Vec::new(),
+            timeout: Duration::from_secs(60),
+        };
+        let kubeconfig = Kubeconfig::read_from(&self.agent_kubeconfig)?;
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        let client = HttpsClient::new(&config, &target).map_err(anyhow::Error::msg)?;
+        let text = client.get("/metrics", 16 << 20).await.map_err(anyhow::Error::msg)?;
+        Ok(String::from_utf8(text)?)
     }
 
     /// Returns the path of the podresources socket.

@@ -57,6 +57,12 @@ impl Parts {
         Self::with(needs, &["podresources", "grpcio"])
     }
 
+    /// Like [`Parts::for_test`], with the podresources client in Go, and clients as their projects release them.
+    #[allow(dead_code, reason = "not every test program uses everything")]
+    pub(crate) fn with_released_clients(needs: Needs) -> Result<Option<Self>> {
+        Self::with(needs, &["podresources", "multus", "nfd-topology-updater"])
+    }
+
     /// Like [`Parts::for_test`], with Pods API clients in Go and Python.
     #[allow(dead_code, reason = "not every test program uses everything")]
     pub(crate) fn with_pods_clients(needs: Needs) -> Result<Option<Self>> {

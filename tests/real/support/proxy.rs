@@ -105,6 +105,14 @@ impl Proxy {
         self.process.kill()
     }
 
+    /// Stops the proxy gracefully.
+    pub(crate) fn stop(&mut self) -> Result<()> {
+        self.process.signal("TERM")?;
+        let status = self.process.wait()?;
+        ensure!(status.success(), "the proxy ends with {status}");
+        Ok(())
+    }
+
     /// Returns the end of its log.
     pub(crate) fn log_tail(&self) -> String {
         self.process.log_tail()
