@@ -14,9 +14,10 @@ use crate::proxy::devices;
 use crate::support::koordinator::{self, DEVICE_ALLOCATED};
 use crate::support::nrt::{Figures, Zones};
 use crate::support::podresources::{Allocation, ClientKind, Clients, Rpc, allocations};
+use crate::support::process::tethered;
 use crate::support::proxy::{Place, Proxy};
 use crate::support::wait::until;
-use crate::support::{Cluster, Needs, Parts, RealNode, document, metrics, pod};
+use crate::support::{Cluster, Needs, Parts, RealNode, document, metrics, nrt, pod};
 use released::{Container, Multus, MultusNetwork, Programs, Where, networks};
 
 const DOCUMENT: &str = "docs/internals/clients.md";
@@ -249,6 +250,8 @@ async fn nobody_serves(world: &World) -> Result<()> {
     let zones = world.programs.topology_updater(&world.node, place, &kubeconfig).await?;
     let error = zones.err().context("the topology updater publishes zones")?.to_string();
     ensure!(error.contains("failed to obtain node resource information"), "{error}");
+    let object = nrt::api(&world.cluster.client()).get_opt(world.node.name()).await?;
+    ensure!(object.is_none(), "{object:?}");
     for rpc in world.methods() {
         let response = world.clients.request(ClientKind::Go, &world.socket(place), &rpc).await?;
         ensure!(response.code == "Unavailable", "{rpc:?}: {response:?}");
@@ -268,6 +271,22 @@ async fn kubelet_counts_ours(world: &World, proxy: &Proxy, before: f64) -> Resul
         Ok(())
     })
     .await
+}
+
+/// Checks that the kubelet gets only a part of the requests of many clients.
+async fn clients_share_responses(world: &World) -> Result<()> {
+    let known = world.kubelet_requests().await?;
+    let mut command = tethered(world.clients.go());
+    command.args(["load", "--clients", "16", "--seconds", "1", "--socket"]);
+    command.arg(world.socket(Where::Inside(&world.container)));
+    let output = released::output(command).await?;
+    let figures: Value = serde_json::from_slice(&output.stdout)?;
+    let (calls, accepted) = (figures["calls"].as_f64(), figures["accepted"].as_f64());
+    let accepted =
+        accepted.filter(|accepted| Some(*accepted) == calls).with_context(|| figures.to_string())?;
+    let kubelets = world.kubelet_requests().await? - known;
+    ensure!(kubelets < accepted / 2.0, "the kubelet handled {kubelets} requests of {accepted}");
+    Ok(())
 }
 
 #[tokio::test]
@@ -299,6 +318,7 @@ async fn released_clients_run_unchanged() -> Result<()> {
         Ok(())
     })
     .await?;
+    clients_share_responses(&world).await?;
     kubelet_counts_ours(&world, &proxy, counted).await?;
 
     proxy.stop()?;

@@ -126,7 +126,8 @@ pub(super) struct Programs {
     topology_updater: PathBuf,
 }
 
-async fn output(command: Command) -> Result<Output> {
+/// Returns what a client prints.
+pub(super) async fn output(command: Command) -> Result<Output> {
     let mut command = tokio::process::Command::from(command);
     let run = command.stdin(Stdio::null()).kill_on_drop(true).output();
     // Only ends what would never end.
@@ -265,7 +266,7 @@ pub(super) fn table() -> Result<String> {
         [
             "Kubernetes' client library".to_owned(),
             version("kubernetes", "k8s.io/kubernetes")?,
-            "`podresources.GetV1Client`: `List`, `Get`, `GetAllocatableResources`; `List` of v1alpha1".to_owned(),
+            "`podresources.GetV1Client` with the path of the socket: `List`, `Get`, `GetAllocatableResources`; `List` of v1alpha1".to_owned(),
             "The kubelet's devices as from the kubelet, and merged ones, in the annotation's order. Stopped proxy: `Unavailable`"
                 .to_owned(),
         ],
