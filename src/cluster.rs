@@ -56,7 +56,7 @@ pub use claims::{ClaimAllocation, ClaimStatus, DraVersion, WatchedSlice};
 pub use error::{ClusterError, StartupDenials};
 pub use events::{EVENTS_NAMESPACE, EventPoster, Regarding};
 pub use frames::FrameSplitter;
-pub use inspected::{BindingDetails, CRD_NAME, CrdDetails, PolicyDetails};
+pub use inspected::{BindingDetails, CRD_NAME, CrdDetails, NriPolicy, PolicyDetails};
 pub use koordinator_devices::{Device, KoordinatorDevices};
 pub use list_watch::{ListWatchEvent, ListWatchStream};
 pub use node_match::is_tolerated;

@@ -81,8 +81,16 @@ pub(super) mod tests {
 
     #[test]
     fn devices_are_resources_with_a_domain() {
-        let names =
-            ["cpu", "memory", "hugepages-2Mi", "example.com/nic", "made up/nic", "gpu.example.com", "a b.c"];
+        let names = [
+            "cpu",
+            "memory",
+            "hugepages-2Mi",
+            "example.com/nic",
+            "made up/nic",
+            "gpu.example.com",
+            "a b.c",
+            "kubernetes.io/batch-cpu",
+        ];
         assert_eq!(
             live_object(&[], &names).devices(),
             ["example.com/nic", "gpu.example.com"].map(str::to_owned).into()

@@ -213,9 +213,16 @@ impl Metrics {
                 .counters(
                     "numacast_foreign_writes_total",
                     "Writes by others after which the object was not as wanted",
-                    [label("writer", "`user`: `kubectl` or an unknown client; `publisher`: another publisher or agent")],
+                    [label(
+                        "writer",
+                        "`user`: `kubectl` or an unknown client; `nfd`, `rte` (resource-topology-exporter), `koordlet`, \
+                         `koord-manager`, `nri-plugins`: that program; `numacast`: another agent; `other`: another program",
+                    )],
                 )
-                .at_zero([["user"], ["publisher"]]),
+                .at_zero(
+                    ["user", "nfd", "rte", "koordlet", "koord-manager", "nri-plugins", "numacast", "other"]
+                        .map(|writer| [writer]),
+                ),
             events: registry.counters(
                 "numacast_events_total",
                 "Posted Kubernetes Events",

@@ -94,6 +94,12 @@ impl ClusterError {
         }
     }
 
+    /// Returns true if an apply failed because another manager wrote fields in another version, which does not have all
+    /// fields of the object. The API server converts the object to it (structured-merge-diff, `merge/update.go`).
+    pub fn is_of_other_version(&self) -> bool {
+        matches!(self, Self::Rejected { code: 500, message, .. } if message.contains("field not declared in schema"))
+    }
+
     /// Returns true if the object does not exist.
     pub const fn is_not_found(&self) -> bool {
         matches!(self, Self::Rejected { code: 404, .. })
@@ -207,6 +213,25 @@ mod tests {
         // OwnerReferencesPermissionEnforcement.
         let plugin = r#"noderesourcetopologies.topology.node.k8s.io "w" is forbidden: cannot set an ownerRef on a resource you can't delete: , <nil>"#;
         assert!(explain(plugin).is_denied(), "{plugin}");
+    }
+
+    #[test]
+    fn a_failed_conversion_to_another_version_is_known() {
+        let is = |code, message: &str| {
+            let (what, message) = ("apply x".to_owned(), message.to_owned());
+            ClusterError::Rejected { what, code, message, retry_after: None }.is_of_other_version()
+        };
+        // Responses of 1.36.
+        assert!(is(500, "failed to convert new object: .attributes: field not declared in schema"));
+        assert!(is(
+            500,
+            "failed to prune fields: failed add back owned items: failed to convert merged object at version \
+             topology.node.k8s.io/v1alpha1: .attributes: field not declared in schema"
+        ));
+        assert!(
+            !is(422, "strict decoding error: field not declared in schema")
+                && !is(500, "etcdserver: timeout")
+        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -174,6 +174,39 @@ pub struct BindingSpec {
     pub validation_actions: Vec<String>,
 }
 
+/// A configuration of one of the nri-plugins (nri-plugins 0705acc, `pkg/apis/config/v1alpha1`).
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct NriPolicy {
+    #[serde(deserialize_with = "metadata")]
+    metadata: ObjectMeta,
+    spec: NriSpec,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct NriSpec {
+    agent: NriAgent,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct NriAgent {
+    node_resource_topology: Option<bool>,
+}
+
+impl NriPolicy {
+    /// Returns whether it is in a namespace.
+    pub fn is_in(&self, namespace: &str) -> bool {
+        self.metadata.namespace.as_deref() == Some(namespace)
+    }
+
+    /// Returns whether it lets the plugin write objects, as its CRD does by default.
+    pub fn publishes(&self) -> bool {
+        self.spec.agent.node_resource_topology != Some(false)
+    }
+}
+
 impl PolicyDetails {
     /// Returns its name.
     pub fn name(&self) -> &str {
@@ -215,6 +248,11 @@ impl Cluster {
     /// Lists the DaemonSets of all namespaces.
     pub fn all_daemon_sets(&self) -> Pages<SlimDaemonSet> {
         self.listed("daemonsets", "/apis/apps/v1/daemonsets")
+    }
+
+    /// Lists the configurations of nri-plugins in a resource of `config.nri`.
+    pub fn nri_policies(&self, resource: &str) -> Pages<NriPolicy> {
+        self.listed(resource, &format!("/apis/config.nri/v1alpha1/{resource}"))
     }
 
     fn listed<T: serde::de::DeserializeOwned>(&self, what: &str, path: &str) -> Pages<T> {

@@ -3,9 +3,11 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::{Value, json};
 
 use super::FIELD_MANAGER;
-use crate::nrt::AttributeInfo;
+use crate::nrt::{AttributeInfo, Zone};
+use crate::publishers::Publisher;
 
 /// Maximum length of a field manager's name: the API server's limit.
 const MAX_MANAGER: usize = 128;
@@ -98,9 +100,31 @@ struct RawManaged {
     manager: String,
     /// Anything that Go accepts as a time, also the last day of the year 9999.
     time: Option<String>,
-    /// Only the names at the root: lists are owned as a whole.
+    api_version: String,
+    /// Lists are owned as a whole.
     #[serde(rename = "fieldsV1")]
-    fields: Option<BTreeMap<String, IgnoredAny>>,
+    fields: Option<RawFields>,
+}
+
+/// The fields that tell publishers apart.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawFields {
+    #[serde(rename = "f:zones")]
+    zones: Option<IgnoredAny>,
+    #[serde(rename = "f:topologyPolicies")]
+    policies: Option<IgnoredAny>,
+    #[serde(rename = "f:metadata")]
+    metadata: Option<RawFieldsOfMetadata>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct RawFieldsOfMetadata {
+    #[serde(rename = "f:annotations")]
+    annotations: Option<BTreeMap<String, IgnoredAny>>,
+    #[serde(rename = "f:ownerReferences")]
+    owner_references: Option<IgnoredAny>,
 }
 
 impl RawMetadata {
@@ -111,9 +135,53 @@ impl RawMetadata {
     }
 }
 
+impl RawMetadata {
+    /// Returns the publisher that wrote the zones, if it is another one that is known.
+    pub(super) fn publisher(&self, zones: impl FnOnce() -> Vec<Zone>) -> Option<&'static Publisher> {
+        let mut managed = self.managed_fields.iter().flatten();
+        let foreign = managed.find(|entry| entry.has_zones() && entry.manager != FIELD_MANAGER)?;
+        foreign.publisher(self.annotations.as_ref(), &zones())
+    }
+}
+
 impl RawManaged {
     fn has_zones(&self) -> bool {
-        self.fields.as_ref().is_some_and(|fields| fields.contains_key("f:zones"))
+        self.fields.as_ref().is_some_and(|fields| fields.zones.is_some())
+    }
+
+    /// Returns the known publisher that wrote this of an object with these annotations and zones.
+    fn publisher(
+        &self,
+        annotations: Option<&BTreeMap<String, String>>,
+        zones: &[Zone],
+    ) -> Option<&'static Publisher> {
+        let fields = || Some(self.fields.as_ref()?.json());
+        let of_content = || Publisher::of_content(&self.api_version, &fields()?, annotations, zones);
+        Publisher::of_manager(&self.manager).or_else(of_content)
+    }
+}
+
+impl RawFields {
+    /// Returns the fields as they are in `fieldsV1`.
+    fn json(&self) -> Value {
+        let mut fields = json!({});
+        let metadata = self.metadata.as_ref();
+        let owners = metadata.and_then(|metadata| metadata.owner_references);
+        for (path, field) in [
+            (&["f:zones"][..], self.zones),
+            (&["f:topologyPolicies"], self.policies),
+            (&["f:metadata", "f:ownerReferences"], owners),
+        ] {
+            if field.is_some() {
+                *path.iter().fold(&mut fields, |level, key| &mut level[*key]) = json!({});
+            }
+        }
+        for key in
+            metadata.and_then(|metadata| metadata.annotations.as_ref()).into_iter().flat_map(BTreeMap::keys)
+        {
+            fields["f:metadata"]["f:annotations"][key] = json!({});
+        }
+        fields
     }
 }
 
@@ -152,8 +220,6 @@ fn writers(managed: Vec<RawManaged>) -> Writers {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
-
     use super::*;
 
     impl NrtMeta {

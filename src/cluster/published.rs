@@ -12,6 +12,7 @@ use crate::nrt::{
     Amounts, AttributeInfo, FINGERPRINT, FINGERPRINT_ANNOTATION, POLICY, SCOPE, ZONE_TYPE, Zone as NrtZone,
     describes_node, policy_and_scope,
 };
+use crate::publishers::Publisher;
 use crate::topology::Zone;
 
 /// The object of one node. What cannot be read, such as one invalid zone, is left out and noted: another publisher may have written it.
@@ -27,6 +28,8 @@ pub struct PublishedObject {
     /// The attributes, with policy and scope also where they are in the deprecated list of policies, and the
     /// fingerprint also where it is an annotation.
     pub attributes: BTreeMap<String, String>,
+    /// The publisher that wrote the zones, if it is another one that is known.
+    pub publisher: Option<&'static Publisher>,
     /// What could not be read, one sentence each.
     pub errors: Vec<String>,
     /// Whether a zone is a NUMA node or there is no zone at all. Otherwise no scheduler reads the object as
@@ -51,9 +54,11 @@ impl From<RawTopology<Box<RawValue>>> for PublishedObject {
             Err((kind, _)) => kind,
         });
         let annotation = raw.metadata.annotation(FINGERPRINT_ANNOTATION);
+        let readable = || zones.iter().filter_map(|zone| zone.as_ref().ok().cloned()).collect();
         let mut object = Self {
             describes_node: describes_node(types),
             changed: raw.metadata.zones_changed(),
+            publisher: raw.metadata.publisher(readable),
             meta: RawObject { metadata: raw.metadata }.into(),
             zones: Vec::new(),
             attributes: by_name(attributes),

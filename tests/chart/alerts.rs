@@ -138,14 +138,14 @@ pub(crate) const CASES: &[Case] = &[
         alert: "NumacastForeignWrites",
         at: 60,
         not_at: None,
-        fires: &[(r#"numacast_foreign_writes_total{A, writer="publisher"}"#, "0x20 1x20 2x30")],
+        fires: &[(r#"numacast_foreign_writes_total{A, writer="koordlet"}"#, "0x20 1x20 2x30")],
         // A single takeover, and edits by people.
         quiet: &[
-            (r#"numacast_foreign_writes_total{A, writer="publisher"}"#, "0x30 1x40"),
+            (r#"numacast_foreign_writes_total{A, writer="koordlet"}"#, "0x30 1x40"),
             (r#"numacast_foreign_writes_total{A, writer="user"}"#, "0+1x70"),
         ],
         of: Of::Agent,
-        more: &[("writer", "publisher")],
+        more: &[("writer", "koordlet")],
     },
     Case {
         alert: "NumacastSlowWrites",

@@ -50,6 +50,7 @@ async fn planted(world: &World, plant: &Plant) -> Result<()> {
     let mut findings = report["findings"].as_array().into_iter().flatten();
     let finding = findings.find(|finding| finding["check"] == plant.check).context("no finding")?;
     ensure!(finding["place"] == plant.place, "{finding:#}");
+    ensure!(finding.to_string().to_lowercase().contains(&plant.order.to_lowercase()), "{finding:#}");
     match finding["mend"]["run"].as_str() {
         Some(command) => {
             ensure!(plant.has_command, "{command} is printed, and not known to the test");

@@ -122,6 +122,49 @@ async fn kai_has_the_numbers_of_the_account_after_every_step() -> Result<()> {
     Ok(())
 }
 
+/// KAI-Scheduler d5bc503, `pkg/npe/exporter.go`: a pass that compares the annotation with the exporter's own value, and
+/// patches the pod if it differs. Returns whether it did.
+async fn exporter_looks(pods: &Api<Pod>, name: &str, own: &str) -> Result<bool> {
+    if pods.get(name).await?.annotations().get(OBSERVED).map(String::as_str) == Some(own) {
+        return Ok(false);
+    }
+    let patch = Patch::Merge(json!({"metadata": {"annotations": {OBSERVED: own}}}));
+    pods.patch(name, &PatchParams::default(), &patch).await?;
+    Ok(true)
+}
+
+#[tokio::test]
+async fn beside_kais_own_exporter_writes_are_few_and_its_end_ends_the_conflict() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
+    let node = RealNode::on("two-by-eight")?.start(&cluster).await?;
+    let pods: Api<Pod> = Api::namespaced(node.client(), node.namespace());
+    node.run(pod("holder").cpus(2).memory("64Mi")).await?;
+    let mut agent = Agent::start(&node, &[CONSUMER])?;
+    agrees(&node, &mut agent).await?;
+    let annotation = async || -> Result<String> {
+        pods.get("holder").await?.annotations().get(OBSERVED).cloned().context("no annotation")
+    };
+    // The same amounts, as Go writes quantities.
+    let ours = annotation().await?;
+    let theirs = ours.replace("67108864", "64Mi");
+    ensure!(theirs != ours, "{ours}");
+    let mut patches = 0;
+    for _ in 0..30 {
+        patches += usize::from(exporter_looks(&pods, "holder", &theirs).await?);
+    }
+    let written = agent.annotations().await?;
+    ensure!(patches >= 1 && written <= 2.0, "{written} writes of ours, {patches} of the exporter");
+    // It is switched off.
+    until("the annotation is ours", async || {
+        agent.still_runs()?;
+        ensure!(annotation().await? == ours, "it is not");
+        Ok(())
+    })
+    .await?;
+    agent.end().await
+}
+
 #[tokio::test]
 async fn the_annotation_of_a_pod_is_mended_and_that_of_others_is_left_alone() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };

@@ -6,7 +6,7 @@
 //! - zones: `steps`, `init_containers`, `memory_groups`, `pod_level`, `steady`, `restarts`, `faults`; their oracle: `harness`
 //! - pods: `fingerprint`, `sources`, `pod_list`, `protobuf`, `made_pods`, `quantities`
 //! - the kubelet: `configuration`, `order`, `doctor_node`; claims: `dra`, `claims`, `claim_reads`
-//! - the object: `publisher`, `refusals`, `admitted`, `kubectl`; for KAI-Scheduler: `kai`
+//! - the object: `publisher`, `neighbours`, `refusals`, `admitted`, `kubectl`; for KAI-Scheduler: `kai`
 //! - the proxy and the Pods API: `proxy`, `clients`, `pods_served`, `hostile`
 //! - the controller: `controller`
 //! - commands for people: `show`, `fit`, `doctor`, `pictures`
@@ -35,6 +35,7 @@ mod kubectl;
 mod made_pods;
 mod memory_groups;
 mod migration;
+mod neighbours;
 mod order;
 mod pictures;
 mod pod_level;

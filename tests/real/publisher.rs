@@ -18,6 +18,7 @@ use crate::refusals::{NO_PORTS, add_node, agent};
 use crate::sim_node::Node as SimNode;
 use crate::support::chart::{self, AGENT, Chart, RELEASE};
 use crate::support::cluster::ApiServerOptions;
+use crate::support::neighbours::{Kind, Neighbour};
 use crate::support::process::Process;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, tokens};
@@ -205,6 +206,26 @@ async fn an_object_that_others_write_is_taken_over() -> Result<()> {
         .await?;
     }
     // The agent never needed a right that it lacks.
+    let log = world.agent.log_tail();
+    ensure!(!log.contains("RBAC denied") && !log.contains("forbidden"), "{log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_object_that_koordlet_wrote_in_the_old_version_is_taken_over() -> Result<()> {
+    let Some(parts) = Parts::with_helm(Needs::ApiServer)? else { return Ok(()) };
+    let cluster = with_node(&parts).await?;
+    Neighbour::start(Kind::Koordlet, "worker", &cluster.admin_kubeconfig()).await?.look().await?;
+    let mut world = World::start(&parts, cluster, &[], &[]).await?;
+    let object = world
+        .until("what koordlet left is taken over", |object| {
+            ensure!(object.get("topologyPolicies").is_none(), "{}", object["topologyPolicies"]);
+            ensure!(object["attributes"].is_array(), "no attributes");
+            Ok(())
+        })
+        .await?;
+    let annotations = &object["metadata"]["annotations"];
+    ensure!(annotations["node.koordinator.sh/cpu-topology"].is_string(), "{annotations}");
     let log = world.agent.log_tail();
     ensure!(!log.contains("RBAC denied") && !log.contains("forbidden"), "{log}");
     Ok(())

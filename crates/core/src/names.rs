@@ -42,9 +42,13 @@ pub fn is_device_resource(name: &str) -> bool {
     parts.is_some_and(|(domain, rest)| is_dns_name(domain) && is_name_part(rest))
 }
 
-/// Returns true if the name can be that of devices in a zone: of a device plugin's, or the driver of claimed ones.
+/// Returns true if the name can be that of devices in a zone: of a device plugin's, or the driver of claimed ones. The
+/// kubelet accepts no plugin for a native resource, such as Koordinator's `kubernetes.io/batch-cpu`.
 pub fn is_device_or_driver(name: &str) -> bool {
-    is_device_resource(name) || (name.contains('.') && is_dns_name(name))
+    match name.contains('/') {
+        true => is_device_resource(name) && !is_native_resource(name),
+        false => name.contains('.') && is_dns_name(name),
+    }
 }
 
 /// Returns true if Kubernetes treats the resource as native: no domain, or its own (`IsNativeResource` in

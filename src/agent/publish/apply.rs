@@ -2,16 +2,18 @@
 
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, OwnerReference};
 use kube::api::ObjectMeta;
+use serde_json::{Value, json};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::drift::Leftovers;
+use super::field_manager::POLICIES;
 use super::object::{node_reference, object};
 use crate::agent::live_object::LiveObject;
 use crate::cluster::{Cluster, ClusterError, ObjectWatch};
-use crate::nrt::NodeResourceTopology;
+use crate::nrt::{Form, NodeResourceTopology, Version};
 use crate::scheduler::Publishable;
 
 /// How long a Node UID that was read may be used for a new object: the Node may be recreated.
@@ -109,7 +111,7 @@ impl ObjectWriter {
     /// its name now, if any, and applies once more; the first error is only logged.
     pub(super) async fn write(&mut self, state: &Publishable) -> Result<(), ClusterError> {
         match self.apply(state).await {
-            Err(error) if error.is_other_object_or_version() => {
+            Err(error) if error.is_other_object_or_version() || error.is_of_other_version() => {
                 debug!("{error}; reading it again");
                 self.metadata = None;
                 self.read().await?;
@@ -149,6 +151,7 @@ impl ObjectWriter {
                 owner.map(|reference| vec![reference])
             }
         };
+        self.disown_old_version(&object).await?;
         let metadata = match self.cluster.apply(&object).await {
             Err(error) if has_new_owner && error.is_denied() => {
                 self.create_without_owner(object, &error).await?
@@ -156,6 +159,24 @@ impl ObjectWriter {
             applied => applied?,
         };
         self.metadata = Some(metadata);
+        Ok(())
+    }
+
+    /// Makes nobody the owner of what was written in v1alpha1, as koordlet does: the API server converts an applied
+    /// object to the version of every other manager, and fails if that version does not have all of its fields.
+    async fn disown_old_version(&mut self, object: &NodeResourceTopology) -> Result<(), ClusterError> {
+        let Some(metadata) = &self.metadata else { return Ok(()) };
+        let Some(managed) = without_old_version(metadata, self.cluster.form()) else { return Ok(()) };
+        // A policy may not admit the content of others.
+        let mut patch = json!({
+            "metadata": {"resourceVersion": metadata.resource_version, "managedFields": managed},
+            "zones": object.spec.zones,
+            "attributes": object.spec.attributes,
+        });
+        if !self.cluster.form().has_policies() {
+            patch[POLICIES] = Value::Null;
+        }
+        self.metadata = Some(self.cluster.merge(&self.node, &patch).await?);
         Ok(())
     }
 
@@ -220,5 +241,39 @@ impl ObjectWriter {
     fn has_other_owner(&self, uid: &str) -> bool {
         let is_other = |owner: &OwnerReference| owner.uid != uid;
         self.metadata.as_ref().is_some_and(|metadata| self.own_references(metadata).iter().all(is_other))
+    }
+}
+
+/// Returns the managed fields without those of v1alpha1; `None` if there are none, or we write that version ourselves.
+fn without_old_version(metadata: &ObjectMeta, form: Form) -> Option<Value> {
+    let is_old = |entry: &&ManagedFieldsEntry| {
+        entry.api_version.as_deref().is_some_and(|version| version.ends_with(Version::V1alpha1.name()))
+    };
+    let all = || metadata.managed_fields.iter().flatten();
+    if form.version == Version::V1alpha1 || !all().any(|entry| is_old(&entry)) {
+        return None;
+    }
+    let kept: Vec<&ManagedFieldsEntry> = all().filter(|entry| !is_old(entry)).collect();
+    // An empty list would be ignored.
+    Some(if kept.is_empty() { json!([{}]) } else { json!(kept) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::publish::field_manager::tests::metadata;
+
+    #[test]
+    fn only_what_was_written_in_the_old_version_is_disowned() {
+        let entry = |manager: &str, version: &str| json!({"manager": manager, "operation": "Update", "apiVersion": format!("topology.node.k8s.io/{version}")});
+        let of = |entries: Vec<Value>, form: Form| {
+            without_old_version(&metadata(json!({"managedFields": entries})), form)
+        };
+        let (nfd, koordlet) = (entry("nfd", "v1alpha2"), entry("koordlet", "v1alpha1"));
+        assert_eq!(of(vec![nfd.clone()], Form::default()), None);
+        assert_eq!(of(vec![koordlet.clone(), nfd.clone()], Form::default()), Some(json!([nfd])));
+        assert_eq!(of(vec![koordlet.clone()], Form::default()), Some(json!([{}])));
+        let old = Form { version: Version::V1alpha1, policies: true };
+        assert_eq!(of(vec![koordlet, nfd], old), None);
     }
 }

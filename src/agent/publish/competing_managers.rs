@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::field_manager::FieldManager;
+use crate::publishers::Publisher;
 use crate::util::backoff::back_off;
 
 /// How many times a person, or an agent that is being replaced, may write within [`EDITS_WITHIN`] before it
@@ -50,6 +51,8 @@ pub(super) enum Reaction {
 
 #[derive(Debug)]
 struct Writer {
+    /// What it is, once that is known.
+    publisher: Option<&'static Publisher>,
     last: Instant,
     overwritten: VecDeque<Instant>,
     competes: bool,
@@ -68,15 +71,32 @@ impl CompetingManagers {
         Self { policy, writers: BTreeMap::new() }
     }
 
-    /// Decides what to do about a change by `author`. `is_fresh`: the change was not seen before.
-    pub(super) fn react(&mut self, author: &FieldManager, is_fresh: bool, now: Instant) -> Reaction {
+    /// Remembers which publisher a writer is.
+    pub(super) fn recognise(&mut self, author: &FieldManager, publisher: &'static Publisher, now: Instant) {
         self.forget(now);
-        let writer = self.writers.entry(author.clone()).or_insert_with(|| Writer {
+        self.writer(author, now).publisher = Some(publisher);
+    }
+
+    /// Returns which publisher a writer is.
+    pub(super) fn publisher(&self, author: &FieldManager) -> Option<&'static Publisher> {
+        self.writers.get(author)?.publisher
+    }
+
+    fn writer(&mut self, author: &FieldManager, now: Instant) -> &mut Writer {
+        self.writers.entry(author.clone()).or_insert_with(|| Writer {
+            publisher: None,
             last: now,
             overwritten: VecDeque::new(),
             competes: false,
             overwrites: 0,
-        });
+        })
+    }
+
+    /// Decides what to do about a change by `author`. `is_fresh`: the change was not seen before.
+    pub(super) fn react(&mut self, author: &FieldManager, is_fresh: bool, now: Instant) -> Reaction {
+        self.forget(now);
+        let policy = self.policy;
+        let writer = self.writer(author, now);
         if is_fresh {
             writer.last = now;
         }
@@ -94,7 +114,7 @@ impl CompetingManagers {
             writer.overwrites = 0;
             return Reaction::TakeOver;
         }
-        match self.policy {
+        match policy {
             ConflictPolicy::Report => Reaction::Leave,
             ConflictPolicy::Overwrite => {
                 Reaction::Overwrite(back_off(&mut writer.overwrites, OVERWRITE_DELAY, OVERWRITE_LIMIT))

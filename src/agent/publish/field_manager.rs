@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry;
 use kube::core::ObjectMeta;
 
 use crate::cluster::FIELD_MANAGER;
+use crate::nrt::Zone;
 use crate::publishers::Publisher;
 
 /// The deprecated field with the policies, which we write on request only.
@@ -57,17 +58,18 @@ impl FieldManager {
         }
     }
 
-    /// Returns the program, if it is a known publisher.
-    pub(super) fn publisher(&self) -> Option<&'static Publisher> {
-        match self {
-            Self::Program(name) => Publisher::of_manager(name),
-            Self::Person(_) | Self::SameName | Self::Unknown => None,
-        }
-    }
-
-    /// Returns true for a person or an unknown client. Another process with our field manager is a program.
-    pub(super) const fn is_person(&self) -> bool {
-        matches!(self, Self::Person(_) | Self::Unknown)
+    /// Returns the program, if it is a known publisher: by its name, or by what it wrote of the object with this
+    /// metadata and these zones.
+    pub(super) fn publisher(&self, metadata: &ObjectMeta, zones: &[Zone]) -> Option<&'static Publisher> {
+        let Self::Program(name) = self else { return None };
+        let own =
+            metadata.managed_fields.iter().flatten().filter(|entry| entry.manager.as_ref() == Some(name));
+        let of_content = |entry: &ManagedFieldsEntry| {
+            let version = entry.api_version.as_deref().unwrap_or_default();
+            let fields = &entry.fields_v1.as_ref()?.0;
+            Publisher::of_content(version, fields, metadata.annotations.as_ref(), zones)
+        };
+        Publisher::of_manager(name).or_else(|| own.filter_map(of_content).next())
     }
 }
 
@@ -135,9 +137,21 @@ pub(super) mod tests {
         let nfd = entry("nfd", 3, json!({"f:attributes": {}}));
         assert_eq!(of(std::slice::from_ref(&ours)), None);
         assert_eq!(of(&[]), None);
-        let (person, program) = (of(&[ours.clone(), edit]).unwrap(), of(&[ours, nfd]).unwrap());
-        assert!(person.is_person() && FieldManager::Unknown.is_person());
-        assert!(!program.is_person() && !FieldManager::SameName.is_person());
+        assert_eq!(of(&[ours.clone(), edit]), Some(FieldManager::Person("kubectl-edit".to_owned())));
+        assert_eq!(of(&[ours, nfd]), Some(FieldManager::Program("nfd".to_owned())));
+    }
+
+    #[test]
+    fn a_program_with_another_name_is_known_by_what_it_wrote() {
+        let annotations = json!({"f:metadata": {"f:annotations": {"f:k8stopoawareschedwg/rte-update": {}}}});
+        let metadata =
+            metadata(json!({"managedFields": [entry("app", 1, annotations), entry("x", 2, json!({}))]}));
+        let label = |manager: &str| {
+            let publisher = FieldManager::Program(manager.to_owned()).publisher(&metadata, &[]);
+            publisher.map(|publisher| publisher.label)
+        };
+        assert_eq!((label("app"), label("x"), label("koordlet")), (Some("rte"), None, Some("koordlet")));
+        assert_eq!(FieldManager::Person("app".to_owned()).publisher(&metadata, &[]), None);
     }
 
     #[test]

@@ -15,8 +15,12 @@ use crate::agent::live_object::LiveObject;
 use crate::agent::metrics::WriteReason;
 use crate::agent::report::Reason;
 use crate::cluster::ClusterError;
-use crate::nrt::NodeResourceTopology;
+use crate::nrt::{NodeResourceTopology, Zone};
+use crate::publishers::Publisher;
 use crate::util::backoff::jittered;
+
+/// Maximum number of competing writers in a message: an Event has room for 1 kB.
+const MAX_NAMED: usize = 3;
 
 impl PublishTask {
     /// Examines the live object at startup: one of another writer is taken over with the first write.
@@ -27,6 +31,7 @@ impl PublishTask {
             self.ownership.stale_owner = Some((now, false));
         }
         let Some(author) = FieldManager::of_content(&object.metadata) else { return };
+        self.recognise(&author, &object.metadata, &object.spec.zones);
         self.ownership.competing.react(&author, true, now);
         self.first = Some(WriteReason::Takeover);
         let node = &self.writer.node;
@@ -63,7 +68,9 @@ impl PublishTask {
         }
         match self.writer.read().await {
             Ok(LiveObject::Object(object)) => {
-                if self.compare(&object, true) {
+                // A competitor would put them back.
+                let is_contested = self.ownership.competing.active(Instant::now()).next().is_some();
+                if self.compare(&object, true) && !is_contested {
                     self.remove_leftovers().await;
                 }
             }
@@ -71,6 +78,7 @@ impl PublishTask {
             Ok(LiveObject::Unreadable | LiveObject::Unknown) => {
                 let fields = ["zones", "attributes"];
                 let author = FieldManager::of(&metadata, &fields);
+                self.recognise(&author, &metadata, &[]);
                 self.writer.metadata = Some(metadata);
                 self.react(&author, &fields, true);
             }
@@ -127,15 +135,28 @@ impl PublishTask {
             return true;
         }
         let author = FieldManager::of(&live.metadata, &fields);
+        self.recognise(&author, &live.metadata, &live.spec.zones);
         self.react(&author, &fields, is_fresh);
         false
+    }
+
+    /// Finds out which publisher wrote the object with this metadata and these zones.
+    fn recognise(&mut self, author: &FieldManager, metadata: &ObjectMeta, zones: &[Zone]) {
+        if let Some(publisher) = author.publisher(metadata, zones) {
+            self.ownership.competing.recognise(author, publisher, Instant::now());
+        }
     }
 
     fn react(&mut self, author: &FieldManager, fields: &[&str], is_fresh: bool) {
         let now = Instant::now();
         self.ownership.up_to_date = None;
         if is_fresh {
-            let writer = if author.is_person() { "user" } else { "publisher" };
+            let writer = match (author, self.ownership.competing.publisher(author)) {
+                (FieldManager::Person(_) | FieldManager::Unknown, _) => "user",
+                (FieldManager::SameName, _) => "numacast",
+                (FieldManager::Program(_), Some(publisher)) => publisher.label,
+                (FieldManager::Program(_), None) => "other",
+            };
             self.metrics.foreign_writes.with([writer]).inc();
         }
         match self.ownership.competing.react(author, is_fresh, now) {
@@ -158,18 +179,19 @@ impl PublishTask {
     }
 
     fn report_competitors(&mut self) {
-        let active = self.ownership.competing.active(Instant::now());
-        let active: Vec<&FieldManager> = active.collect();
-        let known = active.iter().filter_map(|manager| manager.publisher()).map(|known| known.switch);
-        let switches = Some(known.collect::<Vec<_>>().join("; ")).filter(|switches| !switches.is_empty());
-        let active: Vec<String> = active.into_iter().map(ToString::to_string).collect();
-        let competitor = (!active.is_empty()).then(|| active.join(" and "));
+        let competing = &self.ownership.competing;
+        let active = competing.active(Instant::now()).map(|author| (author, competing.publisher(author)));
+        let active: Vec<_> = active.take(MAX_NAMED).collect();
+        let switches: Vec<String> =
+            active.iter().map(|(author, publisher)| order(author, *publisher)).collect();
+        let names: Vec<String> = active.iter().map(|(author, publisher)| named(author, *publisher)).collect();
+        let competitor = (!names.is_empty()).then(|| names.join(" and "));
         if let Some(names) = &competitor {
             let note = format!(
                 "{names} keeps rewriting the NodeResourceTopology {}: two publishers of one object mislead the \
                  scheduler; {}",
                 self.writer.node,
-                switches.unwrap_or_else(|| "stop one of them".to_owned()),
+                switches.join("; "),
             );
             if self.published.borrow().competitor != competitor {
                 warn!("{note}");
@@ -204,14 +226,11 @@ impl PublishTask {
         }
     }
 
-    /// Removes, after a write, what others left and an apply does not remove.
+    /// Removes what others left and an apply does not remove.
     pub(super) async fn remove_leftovers(&mut self) {
         let Some(metadata) = &self.writer.metadata else { return };
         let leftovers = self.ownership.leftovers(metadata);
-        // A competitor would put it back.
-        let is_contested = self.ownership.competing.active(Instant::now()).next().is_some();
-        let is_removal = leftovers.any() && !is_contested;
-        self.ownership.has_removal_failed = is_removal && !self.remove(leftovers).await;
+        self.ownership.has_removal_failed = leftovers.any() && !self.remove(leftovers).await;
         self.ownership.up_to_date = self.writer.metadata.as_ref().and_then(identity);
     }
 
@@ -277,5 +296,22 @@ impl PublishTask {
         if self.watch_error.is_new(error.to_string()) {
             warn!("{error}; changes of the object by others are found at the next refresh");
         }
+    }
+}
+
+/// Returns the name of a writer, and that of the publisher if it is another one.
+fn named(author: &FieldManager, publisher: Option<&Publisher>) -> String {
+    match publisher.filter(|publisher| !author.to_string().contains(publisher.name)) {
+        Some(publisher) => format!("{author} ({})", publisher.name),
+        None => author.to_string(),
+    }
+}
+
+/// Returns what ends the writes of a competitor.
+fn order(author: &FieldManager, publisher: Option<&Publisher>) -> String {
+    match (author, publisher) {
+        (_, Some(publisher)) => publisher.switch.to_owned(),
+        (FieldManager::SameName, None) => "remove one of the agents of this node".to_owned(),
+        (_, None) => "stop one of them".to_owned(),
     }
 }

@@ -9,13 +9,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::installed::{AgentSet, ControllerSet, ObjectName, Runs, SchedulerPod, runs};
+use super::rivals::words_of;
 use crate::cluster::{
-    BindingDetails, Cluster, ClusterError, CrdDetails, NodeDetails, Pages, PolicyDetails, PublishedObject,
-    SlimDaemonSet,
+    BindingDetails, Cluster, ClusterError, CrdDetails, NodeDetails, NriPolicy, Pages, PolicyDetails,
+    PublishedObject, SlimDaemonSet,
 };
 use crate::core_v1::InspectedPod;
 use crate::inspect::printable;
 use crate::nrt::{Form, Version};
+use crate::publishers::nri_configuration;
 
 /// Maximum number of ConfigMaps that are read. An installation has about five.
 const MAX_CONFIG_MAPS: usize = 50;
@@ -56,6 +58,8 @@ pub(super) struct Facts {
     pub(super) config_maps: BTreeMap<ObjectName, BTreeMap<String, String>>,
     /// The Leases of the controllers; `None` for one that does not exist.
     pub(super) leases: BTreeMap<ObjectName, Option<Lease>>,
+    /// The configurations of nri-plugins that run, by resource; without those that could not be read.
+    pub(super) nri_policies: BTreeMap<String, Vec<NriPolicy>>,
     /// The configurations of kubelets, in JSON.
     pub(super) kubelets: BTreeMap<String, Vec<u8>>,
     /// The DaemonSets that run agents.
@@ -104,6 +108,11 @@ const PODS: Source = Source { what: "the pods", needs: "`list` of pods", essenti
 const CONFIG_MAPS: Source = Source { what: "ConfigMaps", needs: "`get` of configmaps", essential: false };
 const LEASES: Source =
     Source { what: "Leases", needs: "`get` of leases.coordination.k8s.io", essential: false };
+const NRI_POLICIES: Source = Source {
+    what: "the configuration of nri-plugins",
+    needs: "`list` of balloonspolicies, templatepolicies and topologyawarepolicies of config.nri",
+    essential: false,
+};
 const KUBELETS: Source =
     Source { what: "the configuration of kubelets", needs: "`get` of nodes/proxy", essential: false };
 
@@ -129,6 +138,7 @@ impl Facts {
         facts.controllers = ControllerSet::all(pods);
         facts.schedulers = SchedulerPod::all(pods);
         facts.read_config_maps(cluster).await;
+        facts.read_nri_policies(cluster).await;
         facts.read_leases(cluster).await;
         facts.read_kubelets(cluster, kubelets).await;
         facts
@@ -221,6 +231,21 @@ impl Facts {
             let lease = cluster.lease(&namespace, &name).await;
             if let Some(lease) = self.note(LEASES, lease) {
                 self.leases.insert((namespace, name), lease);
+            }
+        }
+    }
+
+    async fn read_nri_policies(&mut self, cluster: &Cluster) {
+        let sets = self.daemon_sets.iter().flatten();
+        let resources: BTreeSet<String> =
+            sets.filter_map(|set| nri_configuration(words_of(set).into_iter())).collect();
+        for resource in resources {
+            let read = match all(cluster.nri_policies(&resource)).await {
+                Err(error) if error.is_not_found() => Ok(Vec::new()),
+                read => read,
+            };
+            if let Some(policies) = self.note(NRI_POLICIES, read) {
+                self.nri_policies.insert(resource, policies);
             }
         }
     }

@@ -18,12 +18,14 @@ pub(super) struct Plant {
     pub(super) restore: String,
     /// Other checks that may find something, too.
     pub(super) also: &'static [&'static str],
+    /// What the finding has to say.
+    pub(super) order: &'static str,
 }
 
 /// A fault that no command mends.
 fn plant(check: &'static str, place: &'static str, plant: &str, restore: &str) -> Plant {
     let (plant, restore) = (plant.to_owned(), restore.to_owned());
-    Plant { check, place, plant, has_command: false, follow_up: "", restore, also: &[] }
+    Plant { check, place, plant, has_command: false, follow_up: "", restore, also: &[], order: "" }
 }
 
 /// A fault that the printed command mends.
@@ -40,13 +42,17 @@ impl Plant {
         Self { restore: restore.to_owned(), ..self }
     }
 
+    fn ordering(self, order: &'static str) -> Self {
+        Self { order, ..self }
+    }
+
     fn with(self, also: &'static [&'static str]) -> Self {
         Self { also, ..self }
     }
 }
 
 pub(super) fn plants() -> Vec<Plant> {
-    [crd(), policies(), agents(), objects(), kubelets(), schedulers(), controllers()]
+    [crd(), policies(), agents(), objects(), rivals(), kubelets(), schedulers(), controllers()]
         .into_iter()
         .flatten()
         .collect()
@@ -188,11 +194,6 @@ fn objects() -> Vec<Plant> {
             r#"change worker-1 '[{{"op": "replace", "path": "/attributes/4/value", "value": "{value}"}}]'"#
         )
     };
-    let rival = r#"quietly kubectl create --filename - <<'END'
-{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "nfd", "namespace": "default"}, "spec": {
- "selector": {"matchLabels": {"app": "nfd"}}, "template": {"metadata": {"labels": {"app": "nfd"}}, "spec": {"containers": [
- {"name": "topology-updater", "image": "nfd", "command": ["nfd-topology-updater"]}]}}}}
-END"#;
     let earlier = r#"change worker-1 '[{"op": "replace", "path": "/metadata/ownerReferences/0/uid", "value": "earlier"}]'"#;
     let odd =
         r#"change worker-1 '[{"op": "add", "path": "/zones/-", "value": {"name": "odd", "type": "Node"}}]'"#;
@@ -226,10 +227,96 @@ END"#;
         mended("FingerprintDiffers", object, &fingerprint("pfp0v0010000000000000001"))
             .then("start agent-worker-1; republish worker-1"),
         mended("ForeignWriter", object, "publish worker-1 nfd-topology-updater").then(publish),
-        mended("RivalPublisher", "DaemonSet default/nfd", rival),
         plant("ObjectWrittenOften", object, WRITE_OFTEN, "republish worker-1"),
     ]
 }
+
+/// Other publishers. What restores the cluster is what the finding orders.
+fn rivals() -> Vec<Plant> {
+    let object = "NodeResourceTopology worker-1";
+    let order = "set `config.agent.nodeResourceTopology: false` in its chart";
+    let balloon = r#"change worker-1 '[{"op": "replace", "path": "/zones/0/type", "value": "balloon"},
+                      {"op": "replace", "path": "/zones/1/type", "value": "balloon"}]'; owns worker-1 app v1alpha2"#;
+    let configured = |value: bool| {
+        format!(
+            "quietly kubectl patch balloonspolicies default --namespace default --type merge --patch \
+             '{{\"spec\": {{\"agent\": {{\"nodeResourceTopology\": {value}}}}}}}'"
+        )
+    };
+    let nri = format!(
+        "{NRI_CRD}\n{}\n{}",
+        daemon_set("nri", "ghcr.io/containers/nri-plugins/nri-resource-policy-balloons:v0.14", ""),
+        r#"until quietly kubectl create --filename - <<'END'
+{"apiVersion": "config.nri/v1alpha1", "kind": "BalloonsPolicy", "metadata": {"name": "default", "namespace": "default"}}
+END
+do sleep 0.1; done"#,
+    );
+    let gates =
+        |gates: &str| daemon_set("koordlet", "koordlet:v1.8", &format!(r#""--feature-gates={gates}""#));
+    // Only where agents annotate pods.
+    let consumer = |from: &str, to: &str| {
+        format!(
+            "kubectl get configmap numacast-agent --namespace numacast --output json | sed 's/{from}/{to}/' |
+                 quietly kubectl replace --filename -"
+        )
+    };
+    let (before, kai) = (r#""config.yaml": ""#, r#""config.yaml": "consumer: kai\\n"#);
+    vec![
+        mended(
+            "RivalPublisher",
+            "DaemonSet default/nfd",
+            &daemon_set("nfd", "nfd", r#""nfd-topology-updater""#),
+        )
+        .ordering("set `topologyUpdater.enable: false` in NFD's chart"),
+        plant(
+            "RivalPublisher",
+            "DaemonSet default/koordlet",
+            &gates("AllBeta=true"),
+            // The test ends when nothing is found; then the DaemonSet itself is in nobody's way.
+            &format!(
+                "quietly kubectl delete daemonset koordlet --namespace default; {}",
+                gates("NodeTopologyReport=false")
+            ),
+        )
+        .ordering("add `NodeTopologyReport=false` to its --feature-gates"),
+        plant("RivalPublisher", "DaemonSet default/nri", &nri, &configured(false)).ordering(order),
+        plant(
+            "RivalPublisher",
+            "DaemonSet default/kai",
+            &format!(
+                "{}\n{}",
+                consumer(before, kai),
+                daemon_set("kai", "ghcr.io/kai-scheduler/kai-scheduler/numa-placement-exporter:v0.17.0", "")
+            ),
+            &format!("quietly kubectl delete daemonset kai --namespace default; {}", consumer(kai, before)),
+        )
+        .ordering("set `numaPlacementExporter.enabled: false` in KAI's chart"),
+        mended("ForeignWriter", object, "publish worker-1 koordinator-manager")
+            .then("publish worker-1")
+            .ordering("set `enable: false` for these nodes in `colocation-config`"),
+        mended("ForeignWriter", object, balloon).then("publish worker-1").ordering(order),
+    ]
+}
+
+/// Returns the script that creates a DaemonSet of an image, with arguments.
+fn daemon_set(name: &str, image: &str, arguments: &str) -> String {
+    format!(
+        r#"quietly kubectl create --filename - <<'END'
+{{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {{"name": "{name}", "namespace": "default"}}, "spec": {{
+ "selector": {{"matchLabels": {{"app": "{name}"}}}}, "template": {{"metadata": {{"labels": {{"app": "{name}"}}}}, "spec": {{
+ "containers": [{{"name": "main", "image": "{image}", "args": [{arguments}]}}]}}}}}}}}
+END"#
+    )
+}
+
+/// A CRD as nri-plugins' chart of balloons has it, with the default of the switch.
+const NRI_CRD: &str = r#"quietly kubectl create --filename - <<'END'
+{"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": {"name": "balloonspolicies.config.nri"},
+ "spec": {"group": "config.nri", "scope": "Namespaced", "names": {"kind": "BalloonsPolicy", "plural": "balloonspolicies"},
+  "versions": [{"name": "v1alpha1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {"type": "object", "properties": {
+   "spec": {"type": "object", "default": {}, "properties": {"agent": {"type": "object", "default": {"nodeResourceTopology": true},
+    "properties": {"nodeResourceTopology": {"type": "boolean"}}}}}}}}}]}}
+END"#;
 
 /// Writes an object 120 times with a few requests per second at least.
 const WRITE_OFTEN: &str = r#"republish worker-1

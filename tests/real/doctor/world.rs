@@ -39,6 +39,11 @@ republish() { quietly kubectl delete noderesourcetopology $1 --ignore-not-found;
 change() {
     quietly kubectl patch noderesourcetopology $1 --field-manager numacast --type json --patch "$2"
 }
+owns() {
+    FIELDS='{"f:zones": {}}'
+    change $1 '[{"op": "replace", "path": "/metadata/managedFields", "value": [{"manager": "'$2'", "operation": "Update",
+      "apiVersion": "topology.node.k8s.io/'$3'", "time": "2026-01-01T00:00:00Z", "fieldsType": "FieldsV1", "fieldsV1": '"$FIELDS"'}]}]'
+}
 attribute() { change $1 '[{"op": "add", "path": "/attributes/-", "value": {"name": "'$2'", "value": "'$3'"}}]'; }
 "#;
 

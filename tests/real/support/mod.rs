@@ -23,6 +23,8 @@ pub(crate) mod kai;
 pub(crate) mod koordinator;
 #[allow(dead_code, reason = "not every test program uses everything")]
 pub(crate) mod metrics;
+#[allow(dead_code, reason = "not every test program uses everything")]
+pub(crate) mod neighbours;
 pub(crate) mod node;
 pub(crate) mod nrt;
 pub(crate) mod operator;

@@ -30,7 +30,7 @@ async fn edit(server: &ApiServer, manager: &str, patch: Value) {
 
 /// Returns the number of foreign writes that the agent has counted.
 fn foreign_writes(env: &Environment) -> u64 {
-    let series = r#"numacast_foreign_writes_total{writer="publisher"}"#;
+    let series = r#"numacast_foreign_writes_total{writer="other"}"#;
     sample(&env.metrics.encode(), series).map_or(0, |value| value.parse().unwrap())
 }
 
