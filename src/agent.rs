@@ -97,10 +97,11 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Returns an agent for this node and cluster. [`Agent::run`] starts it.
+    /// Returns an agent for this node and cluster. [`Agent::run`] starts it. Without a cluster, the settings must
+    /// be those [`Settings::without_cluster`], with a file.
     #[must_use]
-    pub fn new(settings: Settings, cluster: Cluster, registry: &mut Registry) -> Self {
-        let cluster = cluster.in_form(settings.form);
+    pub fn new(settings: Settings, cluster: impl Into<Option<Cluster>>, registry: &mut Registry) -> Self {
+        let cluster = cluster.into().map(|cluster| cluster.in_form(settings.form));
         let health = Health::new(settings.poll, settings.kubelet_timeout, settings.refresh);
         let metrics = Arc::new(Metrics::register(registry, Arc::new(health)));
         let (sources, node) = (settings.pods.clone(), settings.node.clone());
@@ -109,7 +110,7 @@ impl Agent {
         let (for_executor, shared_metrics) = (rules.subscribe(), Arc::clone(&metrics));
         let executor = Executor::new(&settings, cluster.clone(), pods.clone(), for_executor, shared_metrics);
         Self {
-            reader: NodeReader::of_agent(&settings, pods, Some(cluster), Some(Arc::clone(&metrics))),
+            reader: NodeReader::of_agent(&settings, pods, cluster, Some(Arc::clone(&metrics))),
             triggers: Triggers::start(directories(settings)),
             lists: TokenBucket::new(LISTS_PER_SECOND, LIST_BURST, Instant::now()),
             live_object: executor.publisher.live_object.clone(),

@@ -37,9 +37,9 @@ pub use keys::{Key, SCHEMA, explain, keys};
 pub use kubelet::{Host, Kubelet};
 pub use layers::{Effective, Layers, Origin, Shown};
 pub use period::Period;
-pub use publish::{Consumer, Fingerprint, PodSource, Pods, Publish, Scan, Zones};
+pub use publish::{Consumer, Fingerprint, PodSource, Pods, Publish, PublishTo, Scan};
 pub use resolved::Paths;
-pub use served::{PodsApi, PodsApiSource, Proxy};
+pub use served::{PodInfo, PodsApi, PodsApiSource, Proxy};
 pub use settings::API_TIMEOUT;
 pub use telemetry::{Health, Log, Metrics};
 
@@ -96,8 +96,6 @@ pub struct Config {
     pub publish: Publish,
     /// The pod fingerprint.
     pub fingerprint: Fingerprint,
-    /// The zones.
-    pub zones: Zones,
     /// Dynamic resource allocation.
     pub dra: Dra,
     /// What the zones leave out.

@@ -14,6 +14,7 @@ mod metrics;
 mod pods_api;
 mod pods_endpoint;
 pub mod proto;
+mod refresh;
 mod request;
 mod shared;
 
@@ -32,5 +33,6 @@ pub use numacast_core::kubelet::{
 };
 pub use pods_api::{PodsClient, PodsError, PodsErrorKind, PodsWatch, watch_pods};
 pub use pods_endpoint::{parse_pods, poll_pods};
+pub use refresh::Refresh;
 pub use request::{Request, RequestError, decode_allocatable, decode_list};
 pub use shared::{Caller, Observer, SharedClient, SharedResponse};

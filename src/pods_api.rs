@@ -17,22 +17,24 @@ mod store;
 mod watch_cache;
 mod watchers;
 
-use std::future::Future;
+use std::future::{Future, pending};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures::future::join_all;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::info;
 
 use crate::cluster::Cluster;
-use crate::grpc::{Limits, ServeError, Server, Socket, keep_serving};
+use crate::grpc::{Limits, ServeError, Server, ServerMetrics, Socket, keep_serving};
 use crate::pod::Wanted;
 use crate::pod_source::{PodSourceKind, PodSources};
 use crate::telemetry::health::Probes;
 use crate::telemetry::registry::Registry;
 
 use metrics::{INFO_VERSION, Metrics, PODS_VERSION, WatcherMetrics};
-use service::{Limiter, Service};
+use service::{Limiter, OnlyInfo, Service};
 use source_follower::{SourceFollower, State};
 use store::Store;
 use watch_cache::lock;
@@ -51,6 +53,8 @@ const DESCRIPTORS: u64 = 4096;
 pub struct Settings {
     /// The socket to serve on.
     pub socket: Socket,
+    /// A socket for `PodInfo` alone.
+    pub info_socket: Option<Socket>,
     /// The pod sources, best first.
     pub order: Vec<PodSourceKind>,
 }
@@ -58,8 +62,16 @@ pub struct Settings {
 /// A server of the Pods API, not yet serving.
 pub struct PodsApi {
     socket: Socket,
+    info: Option<InfoSocket>,
     follower: SourceFollower,
     service: Arc<Service>,
+}
+
+/// The socket of `PodInfo` alone.
+struct InfoSocket {
+    socket: Socket,
+    metrics: ServerMetrics,
+    is_serving: AtomicBool,
 }
 
 impl PodsApi {
@@ -73,7 +85,12 @@ impl PodsApi {
         cluster: Option<Cluster>,
         registry: &mut Registry,
     ) -> Self {
-        let Settings { socket, order } = settings;
+        let Settings { socket, info_socket, order } = settings;
+        let info = info_socket.map(|socket| InfoSocket {
+            socket,
+            metrics: ServerMetrics::register(registry, "pod_info"),
+            is_serving: AtomicBool::new(false),
+        });
         let metrics = Metrics::register(registry);
         let observer = |version| Arc::new(WatcherMetrics { version, metrics: metrics.clone() });
         let store = Store::new(observer(PODS_VERSION), observer(INFO_VERSION));
@@ -81,15 +98,25 @@ impl PodsApi {
             pods: Arc::clone(&store.pods),
             infos: Arc::clone(&store.infos),
             has_only_kubelet_pods: Arc::default(),
+            kubelet_reads: Arc::default(),
             limiter: Limiter::default(),
             metrics: metrics.clone(),
         });
+        let kubelet_reads = Arc::clone(&service.kubelet_reads);
         let sources = PodSources { order, wanted: Wanted::default().with_raw(), ..sources };
         let has_only_kubelet_pods = Arc::clone(&service.has_only_kubelet_pods);
         let state = State::default();
-        let follower =
-            SourceFollower { sources, node, cluster, store, has_only_kubelet_pods, metrics, state };
-        Self { socket, follower, service }
+        let follower = SourceFollower {
+            sources,
+            node,
+            cluster,
+            store,
+            has_only_kubelet_pods,
+            kubelet_reads,
+            metrics,
+            state,
+        };
+        Self { socket, info, follower, service }
     }
 
     /// Returns the server's health, to be served.
@@ -98,7 +125,7 @@ impl PodsApi {
         self.service.metrics.health.clone()
     }
 
-    /// Starts listening, and serves in tasks of its own.
+    /// Starts listening, and serves in tasks of its own. The socket of `PodInfo` alone is served by [`PodsApi::run`].
     ///
     /// # Errors
     /// If the socket cannot be created.
@@ -109,19 +136,35 @@ impl PodsApi {
     /// Follows the pods and keeps `server` running until `shutdown` completes. If there is no server, tries
     /// to start one until it succeeds.
     pub async fn run(self, mut server: Option<Server>, shutdown: impl Future<Output = ()>) {
-        let Self { socket, follower, service } = self;
-        let check = |is_serving| check(&service, is_serving);
+        let Self { socket, info, follower, service } = self;
+        let is_info_served = || info.as_ref().is_none_or(|info| info.is_serving.load(Ordering::Relaxed));
+        let check = |is_serving: Option<bool>| {
+            check(&service, is_serving.map(|is_serving| is_serving && is_info_served()))
+        };
+        let mut info_server = None;
         tokio::select! {
             () = follower.run() => {}
             () = keep_serving(&mut server, || start(&socket, &service), check) => {}
+            () = keep_info_serving(&mut info_server, info.as_ref(), &service) => {}
             () = shutdown => {}
         }
-        // Watchers get a final status; the server waits until it is sent.
+        // Watchers get a final status; the servers wait until it is sent.
         service.caches().iter().for_each(|cache| lock(cache).watchers.close());
-        if let Some(server) = server {
-            server.stop().await;
-        }
+        let stopping = server.into_iter().chain(info_server).map(Server::stop);
+        join_all(stopping).await;
     }
+}
+
+async fn keep_info_serving(server: &mut Option<Server>, info: Option<&InfoSocket>, service: &Arc<Service>) {
+    let Some(info) = info else { return pending().await };
+    let start = || {
+        let only_info = Arc::new(OnlyInfo(Arc::clone(service)));
+        let server = Server::start(info.socket.clone(), limits(), only_info, info.metrics.clone())?;
+        info!("PodInfo at {}", info.socket.path.display());
+        Ok(server)
+    };
+    let check = async |is_serving| info.is_serving.store(is_serving == Some(true), Ordering::Relaxed);
+    keep_serving(server, start, check).await;
 }
 
 /// Raises the limit of file descriptors. Many systems set the soft limit to 1,024 and the hard limit higher.

@@ -124,7 +124,7 @@ impl Proxy {
         Self { settings, client, annotations, metrics }
     }
 
-    /// Creates a proxy that follows the pod sources itself, with the annotations that it needs.
+    /// Creates a proxy that follows the pod sources itself, with the annotations that it needs; none if nothing is merged.
     #[must_use]
     pub fn with_pod_sources(
         settings: Settings,
@@ -132,9 +132,12 @@ impl Proxy {
         cluster: Cluster,
         registry: &mut Registry,
     ) -> Self {
+        if settings.rules.is_none() {
+            return Self::new(settings, PodCache::none(), None, registry);
+        }
         let sources = PodSources { wanted: settings.wanted(), ..sources };
         let metrics = PodSourceMetrics::register(registry, metrics::COMPONENT);
-        let pods = PodCache::start(sources, settings.node.clone(), cluster.clone(), metrics);
+        let pods = PodCache::start(sources, settings.node.clone(), Some(cluster.clone()), metrics);
         Self::new(settings, pods, Some(cluster), registry)
     }
 

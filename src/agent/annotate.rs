@@ -12,10 +12,12 @@ use tracing::{debug, warn};
 
 use super::metrics::Metrics;
 use super::reconcile::Account;
+use super::report::{EventRecorder, Reason};
 use crate::cluster::{Cluster, ClusterError};
 use crate::kai::{OBSERVED_PLACEMENT, observed_placement};
 use crate::pod::{Annotation, Pod, PodName, Termination};
 use crate::pod_source::PodCache;
+use crate::publishers::KAI_EXPORTER;
 use crate::topology::ZoneRules;
 use crate::util::backoff::NextAttempt;
 use crate::util::log_throttle::LastLogged;
@@ -29,14 +31,17 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 /// Delay before a value is written again: the watch may not have shown it yet, or another client changes it.
 const REWRITE: Duration = Duration::from_secs(10);
 const REWRITE_LIMIT: Duration = Duration::from_secs(600);
+/// From which write of one value on another client is reported: the watch may be late once, and a person may edit.
+const CONTESTED: u32 = 3;
 
 /// What the annotations should be.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Wanted {
     /// The values of all pods that have anything.
     values: Arc<BTreeMap<PodName, String>>,
-    /// Pods that the kubelet's List does not account for yet. It may still show an earlier pod of that name.
-    unaccounted: BTreeSet<PodName>,
+    /// The UIDs of the pods to annotate. For others the values are not the truth yet, or not any more: the kubelet's
+    /// List may still show an earlier pod of that name, or lack one that is ending.
+    settled: BTreeSet<String>,
 }
 
 /// Annotates pods in the background.
@@ -47,37 +52,40 @@ pub(super) struct PodAnnotator {
 }
 
 impl PodAnnotator {
-    pub(super) fn start(cluster: Cluster, pods: PodCache, metrics: Arc<Metrics>) -> Self {
+    pub(super) fn start(
+        cluster: Cluster,
+        pods: PodCache,
+        metrics: Arc<Metrics>,
+        events: EventRecorder,
+    ) -> Self {
         let (wanted, receiver) = watch::channel(None);
         let task = Annotating {
             cluster,
             pods,
             wanted: receiver,
             metrics,
+            events,
             next: NextAttempt::new(Instant::now()),
             written: Written::default(),
             error: LastLogged::default(),
+            rival: LastLogged::default(),
         };
         Self { wanted, _task: Task::spawn(task.run()) }
     }
 
-    /// Takes a new account.
-    pub(super) fn accounted(&self, account: &Account, rules: &ZoneRules) {
-        let values = account.amounts_by_pod(rules).into_iter();
-        let values = values.map(|(pod, amounts)| (pod, observed_placement(&amounts)));
-        self.change(|wanted| wanted.values = Arc::new(values.collect()));
-    }
-
-    /// Sets which pods the account does not include yet.
-    pub(super) fn set_unaccounted(&self, unaccounted: &BTreeSet<PodName>) {
-        self.change(|wanted| wanted.unaccounted.clone_from(unaccounted));
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Wanted)) {
+    /// Takes an account, the rules if it is a new one, and the UIDs of the pods for which it is the truth.
+    pub(super) fn update(&self, account: &Account, rules: Option<&ZoneRules>, settled: BTreeSet<String>) {
+        let values = rules.map(|rules| {
+            let amounts = account.amounts_by_pod(rules).into_iter();
+            Arc::new(amounts.map(|(pod, amounts)| (pod, observed_placement(&amounts))).collect())
+        });
         self.wanted.send_if_modified(|wanted| {
-            let before = wanted.clone();
-            change(wanted.get_or_insert_default());
-            *wanted != before
+            // Nothing is known before the first account.
+            let values = values.or_else(|| wanted.as_ref().map(|wanted| Arc::clone(&wanted.values)));
+            let next = values.map(|values| Wanted { values, settled });
+            let is_other = *wanted != next;
+            *wanted = next;
+            is_other
         });
     }
 }
@@ -88,10 +96,13 @@ struct Annotating {
     pods: PodCache,
     wanted: watch::Receiver<Option<Wanted>>,
     metrics: Arc<Metrics>,
+    events: EventRecorder,
     /// When the next write may begin, after a failure that affects every call.
     next: NextAttempt,
     written: Written,
+    /// The kind of the last error: its text names a pod.
     error: LastLogged<String>,
+    rival: LastLogged<()>,
 }
 
 impl Annotating {
@@ -128,7 +139,9 @@ impl Annotating {
                 self.next.succeeded();
                 self.error.reset();
                 debug!("annotated the pod {}/{}: {value:?}", pod.namespace, pod.name);
-                self.written.add(pod.uid, value, true);
+                if self.written.add(pod.uid, value, true) {
+                    self.report_rival();
+                }
             }
             // The watch's event follows.
             Err(error) if error.is_not_found() || error.is_other_object_or_version() => {
@@ -147,8 +160,22 @@ impl Annotating {
         }
     }
 
+    /// Another client changed an annotation that had been written. Pods are watched without the names of those who wrote
+    /// them.
+    fn report_rival(&mut self) {
+        self.metrics.foreign_writes.with([KAI_EXPORTER.label]).inc();
+        let note = format!(
+            "another client keeps changing the annotation {OBSERVED_PLACEMENT} of pods, probably {}: {}",
+            KAI_EXPORTER.name, KAI_EXPORTER.switch
+        );
+        if self.rival.is_new(()) {
+            warn!("{note}");
+        }
+        self.events.post(Reason::CompetingPublisher, note);
+    }
+
     fn report(&mut self, error: &ClusterError) {
-        if self.error.is_new(error.to_string()) {
+        if self.error.is_new(error.kind().to_owned()) {
             warn!("{error}; KAI-Scheduler does not know where that pod's resources are");
         }
     }
@@ -164,9 +191,18 @@ enum Next {
     Nothing,
 }
 
-/// By UID, the value of the last write, and when the same value may be written again.
+/// The last write of each pod, by UID.
 #[derive(Debug, Default)]
-struct Written(BTreeMap<String, (Option<String>, NextAttempt)>);
+struct Written(BTreeMap<String, Attempt>);
+
+#[derive(Debug)]
+struct Attempt {
+    value: Option<String>,
+    /// How often this value was written in a row.
+    writes: u32,
+    /// When it may be written again.
+    next: NextAttempt,
+}
 
 impl Written {
     /// Returns a write that is due, of those pods that run and are not being deleted: KAI-Scheduler does not read the
@@ -176,16 +212,15 @@ impl Written {
         let mut next = Next::Nothing;
         for pod in pods {
             present.insert(pod.uid.as_str());
-            let name = pod.full_name();
-            if pod.deleted || pod.termination != Termination::Live || wanted.unaccounted.contains(&name) {
+            if pod.deleted || pod.termination != Termination::Live || !wanted.settled.contains(&pod.uid) {
                 continue;
             }
-            let value = wanted.values.get(&name);
+            let value = wanted.values.get(&pod.full_name());
             if is_annotated(pod, value) {
                 continue;
             }
-            let again = self.0.get(&pod.uid).filter(|(of, _)| of.as_ref() == value);
-            match (again.map_or(now, |(_, next)| next.at()), &next) {
+            let again = self.0.get(&pod.uid).filter(|attempt| attempt.value.as_ref() == value);
+            match (again.map_or(now, |attempt| attempt.next.at()), &next) {
                 (at, Next::Write(..)) if at <= now => {}
                 (at, _) if at <= now => next = Next::Write(pod.clone(), value.cloned()),
                 (at, Next::At(other)) => next = Next::At(at.min(*other)),
@@ -197,15 +232,20 @@ impl Written {
         next
     }
 
-    /// Records a write. One that failed is tried again sooner.
-    fn add(&mut self, uid: String, value: Option<String>, has_succeeded: bool) {
-        let before = self.0.remove(&uid).filter(|(of, _)| *of == value);
-        let mut next = before.map_or_else(|| NextAttempt::new(Instant::now()), |(_, next)| next);
+    /// Records a write. One that failed is tried again sooner. Returns true if another client seems to write too: this is
+    /// at least the third write of one value.
+    fn add(&mut self, uid: String, value: Option<String>, has_succeeded: bool) -> bool {
+        let same = self.0.remove(&uid).filter(|attempt| attempt.value == value);
+        let new = || Attempt { value, writes: 0, next: NextAttempt::new(Instant::now()) };
+        let mut attempt = same.unwrap_or_else(new);
         match has_succeeded {
-            true => next.failed(REWRITE, REWRITE, REWRITE_LIMIT),
-            false => next.failed(RETRY, RETRY, RETRY_LIMIT),
+            true => attempt.next.failed(REWRITE, REWRITE, REWRITE_LIMIT),
+            false => attempt.next.failed(RETRY, RETRY, RETRY_LIMIT),
         }
-        self.0.insert(uid, (value, next));
+        attempt.writes += u32::from(has_succeeded);
+        let is_contested = has_succeeded && attempt.writes >= CONTESTED;
+        self.0.insert(uid, attempt);
+        is_contested
     }
 }
 
@@ -236,7 +276,8 @@ mod tests {
     fn wanted(values: &[(&str, &str)]) -> Wanted {
         let values =
             values.iter().map(|(pod, value)| (("ns".to_owned(), (*pod).to_owned()), (*value).to_owned()));
-        Wanted { values: Arc::new(values.collect()), ..Wanted::default() }
+        let settled = ["a", "b", "c"].map(|name| format!("uid-{name}"));
+        Wanted { values: Arc::new(values.collect()), settled: settled.into() }
     }
 
     /// Returns the name and the value of the write that is due after this many seconds.
@@ -282,7 +323,7 @@ mod tests {
         let deleted = Pod { deleted: true, ..pod("a", None) };
         let ended = Pod { termination: Termination::Terminated, ..pod("a", None) };
         assert_eq!(due(&mut written, &[deleted, ended], &wanted, 0), None);
-        wanted.unaccounted.insert(("ns".to_owned(), "a".to_owned()));
+        wanted.settled.remove("uid-a");
         assert_eq!(due(&mut written, &[pod("a", None)], &wanted, 0), None);
     }
 
@@ -301,7 +342,9 @@ mod tests {
         );
         assert_eq!(due(&mut written, &stale, &one, 21), write("a", Some("[1]")));
         // Another client changes it each time.
-        (0..10).for_each(|_| written.add("uid-a".to_owned(), Some("[1]".to_owned()), true));
+        assert!(!written.add("uid-a".to_owned(), Some("[1]".to_owned()), true));
+        let contested = (0..10).all(|_| written.add("uid-a".to_owned(), Some("[1]".to_owned()), true));
+        assert!(contested, "the third write and all that follow");
         assert_eq!(due(&mut written, &[pod("a", Some("[3]"))], &one, 9), None);
         assert_eq!(due(&mut written, &[pod("a", Some("[3]"))], &one, 611), write("a", Some("[1]")));
         assert_eq!(due(&mut written, &[], &one, 0), None);

@@ -44,7 +44,7 @@ pub(super) struct Executor {
     rules: watch::Receiver<ZoneRules>,
     /// For checks of the API server while a restarted kubelet is waited for.
     node: String,
-    cluster: Cluster,
+    cluster: Option<Cluster>,
     /// Whether the API server could not be reached at the last check, and the time of that; `None` unless a
     /// kubelet is waited for.
     api_server: Option<(bool, Instant)>,
@@ -57,16 +57,16 @@ pub(super) struct Executor {
 impl Executor {
     pub(super) fn new(
         settings: &Settings,
-        cluster: Cluster,
+        cluster: Option<Cluster>,
         pods: PodCache,
         rules: watch::Receiver<ZoneRules>,
         metrics: Arc<Metrics>,
     ) -> Self {
         let events = EventRecorder::start(settings, cluster.clone(), Arc::clone(&metrics));
         let publisher = Publisher::start(settings, cluster.clone(), Arc::clone(&metrics), events.clone());
-        let annotator = settings
-            .annotate_pods
-            .then(|| PodAnnotator::start(cluster.clone(), pods.clone(), Arc::clone(&metrics)));
+        let annotator = cluster.clone().filter(|_| settings.annotate_pods);
+        let annotator = annotator
+            .map(|cluster| PodAnnotator::start(cluster, pods.clone(), Arc::clone(&metrics), events.clone()));
         Self {
             reconciler: Reconciler::new(settings, Instant::now()),
             annotator,
@@ -114,10 +114,11 @@ impl Executor {
     /// Checks whether the API server responds if a restarted kubelet is waited for, unless that was checked
     /// lately.
     pub(super) async fn check_api_server(&mut self) {
+        let Some(cluster) = self.cluster.clone() else { return };
         if !self.reconciler.restart.is_waiting() {
             self.api_server = None;
         } else if self.api_server.is_none_or(|(_, at)| at.elapsed() >= API_SERVER_CHECKS) {
-            let (cluster, node) = (self.cluster.clone(), self.node.clone());
+            let node = self.node.clone();
             let response = self.run_while_following_pods(async move { cluster.node_uid(&node).await }).await;
             let is_unreachable = response.is_err_and(|error| error.is_unreachable());
             self.api_server = Some((is_unreachable, Instant::now()));
@@ -208,16 +209,14 @@ impl Executor {
         match (plan.outcome, account) {
             (Some(Outcome::Success), Some(account)) => {
                 self.metrics.accounted(&account.scan, &account.topology);
-                if let Some(annotator) = &self.annotator {
-                    annotator.accounted(account, &self.rules.borrow());
-                }
             }
             (Some(outcome), _) => self.metrics.scanned(outcome),
             (None, _) => {}
         }
         self.metrics.unaccounted.set(unaccounted.len() as u64);
-        if let Some(annotator) = &self.annotator {
-            annotator.set_unaccounted(unaccounted);
+        if let (Some(annotator), Some(account)) = (&self.annotator, account) {
+            let rules = (plan.outcome == Some(Outcome::Success)).then(|| self.rules.borrow().clone());
+            annotator.update(account, rules.as_ref(), guard.settled_pods());
         }
         self.metrics.admission_timeouts.inc_by(plan.given_up as u64);
         self.reporter.report(&plan.notes, &plan.warnings, plan.events);

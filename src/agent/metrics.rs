@@ -197,8 +197,8 @@ impl Metrics {
                  is repeated at once, removes what others left, or only withholds the fingerprint",
                 [label(
                     "kind",
-                    "such as `unreachable`, `deadline`, `forbidden`, `no_crd`, `conflict` (HTTP 409) or `invalid` \
-                     (400, 422)",
+                    "such as `unreachable`, `deadline`, `forbidden`, `no_crd`, `conflict` (HTTP 409), `invalid` \
+                     (400, 422) or `file`",
                 )],
             ),
             publish_seconds: registry.histogram(
@@ -212,15 +212,16 @@ impl Metrics {
             foreign_writes: registry
                 .counters(
                     "numacast_foreign_writes_total",
-                    "Writes by others after which the object was not as wanted",
+                    "Writes by others after which the object, or a pod's annotation, was not as wanted",
                     [label(
                         "writer",
                         "`user`: `kubectl` or an unknown client; `nfd`, `rte` (resource-topology-exporter), `koordlet`, \
-                         `koord-manager`, `nri-plugins`: that program; `numacast`: another agent; `other`: another program",
+                         `koord-manager`, `nri-plugins`: that program; `kai`: KAI-Scheduler's exporter or another client, \
+                         of annotations; `numacast`: another agent; `other`: another program",
                     )],
                 )
                 .at_zero(
-                    ["user", "nfd", "rte", "koordlet", "koord-manager", "nri-plugins", "numacast", "other"]
+                    ["user", "nfd", "rte", "koordlet", "koord-manager", "nri-plugins", "kai", "numacast", "other"]
                         .map(|writer| [writer]),
                 ),
             events: registry.counters(

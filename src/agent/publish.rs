@@ -1,4 +1,4 @@
-//! Publishes the newest state to the API server.
+//! Publishes the newest state to the API server, or to a file.
 //!
 //! It runs in a task of its own: scans continue while the API server is slow or unavailable, and afterwards
 //! only the newest state is written, never a queue of old ones. The task starts by reading the live object.
@@ -12,7 +12,9 @@ mod other_writers;
 mod ownership;
 mod retry_timer;
 mod task;
+mod to_file;
 
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +35,7 @@ pub use object::object;
 pub use task::Published;
 
 use task::PublishTask;
+use to_file::FileTask;
 
 /// How long the task may take at shutdown to end a write in flight and withhold the fingerprint.
 const SHUTDOWN: Duration = Duration::from_secs(2);
@@ -49,15 +52,26 @@ pub(super) struct Publisher {
 impl Publisher {
     pub(super) fn start(
         settings: &Settings,
-        cluster: Cluster,
+        cluster: Option<Cluster>,
         metrics: Arc<Metrics>,
         events: EventRecorder,
     ) -> Self {
         let (newest, receiver) = watch::channel(None);
         let (report, published) = watch::channel(Published::default());
         let (read, live_object) = watch::channel(LiveObject::Unknown);
-        let task = PublishTask::new(settings, cluster, receiver, report, read, metrics, events);
-        Self { newest: Some(newest), published, live_object, task: Task::spawn(task.run()) }
+        let task = match (&settings.file, cluster) {
+            (Some(path), _) => {
+                read.send_replace(LiveObject::Missing);
+                Task::spawn(FileTask::new(settings, path.clone(), receiver, report, metrics).run())
+            }
+            (None, Some(cluster)) => {
+                let task = PublishTask::new(settings, cluster, receiver, report, read, metrics, events);
+                Task::spawn(task.run())
+            }
+            // There is nowhere to publish.
+            (None, None) => Task::spawn(pending()),
+        };
+        Self { newest: Some(newest), published, live_object, task }
     }
 
     /// Publishes a state; an older one that is still waiting is dropped.

@@ -16,6 +16,7 @@ use crate::pod::PodName;
 use crate::scheduler::{Decision, Publishable, Reservation, Verdict, WithholdReason, totals};
 
 pub(super) use events::{EventRecorder, Reason};
+pub(super) use status_file::replace;
 
 use change_log::ChangeLog;
 use status_file::StatusFile;

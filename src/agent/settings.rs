@@ -7,7 +7,7 @@ use crate::agent::observe::config_sources::ConfigSources;
 use crate::agent::publish::competing_managers::ConflictPolicy;
 use crate::machine::HostRoots;
 use crate::nrt::Form;
-use crate::pod_source::PodSources;
+use crate::pod_source::{PodSourceKind, PodSources};
 use crate::scheduler::GateSettings;
 use crate::topology::ZoneRules;
 
@@ -35,6 +35,8 @@ pub struct Settings {
     /// How long the last good object stays after a kubelet restart, until the known pods are back; ten times as
     /// long while none is.
     pub restart_wait: Duration,
+    /// The file to which the object is written, instead of the API server.
+    pub file: Option<PathBuf>,
     /// How often the object is applied again if nothing changed.
     pub refresh: Duration,
     /// Whether to make the Node the object's owner.
@@ -61,4 +63,16 @@ pub struct Settings {
     pub notify_file: Option<PathBuf>,
     /// How to compute the topology.
     pub rules: ZoneRules,
+}
+
+impl Settings {
+    /// Leaves out all that needs the API server, or its credentials for the kubelet.
+    #[must_use]
+    pub fn without_cluster(mut self) -> Self {
+        if !self.pods.order.is_empty() {
+            self.pods.order = vec![PodSourceKind::PodsApi];
+        }
+        (self.events, self.reads_claims, self.annotate_pods) = (false, false, false);
+        self
+    }
 }

@@ -1,8 +1,8 @@
 //! Applies changes of the configuration file to a running process, and handles its signals.
 //!
 //! The file is read again periodically and at SIGHUP. If it has changed, all layers (file, environment,
-//! flags) are merged again. A changed log level applies at once, in the agent also changed exclusions and
-//! fillers (`Reload::is_live`); for any other changed key the log says that it requires a restart. If the
+//! flags) are merged again. A changed log level applies at once, in the agent also changed exclusions
+//! (`Reload::is_live`); for any other changed key the log says that it requires a restart. If the
 //! file is invalid, the last configuration stays. SIGUSR1 toggles the log level `debug`.
 
 use std::path::Path;
@@ -45,6 +45,15 @@ impl Reload {
         Ok((config, Self { given, running, logs, rules: None, last_read: None }))
     }
 
+    /// Returns those of the keys that are set to false, other than by default.
+    pub(super) fn set_to_false(&self, keys: &[&'static str]) -> Vec<&'static str> {
+        let is_off = |key: &str| {
+            let mut shown = self.running.values.iter().filter(|shown| shown.key.name == key);
+            shown.any(|shown| shown.origin != Origin::Default && shown.value == false)
+        };
+        keys.iter().copied().filter(|key| is_off(key)).collect()
+    }
+
     /// Starts listening for changes. New rules are sent to the agent through `rules`; without them, only the
     /// log level can change.
     pub(super) fn start(mut self, rules: Option<watch::Sender<ZoneRules>>) -> anyhow::Result<()> {
@@ -57,7 +66,7 @@ impl Reload {
 
     /// Returns true if a change of the key takes effect immediately.
     fn is_live(&self, key: &str) -> bool {
-        let of_agent = key == "zones.fillers" || key.starts_with("exclude.");
+        let of_agent = key.starts_with("exclude.");
         key == "log.level" || (self.rules.is_some() && of_agent)
     }
 
@@ -121,9 +130,8 @@ impl Reload {
             return;
         }
         let before = self.running.config.clone();
-        let Config { log, zones, exclude, .. } = &effective.config;
+        let Config { log, exclude, .. } = &effective.config;
         self.running.config.log.level = log.level;
-        self.running.config.zones = zones.clone();
         self.running.config.exclude = exclude.clone();
         for (index, shown) in effective.values.iter().enumerate() {
             if self.is_live(&shown.key.name) {

@@ -1,7 +1,7 @@
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-use super::{Config, Endpoint, PodSource};
+use super::{Config, Endpoint, PodSource, PublishTo};
 use crate::nrt::Version;
 use crate::proxy::annotations::Koordinator;
 use crate::scheduler::{FingerprintMethod, FingerprintView};
@@ -33,6 +33,10 @@ impl Config {
             "nothing is merged that zones could count: set `proxy.enabled` and `proxy.annotations`";
         let plain = "health is plain HTTP and cannot share the address of metrics with TLS; choose another one, \
                      or none";
+        let is_idle = self.publish.to == PublishTo::Nowhere && !proxy.enabled && !self.pods_api.enabled;
+        let idle =
+            "the agent would do nothing: set `proxy.enabled` or `podsApi.enabled`, or another `publish.to`";
+        let uncounted = "there are no zones without an object: set another `publish.to`";
         let is_late = self.fingerprint.withhold_after.get() >= MAX_WITHHOLD_AFTER;
         let has_all = self.fingerprint.method == FingerprintMethod::All;
         let unnamed = self.controller.restart_scheduler && self.controller.scheduler.is_none();
@@ -47,6 +51,8 @@ impl Config {
             (unnamed, "controller.restartScheduler", "no pods are named: set `controller.scheduler`"),
             (proxy.fail_closed && !merged, "proxy.failClosed", nothing),
             (proxy.zones && !(proxy.enabled && merged), "proxy.zones", no_zones),
+            (proxy.zones && self.publish.to == PublishTo::Nowhere, "proxy.zones", uncounted),
+            (is_idle, "publish.to", idle),
         ]
         .into_iter()
         .filter_map(chosen)
@@ -71,7 +77,10 @@ impl Config {
 
     fn conflicts_of_directories(&self) -> Vec<Conflict> {
         let paths = self.paths();
-        let dirs = [("proxy.dir", &paths.proxy_dir), ("podsApi.dir", &paths.pods_api_dir)];
+        let info = self.pod_info_socket();
+        let info = info.as_ref().and_then(|socket| socket.path.parent());
+        let mut dirs = vec![("proxy.dir", &*paths.proxy_dir), ("podsApi.dir", &*paths.pods_api_dir)];
+        dirs.extend(info.map(|dir| ("podsApi.podInfo", dir)));
         let mut conflicts = Vec::new();
         for (key, dir) in dirs {
             if !dir.is_absolute() || dir.components().any(|part| part == Component::ParentDir) {
@@ -87,6 +96,10 @@ impl Config {
         }
         if self.proxy.enabled && self.pods_api.enabled && paths.proxy_dir == paths.pods_api_dir {
             conflicts.push(("podsApi.dir", "`proxy.dir` is the same; each needs a directory of its own"));
+        }
+        if info.is_some_and(|info| info == paths.proxy_dir || info == paths.pods_api_dir) {
+            conflicts
+                .push(("podsApi.podInfo", "another socket is in that directory; each needs one of its own"));
         }
         conflicts
     }
@@ -108,7 +121,7 @@ fn overlaps(ours: &Path, theirs: &[PathBuf]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Consumer, Proxy};
+    use super::super::{Consumer, PodInfo, Proxy};
     use super::*;
 
     /// Returns the keys that are in conflict after a change of the defaults.
@@ -128,6 +141,29 @@ mod tests {
         assert_eq!(keys(|c| c.pods.source = PodSource::None), ["pods.source"]);
         assert_eq!(keys(|c| (c.consumer, c.pods.source) = (Consumer::Kai, PodSource::None)), ["pods.source"]);
         assert!(keys(|c| (c.consumer, c.pods.source) = (Consumer::KaiDirect, PodSource::None)).is_empty());
+    }
+
+    #[test]
+    fn an_agent_that_publishes_nothing_serves_something() {
+        assert_eq!(keys(|c| c.publish.to = PublishTo::Nowhere), ["publish.to"]);
+        assert!(keys(|c| (c.publish.to, c.pods_api.enabled) = (PublishTo::Nowhere, true)).is_empty());
+        let proxy = |c: &mut Config| (c.publish.to, c.proxy.enabled) = (PublishTo::Nowhere, true);
+        assert!(keys(proxy).is_empty());
+        assert_eq!(keys(|c| (proxy(c), c.proxy.zones = true).1), ["proxy.zones"]);
+        let file = PublishTo::File("/run/topology.yaml".into());
+        assert!(keys(|c| (c.publish.to, c.pods.source) = (file.clone(), PodSource::None)).is_empty());
+    }
+
+    #[test]
+    fn the_socket_of_pod_info_has_a_directory_of_its_own() {
+        let with = |dir: &str| {
+            let info = PodInfo { dir: Some(dir.into()), group: None };
+            keys(|c| c.pods_api.pod_info = Some(info.clone()))
+        };
+        assert!(with("/run/numacast/pod-info").is_empty());
+        for dir in ["/run/numacast/pods-api", "/run/numacast/pod-resources", "relative", "/var/lib/kubelet"] {
+            assert_eq!(with(dir), ["podsApi.podInfo"], "{dir}");
+        }
     }
 
     #[test]

@@ -107,7 +107,7 @@ pub(super) fn unknown(key: &str, origin: String) -> ConfigError {
 
 /// Names in NFD, RTE and the scheduler plugin, earlier names, and what is set by a flag only. Each is a whole
 /// key or the last part of one, in lowercase.
-const ALIASES: [(&str, &str); 30] = [
+const ALIASES: [(&str, &str); 31] = [
     ("controller.namespace", "--namespace"),
     ("kubelet.config.source", "kubelet.configSource"),
     ("kubelet.config.file", "kubelet.configFile"),
@@ -125,6 +125,7 @@ const ALIASES: [(&str, &str); 30] = [
     ("topologymanagerscope", "kubelet.configOverrides"),
     ("cache", "consumer"),
     ("reserve", "consumer"),
+    ("fillers", "consumer"),
     ("nodename", "--node-name"),
     ("kubeconfig", "--kubeconfig"),
     ("dryrun", "--dry-run"),
@@ -251,7 +252,7 @@ mod tests {
     #[test]
     fn a_key_a_section_or_everything_is_explained() {
         let names = |key| explain(key).unwrap().iter().map(|key| key.name.as_str()).collect::<Vec<_>>();
-        assert_eq!(names(Some("zones.fillers")), ["zones.fillers"]);
+        assert_eq!(names(Some("publish.to")), ["publish.to"]);
         assert_eq!(names(Some("scan")), ["scan.notifyFile", "scan.poll"]);
         assert_eq!(names(None).len(), keys().len());
         assert_eq!(explain(Some("scan.poll")).unwrap()[0].default, "5s");

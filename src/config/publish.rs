@@ -1,6 +1,8 @@
 //! Keys of what is read, and of the object that is published.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -10,6 +12,7 @@ use super::Period;
 use crate::agent::ConflictPolicy;
 use crate::nrt::Version;
 use crate::scheduler::{FingerprintMethod, FingerprintView, Informer, PluginRelease};
+use crate::util::serialize_as_text;
 
 /// Who reads the objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -99,10 +102,58 @@ impl PodSource {
     }
 }
 
+/// Where the object is written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum PublishTo {
+    /// To the API server.
+    #[default]
+    ApiServer,
+    /// Nowhere: the agent only serves its sockets.
+    Nowhere,
+    /// To this file.
+    File(PathBuf),
+}
+
+impl FromStr for PublishTo {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "apiServer" => Ok(Self::ApiServer),
+            "none" => Ok(Self::Nowhere),
+            path if path.starts_with('/') && !path.ends_with('/') => Ok(Self::File(path.into())),
+            _ => Err(format!("`{text}` is neither apiServer, nor none, nor the absolute path of a file")),
+        }
+    }
+}
+
+impl fmt::Display for PublishTo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ApiServer => f.write_str("apiServer"),
+            Self::Nowhere => f.write_str("none"),
+            Self::File(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+serialize_as_text!(PublishTo, "apiServer, none, or the absolute path of a file");
+
 /// The object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Publish {
+    /// Where the object is written: `apiServer`, `none` (the agent only serves its sockets), or the absolute
+    /// path of a file.
+    ///
+    /// `none` is for a node with another publisher: the agent serves the proxy and the Pods API, as far as they
+    /// are enabled, and writes nothing. `consumer` and the other keys of the object have no effect.
+    ///
+    /// A file, in YAML, is for a kubelet without an API server. Then no kubeconfig is needed: pods are read from
+    /// the kubelet's Pods API, if it has one. `consumer` has no effect. The file is replaced as a whole, and stays
+    /// when the agent stops.
+    #[schemars(with = "String", regex(pattern = "^(apiServer|none|/.*[^/])$"))]
+    pub to: PublishTo,
     /// How often the object is applied again although nothing changed.
     ///
     /// Node and object are read first, so a recreated Node and changes by others are found at the latest
@@ -194,18 +245,6 @@ pub struct Fingerprint {
     pub status_file: Option<PathBuf>,
 }
 
-/// The zones.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Zones {
-    /// Publish empty zones for missing NUMA ids, since the plugin uses the position as the id.
-    ///
-    /// A machine with the NUMA nodes 0 and 2 has the zones `node-0`, `node-1` and `node-2`, of which `node-1`
-    /// has 0 of everything and costs of 255. Without them, the scheduler plugin uses the wrong zone or panics
-    /// on such machines. KAI-Scheduler uses the zones' names and needs none.
-    pub fillers: bool,
-}
-
 impl Default for Scan {
     fn default() -> Self {
         Self { poll: Period::seconds(5), notify_file: None }
@@ -215,6 +254,7 @@ impl Default for Scan {
 impl Default for Publish {
     fn default() -> Self {
         Self {
+            to: PublishTo::default(),
             refresh: Period::seconds(600),
             owner_reference: true,
             conflicts: ConflictPolicy::default(),
@@ -235,11 +275,5 @@ impl Default for Fingerprint {
             withhold_after: Period::new(Duration::from_millis(50)),
             status_file: None,
         }
-    }
-}
-
-impl Default for Zones {
-    fn default() -> Self {
-        Self { fillers: true }
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::{Config, Consumer, Host, Kubelet};
+use super::{Config, Consumer, Host, Kubelet, PodInfo, PublishTo};
 use crate::grpc::Socket;
 use crate::scheduler::FingerprintView;
 
@@ -12,6 +12,8 @@ use crate::scheduler::FingerprintView;
 const PROXY_SOCKET: &str = "kubelet.sock";
 /// The file name of the Pods API socket, the same as the kubelet's.
 const PODS_API_SOCKET: &str = "pods-api.sock";
+/// The file name of PodInfo's own socket.
+const POD_INFO_SOCKET: &str = "pod-info.sock";
 
 /// The paths of a configuration, none of them empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,9 +58,17 @@ impl Config {
         }
     }
 
+    /// Returns who reads the objects, if there are any.
+    pub fn consumer(&self) -> Consumer {
+        match self.publish.to {
+            PublishTo::ApiServer => self.consumer,
+            PublishTo::Nowhere | PublishTo::File(_) => Consumer::None,
+        }
+    }
+
     /// Returns which pods the fingerprint covers.
     pub fn view(&self) -> FingerprintView {
-        self.fingerprint.view.unwrap_or(match self.consumer {
+        self.fingerprint.view.unwrap_or(match self.consumer() {
             Consumer::SchedulerPlugins => FingerprintView::Scheduler,
             _ => FingerprintView::None,
         })
@@ -66,18 +76,25 @@ impl Config {
 
     /// Returns whether to reserve resources for bound pods. Only the API server reports bindings.
     pub fn reserves(&self) -> bool {
-        let reads_directly = matches!(self.consumer, Consumer::SchedulerPluginsDirect | Consumer::KaiDirect);
+        let reads_directly =
+            matches!(self.consumer(), Consumer::SchedulerPluginsDirect | Consumer::KaiDirect);
         reads_directly && self.pods.source.may_be_api_server()
     }
 
     /// Returns whether pods are annotated with what they have of each zone.
     pub fn annotates_pods(&self) -> bool {
-        self.consumer == Consumer::Kai
+        self.consumer() == Consumer::Kai
+    }
+
+    /// Returns whether missing NUMA ids become empty zones. The scheduler plugin takes a zone's position as its id, and
+    /// panics or uses the wrong zone without them; KAI-Scheduler goes by the names, and counts empty zones as zones.
+    pub fn has_fillers(&self) -> bool {
+        !matches!(self.consumer(), Consumer::Kai | Consumer::KaiDirect)
     }
 
     /// Returns whether the object has the NUMA node of each container, for the plugin's preemption.
     pub fn has_placement(&self) -> bool {
-        self.consumer == Consumer::SchedulerPlugins
+        self.consumer() == Consumer::SchedulerPlugins
     }
 
     /// Returns the proxy's socket.
@@ -88,6 +105,13 @@ impl Config {
     /// Returns the socket of the Pods API that we serve.
     pub fn pods_api_socket(&self) -> Socket {
         socket(&self.paths().pods_api_dir, PODS_API_SOCKET, self.pods_api.group)
+    }
+
+    /// Returns the socket of PodInfo alone, if it is served.
+    pub fn pod_info_socket(&self) -> Option<Socket> {
+        let PodInfo { dir, group } = self.pods_api.pod_info.as_ref()?;
+        let dir = path_or(dir, || self.paths().root.join("run/numacast/pod-info"));
+        Some(socket(&dir, POD_INFO_SOCKET, *group))
     }
 
     /// Returns the keys with values that follow from others if they are not set.
@@ -167,6 +191,20 @@ mod tests {
         assert_eq!(of(Consumer::Kai), (FingerprintView::None, false));
         assert_eq!(of(Consumer::KaiDirect), (FingerprintView::None, true));
         assert_eq!(of(Consumer::None), (FingerprintView::None, false));
+    }
+
+    #[test]
+    fn what_is_not_published_to_the_api_server_has_no_consumer() {
+        for to in ["none", "/run/numacast/topology.yaml"] {
+            let to: PublishTo = to.parse().unwrap();
+            let of =
+                |consumer| resolved(|config| (config.consumer, config.publish.to) = (consumer, to.clone()));
+            assert_eq!(of(Consumer::SchedulerPlugins), (FingerprintView::None, false), "{to}");
+            assert_eq!(of(Consumer::SchedulerPluginsDirect), (FingerprintView::None, false), "{to}");
+        }
+        for text in ["", "off", "topology.yaml", "/run/"] {
+            assert!(text.parse::<PublishTo>().unwrap_err().contains(&format!("`{text}`")), "{text}");
+        }
     }
 
     #[test]

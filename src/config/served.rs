@@ -87,6 +87,12 @@ pub struct PodsApi {
     /// Whoever connects can read everything in the node's pods, such as environment variables. The rest is as
     /// for `proxy.group`.
     pub group: Option<u32>,
+    /// Serve PodInfo on a socket of its own as well, `pod-info.sock`, in `dir` (default:
+    /// `<host.root>/run/numacast/pod-info`), for the members of `group`.
+    ///
+    /// Its clients can read names, phase and conditions of the node's pods, and nothing else of them.
+    /// `dir` and `group` are as `podsApi.dir` and `podsApi.group`.
+    pub pod_info: Option<PodInfo>,
     /// Where its pods are read: `podsApi` (the kubelet's own), `apiServer`, `kubelet` (its `/pods`, for
     /// PodInfo only), or `auto`: the first that works.
     ///
@@ -96,6 +102,16 @@ pub struct PodsApi {
     /// serves it; while neither of the first two works, PodInfo is read from `/pods` if permitted, and Pods
     /// has its last known pods.
     pub source: PodsApiSource,
+}
+
+/// The socket of PodInfo alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct PodInfo {
+    /// The directory of its socket.
+    pub dir: Option<PathBuf>,
+    /// The group whose members may connect, besides root.
+    pub group: Option<u32>,
 }
 
 /// Where the served pods are read.

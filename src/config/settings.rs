@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::{Config, Consumer, DraSource, Kubelet, Nudge, Paths, PodSource, PodsApiSource};
+use super::{Config, Consumer, DraSource, Kubelet, Nudge, Paths, PodSource, PodsApiSource, PublishTo};
 use crate::agent::{self, ConfigSources};
 use crate::cluster::{Cluster, ClusterError};
 use crate::controller::{self, NoNamespace, NudgePlan};
@@ -48,9 +48,13 @@ impl Config {
             socket,
             kubelet_config: self.config_sources(),
             kubelet_timeout: kubelet.timeout.get(),
-            needs_policies: self.consumer != Consumer::None,
+            needs_policies: self.consumer() != Consumer::None,
             poll: scan.poll.get(),
             restart_wait: RESTART_WAIT,
+            file: match publish.to {
+                PublishTo::File(path) => Some(path),
+                PublishTo::ApiServer | PublishTo::Nowhere => None,
+            },
             refresh: publish.refresh.get(),
             owner_reference: publish.owner_reference,
             conflicts: publish.conflicts,
@@ -72,7 +76,7 @@ impl Config {
             notify_file: scan.notify_file,
             cdi: self.paths().root.join("var/run/cdi"),
             reads_claims: self.dra.source == DraSource::Auto,
-            rules: ZoneRules { fillers: self.zones.fillers, exclude: self.exclusions() },
+            rules: ZoneRules { fillers: self.has_fillers(), exclude: self.exclusions() },
         }
     }
 
@@ -122,6 +126,7 @@ impl Config {
             port: self.kubelet_port(),
             wanted: if self.annotates_pods() { Wanted::of([OBSERVED_PLACEMENT]) } else { Wanted::default() },
             informer: None,
+            refresh: None,
         }
     }
 
@@ -170,7 +175,7 @@ impl Config {
             PodsApiSource::ApiServer => vec![ApiServer],
             PodsApiSource::Kubelet => vec![Kubelet],
         };
-        pods_api::Settings { socket: self.pods_api_socket(), order }
+        pods_api::Settings { socket: self.pods_api_socket(), info_socket: self.pod_info_socket(), order }
     }
 
     /// Returns the controller's settings; `pod` is the name of its own pod, if any.

@@ -2,7 +2,7 @@
 
 use crate::telemetry::registry::{Counter, Family, Gauge, Label, Registry, label};
 
-const COMPONENT: Label = label("component", "`proxy` or `pods_api`");
+const COMPONENT: Label = label("component", "`proxy`, `pods_api` or `pod_info` (PodInfo's own socket)");
 
 /// Counts connections, and violations of limits, of one server.
 #[derive(Clone, Debug)]

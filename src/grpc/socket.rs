@@ -121,6 +121,11 @@ fn inode(found: &Metadata) -> Inode {
     (found.dev(), found.ino())
 }
 
+/// Returns true if there is a socket file, and no process listens.
+pub(super) fn is_left(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| is_socket(&found)) && !is_alive(path)
+}
+
 /// Returns true if a process listens on the socket. Never blocks: the listener's backlog may be full.
 fn is_alive(path: &Path) -> bool {
     let connected = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None)

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::stream::{Stream, unfold};
-use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
 use super::https::HttpsClient;
 use super::list_filter::{KubeletAge, ListFilter, RECHECK_DELAY};
+use super::refresh::Refresh;
 use crate::json_list::{MAX_ITEM_BYTES, log_omitted};
 use crate::pod::{Pod, PodEvent, Wanted};
 use crate::util::backoff::{back_off, jittered};
@@ -35,14 +35,14 @@ const RETRY: Duration = Duration::from_secs(1);
 const RETRY_LIMIT: Duration = Duration::from_secs(30);
 
 /// Reads the pods of a kubelet every `period`, less often if that would be too much work. `connect` returns a
-/// client and is called again after each failure, since the kubelet's address may have changed. A
-/// notification on `refresh` triggers a read at once. An error is one sentence; the stream continues after a
+/// client and is called again after each failure, since the kubelet's address may have changed. `refresh` requests
+/// a read at once. An error is one sentence; the stream continues after a
 /// backoff. Each read is reported as a whole list, unless it seems to be incomplete.
 pub fn poll_pods<C, F>(
     connect: C,
     period: Duration,
     wanted: Wanted,
-    refresh: Arc<Notify>,
+    refresh: Arc<Refresh>,
 ) -> impl Stream<Item = Result<PodEvent, String>> + Send + 'static
 where
     C: Fn() -> F + Send + 'static,
@@ -80,7 +80,7 @@ struct Poll<C> {
     period: Duration,
     wanted: Wanted,
     /// Requests an immediate read.
-    refresh: Arc<Notify>,
+    refresh: Arc<Refresh>,
     client: Option<HttpsClient>,
     filter: ListFilter,
     events: VecDeque<PodEvent>,
@@ -103,8 +103,10 @@ where
                 return Ok(event);
             }
             self.wait_for_next().await;
+            let begin = Instant::now();
             match self.read().await {
                 Ok(work) => {
+                    self.refresh.read(begin);
                     self.failures = 0;
                     self.next = Instant::now() + self.interval(work);
                     let refresh_interval = REFRESH_INTERVAL.max(work.saturating_mul(REFRESH_WORK_FACTOR));
@@ -124,7 +126,7 @@ where
     async fn wait_for_next(&mut self) {
         tokio::select! {
             () = sleep_until(self.next) => {}
-            () = self.refresh.notified(), if self.failures == 0 => {
+            () = self.refresh.requested(), if self.failures == 0 => {
                 sleep_until(self.next.min(self.not_before)).await;
             }
         }

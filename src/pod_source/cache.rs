@@ -11,12 +11,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::metrics::PodSourceMetrics;
 use super::selector::{PodSources, SourceSelector};
 use crate::cluster::Cluster;
+use crate::kubelet::Refresh;
 use crate::pod::{Pod, PodName, Termination};
 use crate::util::log_throttle::LastLogged;
 use crate::util::sync::lock;
@@ -60,7 +61,7 @@ impl PodView {
 pub struct PodCache {
     view: watch::Receiver<PodView>,
     pods: Arc<Mutex<CachedPods>>,
-    refresh: Arc<Notify>,
+    refresh: Arc<Refresh>,
     _task: Option<Arc<Task>>,
 }
 
@@ -91,13 +92,19 @@ impl PodCache {
         cache
     }
 
-    /// Watches the pods of `node`; without a source if `sources` has none.
+    /// Watches the pods of `node`; without a source if `sources` has none. Without a cluster, only the kubelet's
+    /// Pods API works.
     #[must_use]
-    pub fn start(sources: PodSources, node: String, cluster: Cluster, metrics: PodSourceMetrics) -> Self {
+    pub fn start(
+        sources: PodSources,
+        node: String,
+        cluster: Option<Cluster>,
+        metrics: PodSourceMetrics,
+    ) -> Self {
         if sources.order.is_empty() {
             return Self::none();
         }
-        let selector = SourceSelector::new(sources, node.clone(), Some(cluster.clone()));
+        let selector = SourceSelector::new(sources, node.clone(), cluster.clone());
         let refresh = Arc::clone(&selector.refresh);
         let (sender, view) = watch::channel(PodView::default());
         let pods = Arc::<Mutex<CachedPods>>::default();
@@ -127,7 +134,7 @@ impl PodCache {
     /// Makes a polled source read now.
     pub fn refresh(&self) {
         // If the source is not waiting right now, it has just read or is about to.
-        self.refresh.notify_one();
+        self.refresh.request();
     }
 
     /// Returns true if all pods were listed once.

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use futures::stream::{self, pending};
-use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{debug, info, warn};
 
@@ -17,7 +16,7 @@ use super::kubelet_port::KubeletPort;
 use super::queue::{Item, Queue};
 use super::shared_informer::{Events, SharedInformer};
 use crate::cluster::Cluster;
-use crate::kubelet;
+use crate::kubelet::{self, Refresh};
 use crate::pod::{PodEvent, Wanted};
 use crate::util::backoff::back_off;
 use trial::{TRIAL_TIMEOUT, Trial};
@@ -46,6 +45,8 @@ pub struct PodSources {
     pub wanted: Wanted,
     /// Shares the sources with others in this process, if set.
     pub informer: Option<SharedInformer>,
+    /// Requests reads of `/pods`, if set and there is no informer.
+    pub refresh: Option<Arc<Refresh>>,
 }
 
 /// Selects a source and yields its events.
@@ -66,7 +67,7 @@ pub struct SourceSelector {
     failures: u32,
     not_before: Instant,
     /// Notified to read `/pods` ahead of its time. It has no effect on the other sources.
-    pub(super) refresh: Arc<Notify>,
+    pub(super) refresh: Arc<Refresh>,
     /// The trial of a source that is preferred to the selected one and may work by now.
     trial: Trial,
     /// Events that the current source sent before it was switched to.
@@ -79,7 +80,8 @@ impl SourceSelector {
     #[must_use]
     pub fn new(sources: PodSources, node: String, cluster: Option<Cluster>) -> Self {
         let now = Instant::now();
-        let refresh = sources.informer.as_ref().map(|shared| Arc::clone(&shared.refresh)).unwrap_or_default();
+        let shared = sources.informer.as_ref().map(|informer| &informer.refresh);
+        let refresh = shared.or(sources.refresh.as_ref()).cloned().unwrap_or_default();
         let mut selector = Self {
             sources,
             node,

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, Weak};
 
 use futures::StreamExt;
 use futures::stream::{BoxStream, unfold};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::yield_now;
 
 use super::kind::PodSourceKind;
 use super::queue::{Item, Queue, has_raw};
+use crate::kubelet::Refresh;
 use crate::pod::Wanted;
 use crate::util::sync::lock;
 use crate::util::task::Task;
@@ -24,7 +25,7 @@ pub struct SharedInformer {
     /// What any subscriber will want of a pod, except the serialized pod.
     wanted: Wanted,
     /// Notified to read `/pods` ahead of its time.
-    pub(super) refresh: Arc<Notify>,
+    pub(super) refresh: Arc<Refresh>,
     sources: Arc<Mutex<Sources>>,
 }
 

@@ -9,13 +9,15 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use prost::Message;
-use tokio::time::Instant;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
 use tonic::{Code, Status};
 
 use super::metrics::Metrics;
 use super::watch_cache::{GetError, SharedCache, Watch, lock};
 use super::{INFO, PODS};
 use crate::grpc::{self, Call, Peer, Reply};
+use crate::kubelet::Refresh;
 use crate::kubelet::proto::pods::GetPodRequest;
 use crate::util::text::truncate;
 use crate::util::token_bucket::TokenBucket;
@@ -28,6 +30,9 @@ const BURST: f64 = 10.0;
 /// Maximum bytes of a UID in an error message. UIDs have 36 characters, those of static pods 32.
 const MAX_UID_BYTES: usize = 256;
 
+/// How long a response may wait for the kubelet's `/pods`. After that, the last known pods are served.
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Number of clients' buckets above which full ones are dropped.
 const MAX_BUCKETS: usize = 256;
 
@@ -36,8 +41,31 @@ pub(super) struct Service {
     pub(super) infos: SharedCache,
     /// Whether the kubelet's `/pods` is the only source that works, and no other is expected to.
     pub(super) has_only_kubelet_pods: Arc<AtomicBool>,
+    pub(super) kubelet_reads: Arc<KubeletReads>,
     pub(super) limiter: Limiter,
     pub(super) metrics: Metrics,
+}
+
+/// Reads of the kubelet's `/pods` for `PodInfo`.
+#[derive(Debug, Default)]
+pub(super) struct KubeletReads {
+    /// Whether `PodInfo` is served from `/pods`.
+    pub(super) are_served: AtomicBool,
+    pub(super) refresh: Arc<Refresh>,
+    /// When the read began that is served.
+    pub(super) served: watch::Sender<Option<Instant>>,
+}
+
+impl KubeletReads {
+    /// Waits for a read that begins from now on, for a limited time.
+    async fn refresh(&self) {
+        if !self.are_served.load(Ordering::Relaxed) {
+            return;
+        }
+        let (now, mut served) = (Instant::now(), self.served.subscribe());
+        self.refresh.request();
+        let _ = timeout(REFRESH_TIMEOUT, served.wait_for(|at| at.is_some_and(|at| at >= now))).await;
+    }
 }
 
 enum Request {
@@ -48,11 +76,35 @@ enum Request {
 
 impl grpc::Service for Arc<Service> {
     fn call(&self, call: Call) -> BoxFuture<'static, Result<Reply, Status>> {
-        ready(self.respond(&call)).boxed()
+        let service = Arc::clone(self);
+        async move {
+            let (request, is_info) = service.admit(&call)?;
+            if is_info && !matches!(request, Request::Watch) {
+                service.kubelet_reads.refresh().await;
+            }
+            service.respond(request, is_info)
+        }
+        .boxed()
     }
 
     fn finished(&self, path: &str, _: &Peer, code: Code, _: Duration) {
         self.metrics.finished(path, code);
+    }
+}
+
+/// Serves `PodInfo` and nothing else: its clients may not read specs.
+pub(super) struct OnlyInfo(pub(super) Arc<Service>);
+
+impl grpc::Service for OnlyInfo {
+    fn call(&self, call: Call) -> BoxFuture<'static, Result<Reply, Status>> {
+        match call.names() {
+            (INFO, _) => grpc::Service::call(&self.0, call),
+            _ => ready(Err(call.unknown_service())).boxed(),
+        }
+    }
+
+    fn finished(&self, path: &str, peer: &Peer, code: Code, took: Duration) {
+        self.0.finished(path, peer, code, took);
     }
 }
 
@@ -96,12 +148,17 @@ impl Service {
         [&self.pods, &self.infos]
     }
 
-    fn respond(&self, call: &Call) -> Result<Reply, Status> {
+    /// Decodes a request, and rejects it if its client has sent too many.
+    fn admit(&self, call: &Call) -> Result<(Request, bool), Status> {
         let (request, is_info) = decode(call)?;
         if !matches!(request, Request::Watch) && !self.limiter.admit(&call.peer, Instant::now()) {
             self.metrics.server.limit_exceeded("rate_limit");
             return Err(Status::resource_exhausted("rejected by rate limit"));
         }
+        Ok((request, is_info))
+    }
+
+    fn respond(&self, request: Request, is_info: bool) -> Result<Reply, Status> {
         let cache = if is_info { &self.infos } else { &self.pods };
         if !lock(cache).is_synced {
             return Err(self.unsynced(is_info));

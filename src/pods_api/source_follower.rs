@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep_until};
 use tracing::warn;
 
 use super::metrics::Metrics;
+use super::service::KubeletReads;
 use super::store::{InvalidPod, Store};
 use super::watch_cache::{SharedCache, lock};
 use crate::cluster::Cluster;
@@ -38,6 +39,7 @@ pub(super) struct SourceFollower {
     pub(super) cluster: Option<Cluster>,
     pub(super) store: Store,
     pub(super) has_only_kubelet_pods: Arc<AtomicBool>,
+    pub(super) kubelet_reads: Arc<KubeletReads>,
     pub(super) metrics: Metrics,
     pub(super) state: State,
 }
@@ -93,7 +95,7 @@ impl SourceFollower {
                     let is_starting = full.is_some() && started.elapsed() < STARTUP;
                     self.apply_kubelet(event, is_starting);
                 }
-                () = until(due) => kubelet = self.subscribe(kubelet_order.clone()),
+                () = until(due) => kubelet = self.subscribe_kubelet(kubelet_order.clone()),
                 () = until(self.state.relist_at) => {
                     if self.store.has_room() {
                         full = self.subscribe(full_order.clone());
@@ -102,8 +104,18 @@ impl SourceFollower {
                     self.state.relist_at = None;
                 }
             }
+            self.kubelet_reads.are_served.store(self.store.serves_kubelet_pods(), Ordering::Relaxed);
             self.check_omitted();
         }
+    }
+
+    /// Opens the kubelet's `/pods`. It is not shared: a response of `PodInfo` needs to know which read it is from.
+    fn subscribe_kubelet(&self, order: Vec<PodSourceKind>) -> Option<SourceSelector> {
+        (!order.is_empty()).then(|| {
+            let refresh = Some(Arc::clone(&self.kubelet_reads.refresh));
+            let sources = PodSources { order, informer: None, refresh, ..self.sources.clone() };
+            SourceSelector::new(sources, self.node.clone(), self.cluster.clone())
+        })
     }
 
     fn subscribe(&self, order: Vec<PodSourceKind>) -> Option<SourceSelector> {
@@ -174,8 +186,11 @@ impl SourceFollower {
             Ok(event) => event,
             Err(message) => return self.fail(PodSourceKind::Kubelet, message),
         };
-        let is_healthy = event.confirms_health();
+        let (is_healthy, is_complete) = (event.confirms_health(), event == PodEvent::InitDone);
         let result = self.store.apply_kubelet(event, Instant::now());
+        if is_complete {
+            self.kubelet_reads.served.send_replace(self.kubelet_reads.refresh.read_at());
+        }
         let is_up = self.store.serves_kubelet_pods();
         self.has_only_kubelet_pods.store(is_up && !is_starting, Ordering::Relaxed);
         self.record(PodSourceKind::Kubelet, is_healthy, is_up, result.err());

@@ -90,7 +90,7 @@ const BY_THE_SCHEMA: [(&str, &str); 61] = [
 ];
 
 /// Settings that the schema cannot reject but the templates do.
-const BY_THE_TEMPLATES: [(&str, &str); 36] = [
+const BY_THE_TEMPLATES: [(&str, &str); 38] = [
     ("controller.config.lease=", "controller.config.lease: without a Lease there is no leader election"),
     (
         "serviceAccount.controller.name=numacast-agent",
@@ -181,6 +181,14 @@ const BY_THE_TEMPLATES: [(&str, &str); 36] = [
     (
         "controller.config.metrics.address=[::1]:9742",
         "controller.config.metrics.address: [::1]:9742 is reached from inside",
+    ),
+    (
+        "config.publish.to=none,config.proxy.enabled=true",
+        "controller.enabled: with config.publish.to: none the API server gets no objects",
+    ),
+    (
+        "config.podsApi.enabled=true,config.podsApi.podInfo.dir=/run/numacast/pods-api",
+        "is, contains or is below the directory of another socket (config.podsApi.",
     ),
     (
         "serviceAccount.agent.create=false",

@@ -299,6 +299,30 @@ fn the_agent_sees_of_the_host_what_its_configuration_needs() -> Result<()> {
             hardware(&["/run/numacast/pod-resources", "/var/lib/kubelet/pod-resources", devices]),
         ),
         ("config.proxy.dir=/run/elsewhere", usual(&[])),
+        // The agent answers that the service is off.
+        (
+            "config.proxy.enabled=false",
+            hardware(&["/run/numacast/pod-resources", "/var/lib/kubelet/pod-resources", devices]),
+        ),
+        (
+            "config.podsApi.enabled=true,config.podsApi.podInfo.group=2000",
+            hardware(&[
+                served,
+                "/run/numacast/pod-info",
+                "/var/lib/kubelet/pod-resources",
+                devices,
+                pods_api,
+            ]),
+        ),
+        (
+            "config.publish.to=none,config.proxy.enabled=true,controller.enabled=false,purge.enabled=false",
+            vec!["/sys/devices", "/sys/bus", "/run/numacast/pod-resources", "/var/lib/kubelet/pod-resources"],
+        ),
+        (
+            "config.publish.to=none,config.podsApi.enabled=true,config.podsApi.source=podsApi,\
+             controller.enabled=false,purge.enabled=false",
+            vec![served, pods_api],
+        ),
         (
             "config.podsApi.enabled=true",
             hardware(&[served, "/var/lib/kubelet/pod-resources", devices, pods_api]),

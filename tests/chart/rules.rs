@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
-use numacast::config::{DraSource, Endpoint, PodsApiSource, TlsFiles};
+use numacast::config::{DraSource, Endpoint, PodsApiSource, PublishTo, TlsFiles};
 use serde_json::{Value, json};
 
 use crate::helm::{Objects, items, name_of, words};
@@ -112,7 +112,7 @@ fn mounts_fit(pod: &Value) -> Result<()> {
         let volume = volumes.get(name).with_context(|| format!("the mount {name} has no volume"))?;
         ensure!(mounted.insert(mount["mountPath"].to_string()), "two mounts at {}", mount["mountPath"]);
         let host = &volume["hostPath"];
-        let served = ["proxy", "served-pods"].contains(&name) && !host.is_null();
+        let served = ["proxy", "served-pods", "served-pod-info"].contains(&name) && !host.is_null();
         let writable = volume["emptyDir"].is_object() || served;
         ensure!(mount["readOnly"] == true || writable, "{name} can be written");
         if host.is_null() {
@@ -239,28 +239,38 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
             .collect();
         let is_mounted = |path: &Path| mounts.iter().any(|mount| path.starts_with(mount));
         let paths = config.paths();
-        let tls =
-            config.metrics.tls.into_iter().flat_map(|TlsFiles { cert_file, key_file, client_ca_file }| {
+        let tls = config.metrics.tls.clone().into_iter().flat_map(
+            |TlsFiles { cert_file, key_file, client_ca_file }| {
                 [Some(cert_file), Some(key_file), client_ca_file]
-            });
-        let files = tls.chain([config.kubelet.config_file, config.kubelet.config_dir]);
+            },
+        );
+        let files = tls.chain([config.kubelet.config_file.clone(), config.kubelet.config_dir.clone()]);
         for file in files.flatten() {
             ensure!(is_mounted(&file), "{name}: {} is not mounted", file.display());
         }
         if object["kind"] == "DaemonSet" {
-            let (cpus, pages) = (paths.sys.join("devices/system/cpu"), paths.sys.join("kernel/mm/hugepages"));
-            for path in [&cpus, &pages, &paths.socket] {
-                ensure!(is_mounted(path), "{name}: {} is not mounted", path.display());
-            }
-            let devices = paths.sys.join("bus/pci/devices");
-            let reads_claims = config.dra.source == DraSource::Auto;
-            for (path, is_needed) in
-                [(&paths.proxy_dir, config.proxy.enabled), (&devices, config.proxy.enabled || reads_claims)]
-            {
+            let raw = &map["data"]["config.yaml"].as_str().unwrap_or_default();
+            let raw: Value = serde_saphyr::from_str(raw)?;
+            // Switched off, too: the agent says so on a socket that is left.
+            let is_switched = |key: &str| raw[key]["enabled"].is_boolean();
+            let reads_node = config.publish.to != PublishTo::Nowhere;
+            let reads_claims = reads_node && config.dra.source == DraSource::Auto;
+            let info = config.pod_info_socket().filter(|_| config.pods_api.enabled);
+            let info_dir = info.as_ref().and_then(|socket| socket.path.parent());
+            for (path, is_needed) in [
+                (&paths.sys.join("devices/system/cpu"), reads_node || config.proxy.enabled),
+                (&paths.sys.join("kernel/mm/hugepages"), reads_node),
+                (&paths.socket, reads_node || config.proxy.enabled),
+                (&paths.sys.join("bus/pci/devices"), config.proxy.enabled || reads_claims),
+                (&paths.proxy_dir, is_switched("proxy")),
+                (&paths.pods_api_dir, is_switched("podsApi")),
+                (
+                    &info_dir.map_or_else(|| paths.root.join("run/numacast/pod-info"), Path::to_owned),
+                    info.is_some(),
+                ),
+            ] {
                 ensure!(is_mounted(path) == is_needed, "{name}: {}", path.display());
             }
-            let served = &paths.pods_api_dir;
-            ensure!(is_mounted(served) == config.pods_api.enabled, "{name}: {}", served.display());
             let reads = [PodsApiSource::Auto, PodsApiSource::PodsApi].contains(&config.pods_api.source);
             ensure!(
                 is_mounted(&paths.pods_socket) || !(config.pods_api.enabled && reads),
@@ -268,11 +278,12 @@ fn configurations_are_right(objects: &Objects) -> Result<()> {
             );
             let groups = &pod["spec"]["securityContext"]["supplementalGroups"];
             let joined: BTreeSet<u32> = [
-                (config.proxy.enabled, config.proxy.group),
-                (config.pods_api.enabled, config.pods_api.group),
+                (is_switched("proxy"), config.proxy.group),
+                (is_switched("podsApi"), config.pods_api.group),
+                (true, info.as_ref().and_then(|socket| socket.group)),
             ]
             .into_iter()
-            .filter_map(|(enabled, group)| group.filter(|_| enabled))
+            .filter_map(|(is_mounted, group)| group.filter(|_| is_mounted))
             .collect();
             let found: BTreeSet<u32> =
                 items(groups).filter_map(|group| group.as_u64()?.try_into().ok()).collect();

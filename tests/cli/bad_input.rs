@@ -293,6 +293,19 @@ fn consumers_that_there_are_not_and_reservations_without_a_source() {
     assert!(line.is_some_and(|line| line.ends_with("# derived")), "{line:?} in {shown}");
 }
 
+#[test]
+fn an_agent_has_something_to_do() {
+    let message =
+        numacast(&["agent", "--node-name", "worker", "--set", "publish.to=none"]).error().to_owned();
+    assert!(message.contains("`publish.to` in flag --set: the agent would do nothing"), "{message}");
+    let set = ["--set", "publish.to=none", "--set", "podsApi.enabled=true"];
+    let message =
+        numacast(&[&["agent", "--node-name", "worker", "--once"], &set[..]].concat()).error().to_owned();
+    assert!(message.contains("--once: nothing is published"), "{message}");
+    let message = numacast(&["agent", "--set", "publish.to=topology.yaml"]).error().to_owned();
+    assert!(message.contains("neither apiServer, nor none, nor the absolute path"), "{message}");
+}
+
 /// `numacast pods` on a host without a Pods API server.
 #[test]
 fn nobody_serves_the_pods_api() {

@@ -30,7 +30,7 @@ fn the_printed_defaults_are_valid_and_change_nothing() {
 #[test]
 fn show_says_where_each_value_came_from() {
     let outcome =
-        numacast(&["config", "show", "--kubelet-dir", "/data/kubelet", "--set", "zones.fillers=false"]);
+        numacast(&["config", "show", "--kubelet-dir", "/data/kubelet", "--set", "publish.events=false"]);
     let text = outcome.success();
     let line = |key: &str| {
         let line = text.lines().find(|line| line.starts_with(&format!("{key}:"))).unwrap();
@@ -38,7 +38,7 @@ fn show_says_where_each_value_came_from() {
     };
     assert_eq!(line("kubelet.dir"), "kubelet.dir: /data/kubelet # flag --kubelet-dir");
     assert_eq!(line("kubelet.socket"), "kubelet.socket: /data/kubelet/pod-resources/kubelet.sock # derived");
-    assert_eq!(line("zones.fillers"), "zones.fillers: false # flag --set");
+    assert_eq!(line("publish.events"), "publish.events: false # flag --set");
     assert_eq!(line("scan.poll"), "scan.poll: 5s # default");
 }
 

@@ -10,6 +10,8 @@ use crate::{Options, support};
 
 /// The image of sandboxes and of the pods under test.
 pub(crate) const PAUSE: &str = "numacast.test/pause:1";
+/// A client of the Pods API and PodInfo.
+pub(crate) const CLIENT: &str = "numacast.test/pods:1";
 
 /// Returns the archive that `make image` makes.
 pub(crate) fn default_archive() -> PathBuf {
@@ -24,7 +26,8 @@ pub(crate) async fn archives(options: &Options, dir: &Path, programs: &Path) -> 
     let scheduler = scheduler_image(programs)?;
     let pause = make(dir, PAUSE, &programs.join("pause"), "/pause")?;
     let scheduler = make(dir, &scheduler, &programs.join("scheduler"), "/bin/kube-scheduler")?;
-    Ok(vec![image, pause, scheduler])
+    let client = make(dir, CLIENT, &programs.join("pods"), "/pods")?;
+    Ok(vec![image, pause, scheduler, client])
 }
 
 /// Returns the scheduler's image as the chart names it for this cluster's version.
@@ -53,7 +56,7 @@ fn make(dir: &Path, name: &str, program: &Path, place: &str) -> Result<PathBuf> 
     std::fs::copy(program, context.join("program"))?;
     let containerfile = format!("FROM scratch\nCOPY program {place}\nENTRYPOINT [\"{place}\"]\n");
     std::fs::write(context.join("Containerfile"), containerfile)?;
-    let archive = context.with_extension("tar");
+    let archive = PathBuf::from(format!("{}.tar", context.display()));
     let storage = context.join("storage");
     let buildah = |arguments: &[&str]| {
         let mut command = Command::new("buildah");

@@ -8,6 +8,7 @@
 #[allow(dead_code, unused_imports)] // the tests use the rest
 mod support;
 
+mod alone;
 mod cluster;
 mod images;
 mod network;

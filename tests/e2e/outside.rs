@@ -29,6 +29,8 @@ pub(crate) async fn run(options: &Options) -> Result<ExitCode> {
         "kube-router",
         "scheduler",
         "pause",
+        "pods",
+        "podresources",
     ])?;
     let image = options.image.clone().unwrap_or_else(images::default_archive);
     ensure!(image.is_file(), "there is no {}; `make image` makes it", image.display());

@@ -17,7 +17,7 @@ use crate::support::nrt;
 use crate::support::parts::repository;
 use crate::support::wait::until;
 use crate::table;
-use crate::{platforms, pods, quick_start};
+use crate::{alone, platforms, pods, quick_start};
 
 /// The release and its namespace.
 pub(crate) const RELEASE: &str = "numacast";
@@ -59,6 +59,8 @@ pub(crate) async fn run(cluster: &mut Cluster, options: &Options, seed: u64) -> 
     table::step("an image that cannot be pulled", platforms::missing_image(cluster)).await?;
     table::step("a mixed cluster: pools", platforms::pools(cluster)).await?;
     table::step("helm uninstall", uninstall(cluster)).await?;
+    let alone = alone::beside_another_publisher(cluster);
+    table::step("proxy and Pods API, beside another publisher", alone).await?;
     Ok(())
 }
 

@@ -141,10 +141,12 @@ mod src {
     pub mod kubelet {
         mod client_error;
         mod instance;
+        mod refresh;
 
         pub use client_error::ClientError;
         pub use instance::KubeletInstance;
         pub use numacast_core::kubelet::*;
+        pub use refresh::Refresh;
     }
 
     pub mod pod_source {
@@ -170,10 +172,9 @@ mod src {
         mod selector {
             use std::sync::Arc;
 
-            use tokio::sync::Notify;
-
             use super::PodSourceKind;
             use crate::cluster::Cluster;
+            use crate::kubelet::Refresh;
             use crate::pod::PodEvent;
 
             pub struct PodSources {
@@ -181,7 +182,7 @@ mod src {
             }
 
             pub struct SourceSelector {
-                pub refresh: Arc<Notify>,
+                pub refresh: Arc<Refresh>,
             }
 
             impl SourceSelector {
@@ -237,5 +238,7 @@ mod src {
 mod randomised;
 
 use numacast_core::names;
-pub use numacast_core::{claims, core_v1, machine, nrt, pod, publishers, quantity, scheduler, topology, watch_event};
+pub use numacast_core::{
+    claims, core_v1, machine, nrt, pod, publishers, quantity, scheduler, topology, watch_event,
+};
 pub use src::{agent, cluster, config, grpc, kubelet, pod_source, pods_api, proxy, util};

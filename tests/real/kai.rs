@@ -122,6 +122,47 @@ async fn kai_has_the_numbers_of_the_account_after_every_step() -> Result<()> {
     Ok(())
 }
 
+/// Nothing is written for a pod that has nothing of a zone, and nothing when a pod ends: its annotation ends with it.
+#[tokio::test]
+async fn a_pod_is_annotated_once_in_its_life() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::start(&parts).await?;
+    let node = RealNode::on("two-by-eight")?.static_pods(&cluster)?.start(&cluster).await?;
+    let device = node.machine().devices.first().context("the machine has no device")?.resource.clone();
+    let changes = Changes::start(&node).await?;
+    // The proxy follows the same pods, for other annotations.
+    let proxy = format!("--set=proxy.dir={}", node.dir().join("proxy").display());
+    let arguments = [CONSUMER, "--set=proxy.enabled=true", &proxy];
+    let mut agent = Agent::start(&node, &arguments)?;
+    // KAI-Scheduler does not place it, but has to know of it.
+    let manifest = node.manifest(&pod("static").cpus(1).memory("64Mi"))?;
+    std::fs::write(cluster.dir().join("manifests/static.json"), manifest)?;
+    node.wait_until_running(&node.mirror("static")).await?;
+    for index in 0..6 {
+        let holder = pod(&format!("holder-{index}")).cpus(2).memory("128Mi").device(&device, 1);
+        let holder = if index % 2 == 0 { holder } else { holder.container("second").cpus(1).memory("64Mi") };
+        node.run(holder).await?;
+        node.run(pod(&format!("other-{index}")).burstable()).await?;
+        agrees(&node, &mut agent).await?;
+        if index > 1 {
+            node.delete(&format!("holder-{}", index - 2)).await?;
+            agrees(&node, &mut agent).await?;
+        }
+    }
+    let mut writes = agent.annotations().await?;
+    agent.end().await?;
+    // The next agent has nothing to correct.
+    let mut agent = Agent::start(&node, &arguments)?;
+    node.run(pod("last").cpus(1).memory("64Mi")).await?;
+    agrees(&node, &mut agent).await?;
+    writes += agent.annotations().await?;
+    agent.end().await?;
+    let changes = changes.end(&node).await?;
+    ensure!(changes.len() == 8 && changes.values().all(|count| *count == 1), "{changes:?}");
+    ensure!(writes == 8.0, "{writes} writes");
+    Ok(())
+}
+
 /// KAI-Scheduler d5bc503, `pkg/npe/exporter.go`: a pass that compares the annotation with the exporter's own value, and
 /// patches the pod if it differs. Returns whether it did.
 async fn exporter_looks(pods: &Api<Pod>, name: &str, own: &str) -> Result<bool> {

@@ -6,8 +6,8 @@
 //! - zones: `steps`, `init_containers`, `memory_groups`, `pod_level`, `steady`, `restarts`, `faults`; their oracle: `harness`
 //! - pods: `fingerprint`, `sources`, `pod_list`, `protobuf`, `made_pods`, `quantities`
 //! - the kubelet: `configuration`, `order`, `doctor_node`; claims: `dra`, `claims`, `claim_reads`
+//! - the proxy and the Pods API: `proxy`, `clients`, `pods_served`, `hostile`, `standalone`
 //! - the object: `publisher`, `neighbours`, `refusals`, `admitted`, `kubectl`; for KAI-Scheduler: `kai`
-//! - the proxy and the Pods API: `proxy`, `clients`, `pods_served`, `hostile`
 //! - the controller: `controller`
 //! - commands for people: `show`, `fit`, `doctor`, `pictures`
 //! - the chart: `chart`, `rendered`, `security`, `migration`, `docs`
@@ -56,6 +56,7 @@ mod show;
 #[allow(dead_code, clippy::unwrap_used)] // the simulation tests use the rest
 mod sim_node;
 mod sources;
+mod standalone;
 mod steady;
 mod steps;
 mod support;

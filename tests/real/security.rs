@@ -796,6 +796,7 @@ fn of_pods() -> Vec<Attempt> {
     let annotated = |value: Value| metadata("annotations", json!({OBSERVED: value}));
     let value = r#"[{"zone":"node-0","amount":{"cpu":"8","nvidia.com/gpu":"2"}},{"zone":"node-10","amount":{"memory":"17179869184"}}]"#;
     let observed = || annotated(json!(value));
+    let long = format!("[{}]", vec![r#"{"zone":"node-0","amount":{"cpu":"8"}}"#; 2000].join(","));
     let change = |what, body: Value, outcomes| covered(who, what, merge(&of_own, body), outcomes);
     let (yes, denied, never) = ([Yes, Yes, Yes], [Policy, Yes, Policy], [Rights, Rights, Policy]);
     let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "alpha", "uid": "any"}]);
@@ -809,6 +810,7 @@ fn of_pods() -> Vec<Attempt> {
         covered(who, "set that of a pod that is on no node", merge(status("pending"), observed()), denied),
         change("set it to another value", annotated(json!("[1]")), denied),
         change("set it to a zone `node-64`", annotated(json!(value.replace("node-10", "node-64"))), denied),
+        change("set it to 80 KB", annotated(json!(long)), denied),
         change("set another annotation", metadata("annotations", json!({"a": "b"})), denied),
         change("set a label", metadata("labels", json!({"a": "b"})), denied),
         change("add a finalizer", metadata("finalizers", json!(["example.com/stay"])), denied),
@@ -1389,8 +1391,40 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
             "fingerprint": {"view": if of_agent == "none" { "none" } else { "scheduler" }},
         }})
     };
+    let serving = |of: Value| {
+        let mut config = json!({"publish": {"to": "none"}});
+        for (key, value) in of.as_object().into_iter().flatten() {
+            config[key] = value.clone();
+        }
+        let off = json!({"enabled": false});
+        json!({"config": config, "controller": off, "purge": off, "crds": off})
+    };
+    let pods_of = |source: &str| json!({"enabled": true, "source": source});
     for (values, expected) in [
         (json!({}), all.clone()),
+        (serving(json!({"proxy": {"enabled": true}})), [&[NODES, DEVICES][..], &LIST_PODS].concat()),
+        (serving(json!({"proxy": {"enabled": true, "annotations": {"koordinator": []}}})), vec![]),
+        (
+            serving(json!({"proxy": {"enabled": true, "annotations": {
+                "koordinator": [], "mappings": [{"annotation": "a.example/b", "resource": "a.example/b"}],
+            }}})),
+            [&[NODES][..], &LIST_PODS].concat(),
+        ),
+        (serving(json!({"podsApi": pods_of("auto")})), LIST_PODS.to_vec()),
+        (serving(json!({"podsApi": pods_of("apiServer")})), LIST_PODS.to_vec()),
+        (serving(json!({"podsApi": pods_of("podsApi")})), vec![]),
+        (serving(json!({"podsApi": pods_of("kubelet")})), vec![NODES, PODS_PAGE]),
+        (
+            serving(json!({"podsApi": pods_of("podsApi"), "proxy": {"enabled": true}})),
+            [&[NODES, DEVICES][..], &LIST_PODS].concat(),
+        ),
+        (
+            json!({
+                "config": {"publish": {"to": "/var/run/numacast/topology.yaml"}},
+                "controller": {"enabled": false}, "purge": {"enabled": false},
+            }),
+            without(&BASE),
+        ),
         (json!({"config": {"publish": {"events": false}}}), without(&[POST])),
         (json!({"config": {"publish": {"ownerReference": false}}}), all.clone()),
         (pods("apiServer"), all.clone()),
@@ -1686,7 +1720,7 @@ async fn the_policy_follows_the_configuration() -> Result<()> {
         (12, json!({"consumer": "schedulerPlugins"}), of_placement(Yes)),
         (14, json!({"publish": {"topologyPolicies": true}}), of_policies),
         (15, json!({"publish": {"apiVersion": "v1alpha1"}}), of_v1alpha1),
-        (16, json!({"zones": {"fillers": false}}), of_sparse),
+        (16, json!({"consumer": "kaiDirect"}), of_sparse),
         (64, json!({}), of_many),
     ] {
         let values = json!({"config": config, "admissionPolicy": {"maxZones": max}});

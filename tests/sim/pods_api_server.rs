@@ -10,6 +10,7 @@ use http::uri::PathAndQuery;
 use numacast::core_v1::proto as core;
 use numacast::kubelet::proto::pods::{EventType, GetPodRequest, ListPodsRequest, WatchPodsRequest};
 use numacast::pod_source::PodSourceKind;
+use numacast::pods_api::proto::v1alpha1::pod_info_client::PodInfoClient;
 use numacast::pods_api::proto::v1alpha1::{
     EventType as InfoType, GetPodConditionsRequest, ListPodConditionsRequest, WatchPodConditionsEvent,
     WatchPodConditionsRequest,
@@ -401,6 +402,56 @@ async fn with_the_pods_endpoint_as_the_only_source_only_podinfo_is_served() {
     assert!(status.message().contains("podinfo.v1alpha1.PodInfo"), "{status}");
     sleep(Duration::from_secs(10)).await;
     assert_eq!(env.health.ready(), Vec::<String>::new());
+    env.stop().await;
+}
+
+/// In real time, since `/pods` is read over TCP.
+#[tokio::test]
+async fn podinfo_from_the_pods_endpoint_is_never_older_than_its_request() {
+    let api_server = ApiServer::start_in_process(0);
+    let page = PodsEndpoint::start().await;
+    page.set(vec![object("a", "1", "Pending")]);
+    let env = Environment::start(&[PodSourceKind::Kubelet], &api_server, Some(&page)).await;
+    let mut infos = env.infos().await;
+    while let Err(status) = infos.list_pod_conditions(ListPodConditionsRequest {}).await {
+        assert_eq!(status.code(), Code::FailedPrecondition, "{status}");
+        sleep(Duration::from_millis(50)).await;
+    }
+    for phase in ["Running", "Unknown", "Succeeded", "Running", "Failed"] {
+        page.set(vec![object("a", "1", phase)]);
+        let list = infos.list_pod_conditions(ListPodConditionsRequest {}).await.unwrap().into_inner();
+        assert_eq!(list.pods[0].phase, phase);
+        page.set(vec![object("a", "1", "Pending")]);
+        let request = GetPodConditionsRequest { pod_uid: "1".to_owned() };
+        let got = infos.get_pod_conditions(request).await.unwrap().into_inner();
+        assert_eq!(got.pod.unwrap().phase, "Pending");
+    }
+    env.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_socket_of_podinfo_serves_nothing_else() {
+    let api_server = ApiServer::start_in_process(0);
+    let env = Environment::start(&[PodSourceKind::PodsApi], &api_server, None).await;
+    let kubelet = SimPodsApi::start(env.kubelets_socket()).unwrap();
+    kubelet.set(&pod("a", "1", "Running"));
+    assert_eq!(env.list().await, ["1"]);
+    let channel = env.info_channel().await;
+    for path in [
+        "/v1alpha1.Pods/ListPods",
+        "/v1alpha1.Pods/GetPod",
+        "/v1alpha1.Pods/WatchPods",
+        "/v1alpha1.Pods/",
+        "/v1.PodResourcesLister/List",
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    ] {
+        let status = send_raw(&channel, path, b"\x0a\x011").await;
+        assert_eq!(status.code(), Code::Unimplemented, "{path}: {status}");
+        assert!(status.message().starts_with("unknown service "), "{path}: {status}");
+    }
+    let mut infos = PodInfoClient::new(channel);
+    let list = infos.list_pod_conditions(ListPodConditionsRequest {}).await.unwrap().into_inner();
+    assert_eq!(list.pods.iter().map(|pod| &*pod.pod_name).collect::<Vec<_>>(), ["a"]);
     env.stop().await;
 }
 

@@ -160,9 +160,26 @@ fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30
 /host
 {{- end }}
 
+{{/* Where the agents write their objects: apiServer, none, or a file. */}}
+{{- define "numacast.publishTo" -}}
+{{- dig "publish" "to" "apiServer" (.Values.config | default dict) }}
+{{- end }}
+
+{{/* "true" if the agents write objects to the API server. */}}
+{{- define "numacast.publishes" -}}
+{{- if eq (include "numacast.publishTo" .) "apiServer" }}true{{ end }}
+{{- end }}
+
+{{/* "true" if the agents read the node, for an object. */}}
+{{- define "numacast.readsNode" -}}
+{{- if ne (include "numacast.publishTo" .) "none" }}true{{ end }}
+{{- end }}
+
 {{/* Who reads the objects. */}}
 {{- define "numacast.consumer" -}}
+{{- if include "numacast.publishes" . }}
 {{- (include "numacast.agentConfig" . | fromYaml).consumer | default "schedulerPlugins" }}
+{{- else }}none{{ end }}
 {{- end }}
 
 {{/* The agent's pod sources, as a YAML list: the defaults for the consumer, unless their own keys are set. */}}
@@ -173,7 +190,9 @@ fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30
 {{- $ofConsumer := ternary "scheduler" "none" (eq $consumer "schedulerPlugins") }}
 {{- $view := dig "fingerprint" "view" nil $config | default $ofConsumer }}
 {{- $source := dig "pods" "source" nil $config | default "apiServer" }}
-{{- if eq $source "none" }}
+{{- $annotations := dig "proxy" "annotations" dict $config }}
+{{- $merges := and (include "numacast.proxies" .) (concat (get $annotations "koordinator" | default (ternary list (list "devices") (hasKey $annotations "koordinator"))) (get $annotations "mappings" | default list)) }}
+{{- if or (eq $source "none") (not (or $merges (include "numacast.readsNode" .))) }}
 {{- toYaml list }}
 {{- else if ne $source "auto" }}
 {{- toYaml (list $source) }}
@@ -192,7 +211,7 @@ fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30
 
 {{/* "true" if the agent reads the kubelet's configuration from its HTTPS port. */}}
 {{- define "numacast.readsConfigz" -}}
-{{- if has (include "numacast.kubelet" . | fromYaml).configSource (list "auto" "configz") }}true{{ end }}
+{{- if and (include "numacast.readsNode" .) (has (include "numacast.kubelet" . | fromYaml).configSource (list "auto" "configz")) }}true{{ end }}
 {{- end }}
 
 {{/* "true" if the agent reads from the kubelet's HTTPS port: the kubelet's configuration, or its pods. */}}
@@ -209,7 +228,7 @@ fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30
 
 {{/* "true" if the agents read ResourceClaims. YAML reads a bare `off` as a boolean. */}}
 {{- define "numacast.claims" -}}
-{{- if not (has (dig "dra" "source" "auto" (.Values.config | default dict) | toString) (list "off" "false")) }}true{{ end }}
+{{- if and (include "numacast.readsNode" .) (not (has (dig "dra" "source" "auto" (.Values.config | default dict) | toString) (list "off" "false"))) }}true{{ end }}
 {{- end }}
 
 {{/* The pod source of the Pods API that the agent serves: podsApi.source, or `none` if it does not serve one. */}}
@@ -218,8 +237,9 @@ fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30
 {{- if dig "podsApi" "enabled" false $config }}{{ dig "podsApi" "source" "auto" $config }}{{ else }}none{{ end }}
 {{- end }}
 
-{{/* The agent's sockets on the host, as a YAML list of {key, volume, dir, group, socket}. A directory has the same
-     path on the host and in the agent's container. The agent derives the socket's mode from its group. */}}
+{{/* The agent's sockets on the host, as a YAML list of {key, volume, dir, group, socket, on}. A directory has the same
+     path on the host and in the agent's container. The agent derives the socket's mode from its group. With `enabled: false`
+     in the values, the agent answers on a socket that is left there that the service is off. */}}
 {{- define "numacast.served" -}}
 {{- $config := .Values.config | default dict }}
 {{- $served := list }}
@@ -227,9 +247,14 @@ fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30
 {{- $podsApi := dict "key" "podsApi" "volume" "served-pods" "dir" "/run/numacast/pods-api" "socket" "pods-api.sock" }}
 {{- range list $proxy $podsApi }}
 {{- $of := get $config .key | default dict }}
-{{- if $of.enabled }}
-{{- $served = append $served (merge (dict "dir" ($of.dir | default .dir) "group" $of.group) .) }}
+{{- if hasKey $of "enabled" }}
+{{- $served = append $served (merge (dict "dir" ($of.dir | default .dir) "group" $of.group "on" $of.enabled) .) }}
 {{- end }}
+{{- end }}
+{{- $pods := get $config "podsApi" | default dict }}
+{{- if and (hasKey $pods "enabled") (kindIs "map" $pods.podInfo) }}
+{{- $info := dict "key" "podsApi.podInfo" "volume" "served-pod-info" "socket" "pod-info.sock" "on" $pods.enabled }}
+{{- $served = append $served (merge (dict "dir" ($pods.podInfo.dir | default "/run/numacast/pod-info") "group" $pods.podInfo.group) $info) }}
 {{- end }}
 {{- toYaml $served }}
 {{- end }}
@@ -287,7 +312,9 @@ metrics:
 {{- $_ := set $own "host" (dict "root" $root "proc" "/proc") }}
 {{- $_ := set $own "kubelet" $kubelet }}
 {{- range include "numacast.served" . | fromYamlArray }}
-{{- $_ := set $own .key (dict "dir" .dir) }}
+{{- $dir := dict "dir" .dir }}
+{{- range splitList "." .key | reverse }}{{ $dir = dict . $dir }}{{ end }}
+{{- $own = mergeOverwrite $own $dir }}
 {{- end }}
 {{- $own = merge $own (include "numacast.agentConfigForScheduler" . | fromYaml) }}
 {{- $config := mergeOverwrite $own (deepCopy (.Values.config | default dict)) }}
@@ -396,10 +423,19 @@ projected:
      read-only, and below /host. */}}
 {{- define "numacast.hostPaths" -}}
 {{- $kubelet := include "numacast.kubelet" . | fromYaml }}
+{{- $reads := include "numacast.readsNode" . }}
+{{- $proxies := include "numacast.proxies" . }}
+{{- if not $reads }}{{ $_ := unset $kubelet "mountDir" }}{{ end }}
 {{- /* Not /sys itself: mounts below a read-only mount stay writable unless runtime and kernel support otherwise, so root
      could write to /sys/fs/cgroup. Nothing is mounted below these two. */}}
-{{- $paths := list (dict "name" "sys-devices" "path" "/sys/devices" "type" "Directory") (dict "name" "sys-mm" "path" "/sys/kernel/mm" "type" "Directory") }}
-{{- if or (include "numacast.proxies" .) (include "numacast.claims" .) }}
+{{- $paths := list }}
+{{- if or $reads $proxies }}
+{{- $paths = append $paths (dict "name" "sys-devices" "path" "/sys/devices" "type" "Directory") }}
+{{- end }}
+{{- if $reads }}
+{{- $paths = append $paths (dict "name" "sys-mm" "path" "/sys/kernel/mm" "type" "Directory") }}
+{{- end }}
+{{- if or $proxies (include "numacast.claims" .) }}
 {{- /* PCI addresses: links to directories below /sys/devices. Not pci itself, which some machines do not have. */}}
 {{- $paths = append $paths (dict "name" "sys-bus" "path" "/sys/bus" "type" "Directory") }}
 {{- end }}
@@ -415,18 +451,21 @@ projected:
 {{- range include "numacast.served" . | fromYamlArray }}
 {{- $paths = append $paths (dict "name" .volume "path" .dir "type" "DirectoryOrCreate" "mount" (dict "mountPath" .dir "readOnly" false)) }}
 {{- end }}
-{{- $wanted := list (dict "name" "pod-resources" "path" (printf "%s/pod-resources" $kubelet.dir) "type" "Directory") }}
-{{- with $kubelet.devicePluginsDir }}
+{{- $wanted := list }}
+{{- if or $reads $proxies }}
+{{- $wanted = append $wanted (dict "name" "pod-resources" "path" (printf "%s/pod-resources" $kubelet.dir) "type" "Directory") }}
+{{- end }}
+{{- with and $reads $kubelet.devicePluginsDir }}
 {{- $wanted = append $wanted (dict "name" "device-plugins" "path" . "type" "Directory") }}
 {{- end }}
 {{- if include "numacast.usesPodsApi" . }}
 {{- /* Kubelets without a Pods API do not have this directory. */}}
 {{- $wanted = append $wanted (dict "name" "pods-api" "path" (printf "%s/pods-api" $kubelet.dir) "type" "DirectoryOrCreate") }}
 {{- end }}
-{{- with $kubelet.configFile }}
+{{- with and $reads $kubelet.configFile }}
 {{- $wanted = append $wanted (dict "name" "kubelet-config" "path" . "type" "File") }}
 {{- end }}
-{{- with $kubelet.configDir }}
+{{- with and $reads $kubelet.configDir }}
 {{- $wanted = append $wanted (dict "name" "kubelet-config-dir" "path" . "type" "Directory") }}
 {{- end }}
 {{- range $wanted }}
@@ -541,6 +580,13 @@ securityContext:
 {{- fail (printf "scheduler.enabled: config.consumer is %s, but this scheduler reads the objects; remove config.consumer, or set it to schedulerPlugins or schedulerPluginsDirect" $config.consumer) }}
 {{- end }}
 {{- $root := . }}
+{{- if not (include "numacast.publishes" .) }}
+{{- range list "controller" "purge" "scheduler" }}
+{{- if (get $root.Values .).enabled }}
+{{- fail (printf "%s.enabled: with config.publish.to: %s the API server gets no objects; set it to false, as values-without-objects.yaml does" . (include "numacast.publishTo" $root)) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- range list "controller" "purge" "scheduler" }}
 {{- if eq (include "numacast.serviceAccountName" (dict "root" $root "component" .)) (include "numacast.serviceAccountName" (dict "root" $root "component" "agent")) }}
 {{- fail (printf "serviceAccount.%s.name: the agents have that account, and would get its permission to delete" .) }}
@@ -605,12 +651,15 @@ securityContext:
 {{- with include "numacast.platformGuessed" . }}
 {{- $warnings = append $warnings . }}
 {{- end }}
-{{- if not .Values.admissionPolicy.enabled }}
-{{- $warnings = append $warnings "any agent's token, and the controller's, can write the object of every node: admissionPolicy.enabled is false." }}
+{{- if not (include "numacast.publishes" .) }}
+{{- else if not .Values.admissionPolicy.enabled }}
+{{- $pods := ternary ", and status, labels and annotations of every pod" "" (eq (include "numacast.consumer" .) "kai") }}
+{{- $warnings = append $warnings (printf "any agent's token, and the controller's, can write the object of every node%s: admissionPolicy.enabled is false." $pods) }}
 {{- else if ne .Values.admissionPolicy.onMissingClaim "Deny" }}
-{{- $warnings = append $warnings "an agent's token that names no node can write the object of every node: admissionPolicy.onMissingClaim is Allow." }}
+{{- $pods := ternary ", and annotate every pod" "" (eq (include "numacast.consumer" .) "kai") }}
+{{- $warnings = append $warnings (printf "an agent's token that names no node can write the object of every node%s: admissionPolicy.onMissingClaim is Allow." $pods) }}
 {{- end }}
-{{- if and .Values.agent.enabled .Values.kubelet.mountDir }}
+{{- if and .Values.agent.enabled (include "numacast.readsNode" .) .Values.kubelet.mountDir }}
 {{- $warnings = append $warnings "the agents can read and write the volumes of every pod on their node, including Secrets: kubelet.mountDir is true." }}
 {{- end }}
 {{- if and .Values.agent.enabled (include "numacast.readsConfigz" .) (semverCompare "<1.33.0-0" .Capabilities.KubeVersion.Version) }}
@@ -653,7 +702,7 @@ securityContext:
 {{- $warnings = append $warnings (printf "that CRD serves %s but not %s, which the agents write: replace it (`numacast crd | kubectl apply -f -`), or set config.publish.apiVersion." (join ", " $served) $version) }}
 {{- end }}
 {{- else }}
-{{- if not .Values.crds.enabled }}
+{{- if and (include "numacast.publishes" .) (not .Values.crds.enabled) }}
 {{- $warnings = append $warnings "there is no CRD of NodeResourceTopology, and crds.enabled is false: nothing is published until there is one (`numacast crd | kubectl apply -f -`)." }}
 {{- end }}
 {{- end }}
@@ -670,7 +719,8 @@ securityContext:
 {{- range .spec.template.spec.containers }}
 {{- $images = append $images (printf "%s %s" .image (join " " (concat (.command | default list) (.args | default list)))) }}
 {{- end }}
-{{- if regexMatch "topology-updater|resource-topology-exporter|koordlet" (join " " (append $images $text)) }}
+{{- if not (include "numacast.publishes" $) }}
+{{- else if regexMatch "topology-updater|resource-topology-exporter|koordlet" (join " " (append $images $text)) }}
 {{- $warnings = append $warnings (printf "the DaemonSet %s seems to write NodeResourceTopology objects as well; only one program may write an object." $name) }}
 {{- else if and (eq (get (.metadata.labels | default dict) "app.kubernetes.io/component") "agent") (eq (get (.metadata.labels | default dict) "app.kubernetes.io/name") "numacast") (not (and (eq .metadata.namespace $.Release.Namespace) (has .metadata.name (include "numacast.daemonSets" $ | fromJsonArray)))) }}
 {{- $warnings = append $warnings (printf "the DaemonSet %s belongs to another numacast; only one may write an object." $name) }}

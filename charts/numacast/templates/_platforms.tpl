@@ -98,7 +98,7 @@ generic: {kubelet: {configSource: configz}}
 {{/* A sentence about a platform that was not recognized; empty if the values say how the kubelet's configuration is read. */}}
 {{- define "numacast.platformGuessed" -}}
 {{- $kubelet := .Values.kubelet }}
-{{- if and (include "numacast.platform" . | fromJson).guessed .Values.agent.enabled (not (or $kubelet.configFile $kubelet.configSource $kubelet.certificateFingerprints $kubelet.caFile)) }}
+{{- if and (include "numacast.platform" . | fromJson).guessed .Values.agent.enabled (include "numacast.readsNode" .) (not (or $kubelet.configFile $kubelet.configSource $kubelet.certificateFingerprints $kubelet.caFile)) }}
 {{- print "the agents read the kubelet's configuration from its HTTPS port, which needs a certificate that the cluster's CA signed (kubeadm's default is self-signed): set platform, kubelet.configFile or kubelet.certificateFingerprints if yours is not." }}
 {{- end }}
 {{- end }}

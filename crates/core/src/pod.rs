@@ -91,6 +91,13 @@ impl Wanted {
         Self { annotations: Arc::new(keys.into_iter().map(Into::into).collect()), raw: false }
     }
 
+    /// Selects what either selects.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        let annotations = self.annotations.iter().chain(other.annotations.iter()).cloned().collect();
+        Self { annotations: Arc::new(annotations), raw: self.raw || other.raw }
+    }
+
     /// Also selects the serialized pod.
     #[must_use]
     pub fn with_raw(self) -> Self {

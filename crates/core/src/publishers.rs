@@ -46,6 +46,18 @@ enum Content {
     None,
 }
 
+/// The only one that annotates pods.
+pub const KAI_EXPORTER: Publisher = Publisher {
+    name: "KAI's numa-placement-exporter",
+    label: "kai",
+    managers: &[],
+    programs: &["numa-placement-exporter"],
+    content: Content::None,
+    off: None,
+    is_only_publisher: false,
+    switch: "set `numaPlacementExporter.enabled: false` in KAI's chart",
+};
+
 /// All that are known. Sources: node-feature-discovery 76e6cc8cc (to v0.19.0 it updates, then it applies),
 /// resource-topology-exporter ef567ef3, koordinator a7a1b76 (`pkg/koordlet/config`, `cmd/koord-manager`, both set the
 /// user agent), nri-plugins 0705acc (`pkg/agent/node-resource-topology.go`, zone types of `cmd/plugins/*/policy`),
@@ -117,16 +129,7 @@ pub const PUBLISHERS: [Publisher; 6] = [
         is_only_publisher: false,
         switch: "set `config.agent.nodeResourceTopology: false` in its chart",
     },
-    Publisher {
-        name: "KAI's numa-placement-exporter",
-        label: "kai",
-        managers: &[],
-        programs: &["numa-placement-exporter"],
-        content: Content::None,
-        off: None,
-        is_only_publisher: false,
-        switch: "set `numaPlacementExporter.enabled: false` in KAI's chart",
-    },
+    KAI_EXPORTER,
 ];
 
 impl Publisher {

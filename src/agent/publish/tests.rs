@@ -17,8 +17,8 @@ fn publisher(server: &ApiServer) -> Publisher {
     let health = Health::new(settings.poll, settings.kubelet_timeout, settings.refresh);
     let metrics = Arc::new(Metrics::register(&mut Registry::default(), Arc::new(health)));
     let cluster = Cluster::with_client(server.client().unwrap(), server.url(), Duration::from_secs(10));
-    let events = EventRecorder::start(&settings, cluster.clone(), Arc::clone(&metrics));
-    Publisher::start(&settings, cluster, metrics, events)
+    let events = EventRecorder::start(&settings, Some(cluster.clone()), Arc::clone(&metrics));
+    Publisher::start(&settings, Some(cluster), metrics, events)
 }
 
 fn state(available: u64) -> Publishable {

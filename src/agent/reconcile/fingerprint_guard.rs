@@ -4,6 +4,7 @@
 //! withheld if necessary, and what bound pods will be allocated is reserved at once if the zones include
 //! reservations.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -98,6 +99,11 @@ impl FingerprintGuard {
         self.accounts += 1;
         self.bound_pods.scanned(account.scan.has_cpu_checkpoint);
         self.account = Some(account);
+    }
+
+    /// Returns the UIDs of the pods for which the account is the truth, as of the last check.
+    pub(in super::super) fn settled_pods(&self) -> BTreeSet<String> {
+        self.gate.settled_pods().map(str::to_owned).collect()
     }
 
     /// Returns the pods that the published fingerprint covers.

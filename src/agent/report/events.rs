@@ -52,10 +52,12 @@ pub(in crate::agent) struct EventRecorder(Option<mpsc::Sender<(Reason, String)>>
 
 impl EventRecorder {
     /// Starts the task that posts, if the settings allow it; it ends when the last handle is dropped.
-    pub(in crate::agent) fn start(settings: &Settings, cluster: Cluster, metrics: Arc<Metrics>) -> Self {
-        if !settings.events {
-            return Self(None);
-        }
+    pub(in crate::agent) fn start(
+        settings: &Settings,
+        cluster: Option<Cluster>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let Some(cluster) = cluster.filter(|_| settings.events) else { return Self(None) };
         let (reporter, action, instance) = ("numacast/agent", "Publish", settings.node.clone());
         let poster = EventPoster { cluster, reporter, instance, action };
         let (sender, mut receiver) = mpsc::channel::<(Reason, String)>(QUEUE);

@@ -85,7 +85,8 @@ fn names(pods: &[PodName]) -> Vec<Name<'_>> {
     pods.iter().map(|(namespace, name)| Name { namespace, name }).collect()
 }
 
-async fn replace(path: &Path, text: &str) -> io::Result<()> {
+/// Replaces the file as a whole.
+pub(in crate::agent) async fn replace(path: &Path, text: &str) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
     tokio::fs::write(&temporary, text).await?;

@@ -66,11 +66,11 @@ fn an_unknown_key_fails_with_a_suggestion() {
 
 #[test]
 fn an_invalid_value_is_reported_with_its_key() {
-    let errors = file("scan: {poll: soon}\nlog: {level: loud}\nzones: 3\npublish: {ownerReference: 1}\n");
+    let errors = file("scan: {poll: soon}\nlog: {level: loud}\nhealth: 3\npublish: {ownerReference: 1}\n");
     assert_eq!(
         errors.unwrap_err(),
         [
-            "`zones` in file FILE: this is a section; its keys go below it",
+            "`health` in file FILE: this is a section; its keys go below it",
             "`log.level` in file FILE: unknown variant `loud`, expected one of `error`, `warn`, `info`, `debug`, `trace`",
             "`publish.ownerReference` in file FILE: invalid type: integer `1`, expected a boolean",
             "`scan.poll` in file FILE: `soon` is not a duration such as 500ms, 10s or 5m",
@@ -201,7 +201,7 @@ fn a_flag_can_set_one_entry_of_a_map() {
 
 #[test]
 fn a_typed_value_has_the_type_of_its_key() {
-    assert!(!typed("zones.fillers", "false").unwrap().zones.fillers);
+    assert!(!typed("publish.events", "false").unwrap().publish.events);
     assert_eq!(typed("proxy.group", "2000").unwrap().proxy.group, Some(2000));
     assert_eq!(typed("controller.garbage.maxPercent", "50").unwrap().controller.garbage.max_percent, 50);
     assert_eq!(typed("controller.lease", "true").unwrap().controller.lease, "true");

@@ -10,7 +10,7 @@ use crate::inspect::{Check, Finding, Mend, Severity, shell_word};
 pub(super) static AGENTS_MISSING: Check = Check {
     name: "AgentsMissing",
     severity: Severity::Error,
-    looks_for: "no DaemonSet runs agents",
+    looks_for: "no DaemonSet runs agents that publish",
     why: "Nothing publishes the zones of the nodes.",
 };
 pub(super) static AGENTS_COVER_NO_NODE: Check = Check {
@@ -111,9 +111,16 @@ pub(super) fn check(facts: &Facts) -> Vec<Finding> {
     if facts.daemon_sets.is_none() {
         return found;
     }
+    if facts.has_only_serving {
+        return found;
+    }
     if facts.agents.iter().all(|set| set.is_deleted) {
         let mend = "Install the chart, see docs/install.md.".to_owned();
-        found.push(AGENTS_MISSING.finding("the cluster", "no DaemonSet runs agents", Mend::Do(mend)));
+        found.push(AGENTS_MISSING.finding(
+            "the cluster",
+            "no DaemonSet runs agents that publish",
+            Mend::Do(mend),
+        ));
         return found;
     }
     let nodes = || facts.nodes.iter().flatten();

@@ -8,12 +8,12 @@ use k8s_openapi::api::coordination::v1::Lease;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::installed::{AgentSet, ControllerSet, ObjectName, Runs, SchedulerPod, runs};
-use super::rivals::words_of;
+use super::installed::{AgentSet, ControllerSet, ObjectName, Runs, SchedulerPod, runs, words_of};
 use crate::cluster::{
     BindingDetails, Cluster, ClusterError, CrdDetails, NodeDetails, NriPolicy, Pages, PolicyDetails,
     PublishedObject, SlimDaemonSet,
 };
+use crate::config::{Config, PublishTo};
 use crate::core_v1::InspectedPod;
 use crate::inspect::printable;
 use crate::nrt::{Form, Version};
@@ -62,8 +62,10 @@ pub(super) struct Facts {
     pub(super) nri_policies: BTreeMap<String, Vec<NriPolicy>>,
     /// The configurations of kubelets, in JSON.
     pub(super) kubelets: BTreeMap<String, Vec<u8>>,
-    /// The DaemonSets that run agents.
+    /// The DaemonSets that run agents which publish.
     pub(super) agents: Vec<AgentSet>,
+    /// Whether there are agents, but none that publishes.
+    pub(super) has_only_serving: bool,
     /// The controllers, by namespace.
     pub(super) controllers: Vec<ControllerSet>,
     /// Pods that may run the scheduler plugin.
@@ -221,6 +223,15 @@ impl Facts {
         }
         let maps = &self.config_maps;
         self.agents.iter_mut().for_each(|set| set.configure(maps));
+        // Of those that only serve, no object is expected.
+        let publishes = |config: &Config| config.publish.to == PublishTo::ApiServer;
+        let count = self.agents.len();
+        self.agents.retain(|set| set.config.as_ref().is_none_or(publishes));
+        self.has_only_serving = self.agents.is_empty() && count > 0;
+        if self.has_only_serving {
+            // They are another publisher's.
+            self.objects = self.objects.take().map(|_| Vec::new());
+        }
         self.controllers.iter_mut().for_each(|set| set.configure(maps));
         self.schedulers.iter_mut().for_each(|pod| pod.configure(maps));
     }

@@ -37,6 +37,13 @@ pub(super) fn runs(words: &[Cow<'_, str>]) -> Runs {
     }
 }
 
+/// Returns images, commands and arguments of a DaemonSet.
+pub(super) fn words_of(set: &SlimDaemonSet) -> Vec<&str> {
+    let containers = || set.pod().into_iter().flat_map(|pod| pod.containers());
+    let images = containers().filter_map(|container| container.image.as_deref());
+    images.chain(containers().flat_map(SlimContainer::arguments)).collect()
+}
+
 /// Returns the last part of a path or of an image's name, without tag and digest.
 fn program(word: &str) -> &str {
     let name = word.rsplit('/').next().unwrap_or_default();

@@ -1,9 +1,9 @@
 //! Other publishers of the objects.
 
 use super::facts::Facts;
-use super::installed::AgentSet;
+use super::installed::{AgentSet, words_of};
 use super::objects;
-use crate::cluster::{NriPolicy, PublishedObject, SlimContainer, SlimDaemonSet, runs_agents};
+use crate::cluster::{NriPolicy, PublishedObject, SlimDaemonSet, runs_agents};
 use crate::config::Config;
 use crate::controller::Coverage;
 use crate::inspect::{Check, Finding, Mend, Severity, shell_word};
@@ -76,13 +76,6 @@ fn publishes(facts: &Facts, set: &SlimDaemonSet) -> Option<&'static Publisher> {
     let Some(resource) = nri_configuration(words.into_iter()) else { return Some(publisher) };
     let mut own = facts.nri_policies.get(&resource)?.iter().filter(|policy| policy.is_in(set.namespace()));
     own.any(NriPolicy::publishes).then_some(publisher)
-}
-
-/// Returns images, commands and arguments of a DaemonSet.
-pub(super) fn words_of(set: &SlimDaemonSet) -> Vec<&str> {
-    let containers = || set.pod().into_iter().flat_map(|pod| pod.containers());
-    let images = containers().filter_map(|container| container.image.as_deref());
-    images.chain(containers().flat_map(SlimContainer::arguments)).collect()
 }
 
 /// Returns the Nodes that both this DaemonSet and one of agents that write the same cover.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, stream};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
@@ -41,9 +41,12 @@ pub(super) struct Updater {
 }
 
 impl Updater {
-    pub(super) async fn run(mut self, mut selector: SourceSelector, node: String, cluster: Cluster) {
+    pub(super) async fn run(mut self, mut selector: SourceSelector, node: String, cluster: Option<Cluster>) {
         // A stream, so that pod events are processed while the Node is read.
-        let mut versions = std::pin::pin!(versions(node, cluster));
+        // Only kubelets of 1.36 and later have a Pods API, so without a cluster none lists terminated pods.
+        self.lists_terminated = cluster.is_none().then_some(false);
+        let versions = cluster.map(|cluster| versions(node, cluster));
+        let mut versions = std::pin::pin!(stream::iter(versions).flatten());
         loop {
             tokio::select! {
                 event = selector.next() => self.apply(event, selector.source()),

@@ -84,7 +84,8 @@ pub(crate) struct RealNode {
     cgroups: Option<Cgroups>,
     client: Client,
     programs: Programs,
-    kubeconfig: PathBuf,
+    /// `None` without an API server.
+    kubeconfig: Option<PathBuf>,
     agent_kubeconfig: PathBuf,
     /// Every device that a plugin ever listed, including removed ones that are still in use.
     inventory: BTreeMap<String, BTreeMap<String, BTreeSet<u16>>>,
@@ -171,7 +172,7 @@ impl NodeSetup {
             fakenode: RefCell::new(start_fakenode(&dir, &programs, runs_pods)?),
             namespace: cluster.namespace(),
             client: cluster.client(),
-            kubeconfig: cluster.kubeconfig_as(&format!("system:node:{name}"), &["system:nodes"])?,
+            kubeconfig: Some(cluster.kubeconfig_as(&format!("system:node:{name}"), &["system:nodes"])?),
             agent_kubeconfig: cluster.admin_kubeconfig(),
             inventory: BTreeMap::new(),
             healthy: BTreeMap::new(),
@@ -510,10 +511,17 @@ impl RealNode {
         let mut command = self.inside()?;
         command.arg(&self.programs.kubelet);
         command.args(["--config", "/var/lib/kubelet/config.yaml", "--hostname-override", &self.name]);
-        command.arg("--kubeconfig").arg(&self.kubeconfig);
+        if let Some(kubeconfig) = &self.kubeconfig {
+            command.arg("--kubeconfig").arg(kubeconfig);
+        }
         command.arg("--cert-dir").arg(self.dir.join("kubelet-certificates")).args(&self.flags);
         self.kubelet.replace(Some(Process::start("kubelet", &self.dir, command)?));
         Ok(())
+    }
+
+    /// Starts the kubelet without an API server from now on.
+    pub(crate) fn leave_cluster(&mut self) {
+        self.kubeconfig = None;
     }
 
     /// Returns a command that runs what is appended to it on the described machine.

@@ -49,7 +49,8 @@ impl Environment {
     ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = Socket { path: dir.path().join("ours/pods-api.sock"), mode: 0o755, group: None };
-        let settings = Settings { socket, order: order.to_vec() };
+        let info_socket = Socket { path: dir.path().join("info/pod-info.sock"), ..socket.clone() };
+        let settings = Settings { socket, info_socket: Some(info_socket), order: order.to_vec() };
         let deadline = Duration::from_secs(10);
         let mut sources = PodSources {
             socket: dir.path().join("pods-api.sock"),
@@ -87,7 +88,20 @@ impl Environment {
     }
 
     pub(super) async fn channel(&self) -> Channel {
-        let path = self.dir.path().join("ours/pods-api.sock");
+        self.connect("ours/pods-api.sock").await
+    }
+
+    /// Returns a connection to PodInfo's own socket.
+    pub(super) async fn info_channel(&self) -> Channel {
+        eventually("the socket is served", async || {
+            self.dir.path().join("info/pod-info.sock").exists().then_some(())
+        })
+        .await;
+        self.connect("info/pod-info.sock").await
+    }
+
+    async fn connect(&self, socket: &str) -> Channel {
+        let path = self.dir.path().join(socket);
         let endpoint = Endpoint::from_shared(format!("unix://{}", path.display())).unwrap();
         // Go's window size.
         endpoint.initial_stream_window_size(65_535).connect().await.unwrap()

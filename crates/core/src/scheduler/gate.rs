@@ -145,6 +145,13 @@ impl FingerprintGate {
         }
     }
 
+    /// Returns the UIDs of the pods for which the List is the truth, as of the last evaluation: neither waited for, nor
+    /// missing from the List.
+    pub fn settled_pods(&self) -> impl Iterator<Item = &str> {
+        let is_settled = |state: &PodState| !matches!(state, PodState::Waiting(_) | PodState::Missing(_));
+        self.pods.iter().filter(move |(_, state)| is_settled(state)).map(|(uid, _)| uid.as_str())
+    }
+
     fn detect_releases(&mut self, zones: &[Zone]) {
         let amounts = zones.iter().flat_map(|zone| zone.resources.values());
         let available: Vec<u64> = amounts.map(|amounts| amounts.available).collect();

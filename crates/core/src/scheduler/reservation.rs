@@ -1,10 +1,9 @@
 //! Reservations: what pods are, or will be, allocated without the List showing it, subtracted from the zones.
 //! There are two kinds:
 //!
-//! - For a consumer that reads the object directly, what the kubelet will allocate to bound pods and does not list yet. A consumer
-//!   that reads the object for each pod it places would otherwise place a second pod where the first is about
-//!   to be admitted. The zone that the kubelet will choose is not known in advance, so the full amount is
-//!   subtracted from every zone.
+//! - For a consumer that reads the object for each pod it places, what the kubelet will allocate to bound pods
+//!   and does not list yet: it would otherwise place a second pod where the first is about to be admitted. The
+//!   zone that the kubelet will choose is not known in advance, so the full amount is subtracted from every zone.
 //! - Always, for other pods, what their regular init containers keep (`NodeContext::leftover`), often in a
 //!   single zone.
 
