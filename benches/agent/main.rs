@@ -3,7 +3,7 @@
 //!
 //! `make bench` builds the binary as shipped and runs this. Latency is measured from outside: from the
 //! kubelet's checkpoint write, or from the request to delete a pod, to the object's event on a watch of the
-//! API server. `ONLY=two-by-eight` measures only one node, `VARIANT=kai` one variant, `IDLE=600` measures the
+//! API server. `ONLY=two-by-eight` measures only one node, `VARIANT=none` one variant, `IDLE=600` measures the
 //! idle agent for ten minutes, `STEPS=20` makes that many changes. Only a complete run replaces
 //! `benches/figures.json`.
 

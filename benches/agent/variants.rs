@@ -24,9 +24,9 @@ pub(crate) const VARIANTS: [Variant; 7] = [
         devices: 0,
     },
     Variant {
-        name: "kai",
-        title: "`consumer: kai`",
-        values: || json!({"config": {"consumer": "kai"}}),
+        name: "kai-direct",
+        title: "`consumer: kaiDirect`",
+        values: || json!({"config": {"consumer": "kaiDirect"}}),
         devices: 0,
     },
     Variant {
