@@ -151,12 +151,9 @@ async fn a_swapped_volume_of_a_config_map_is_read_again() {
 #[tokio::test]
 async fn a_flag_takes_precedence_over_a_changed_file() {
     let mut env = Environment::start("", &["--log-level", "info"]).await;
-    env.reload("log: {level: debug}\nexclude: {outsideNamespace: a}\n");
+    env.reload("log: {level: debug}\nexclude: {resources: {other: [cpu]}}\n");
     let lines = env.lines_until(" changed in ").await;
-    assert!(
-        any(&lines, "`exclude.outsideNamespace` changed in ") && !any(&lines, "`log.level`"),
-        "{lines:#?}"
-    );
+    assert!(any(&lines, "`exclude.resources` changed in ") && !any(&lines, "`log.level`"), "{lines:#?}");
     assert!(!any(&env.start_pod("a").await, "DEBUG"));
 }
 
