@@ -149,10 +149,10 @@ impl Release<'_> {
         let agents = Api::<DaemonSet>::namespaced(client.clone(), NAMESPACE);
         let controllers = Api::<Deployment>::namespaced(client, NAMESPACE);
         let agent = agents.get("numacast-agent").await?;
-        let controller = controllers.get("numacast-controller").await?;
+        let controller = controllers.get_opt("numacast-controller").await?;
         Ok(vec![
             json!([agent.uid(), agent.spec.map(|spec| spec.selector)]),
-            json!([controller.uid(), controller.spec.map(|spec| spec.selector)]),
+            json!(controller.map(|controller| (controller.uid(), controller.spec.map(|spec| spec.selector)))),
         ])
     }
 
@@ -179,6 +179,10 @@ impl Release<'_> {
         ensure!(template(&self.agents().await?)? != template(&of_new)?, "the pods stay as they were");
         ensure!(self.identities().await? == identities, "a workload is another one");
 
+        if values.contains("values-without-objects.yaml") {
+            ensure!(identities[1].is_null(), "there is a controller");
+            return self.helm(&format!("uninstall numacast --namespace {NAMESPACE}")).map(drop);
+        }
         published(self.operator, self.cluster.dir(), "worker")?;
         self.uninstall().await
     }
