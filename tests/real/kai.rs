@@ -122,6 +122,15 @@ async fn kai_has_the_numbers_of_the_account_after_every_step() -> Result<()> {
     Ok(())
 }
 
+async fn is_annotated(node: &RealNode, pod: &str) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(node.client(), node.namespace());
+    until(&format!("{pod} is annotated"), async || {
+        ensure!(pods.get(pod).await?.annotations().contains_key(OBSERVED));
+        Ok(())
+    })
+    .await
+}
+
 /// Nothing is written for a pod that has nothing of a zone, and nothing when a pod ends: its annotation ends with it.
 #[tokio::test]
 async fn a_pod_is_annotated_once_in_its_life() -> Result<()> {
@@ -138,11 +147,13 @@ async fn a_pod_is_annotated_once_in_its_life() -> Result<()> {
     let manifest = node.manifest(&pod("static").cpus(1).memory("64Mi"))?;
     std::fs::write(cluster.dir().join("manifests/static.json"), manifest)?;
     node.wait_until_running(&node.mirror("static")).await?;
+    is_annotated(&node, &node.mirror("static")).await?;
     for index in 0..6 {
         let holder = pod(&format!("holder-{index}")).cpus(2).memory("128Mi").device(&device, 1);
         let holder = if index % 2 == 0 { holder } else { holder.container("second").cpus(1).memory("64Mi") };
         node.run(holder).await?;
         node.run(pod(&format!("other-{index}")).burstable()).await?;
+        is_annotated(&node, &format!("holder-{index}")).await?;
         agrees(&node, &mut agent).await?;
         if index > 1 {
             node.delete(&format!("holder-{}", index - 2)).await?;
@@ -154,6 +165,7 @@ async fn a_pod_is_annotated_once_in_its_life() -> Result<()> {
     // The next agent has nothing to correct.
     let mut agent = Agent::start(&node, &arguments)?;
     node.run(pod("last").cpus(1).memory("64Mi")).await?;
+    is_annotated(&node, "last").await?;
     agrees(&node, &mut agent).await?;
     writes += agent.annotations().await?;
     agent.end().await?;
