@@ -26,8 +26,6 @@ use crate::util::task::Task;
 /// Delay after the first failed write, and the maximum.
 const RETRY: Duration = Duration::from_secs(1);
 const RETRY_LIMIT: Duration = Duration::from_secs(30);
-/// The longest delay that the API server may ask for.
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 /// Delay before a value is written again: the watch may not have shown it yet, or another client changes it.
 const REWRITE: Duration = Duration::from_secs(10);
 const REWRITE_LIMIT: Duration = Duration::from_secs(600);
@@ -109,10 +107,9 @@ impl Annotating {
     async fn run(mut self) {
         loop {
             self.pods.view();
-            let wanted = self.wanted.borrow_and_update().clone();
             let now = Instant::now();
-            let change = wanted.map(|wanted| {
-                self.pods.with(|pods| self.written.next(pods.into_iter().flatten(), &wanted, now))
+            let change = self.wanted.borrow_and_update().as_ref().map(|wanted| {
+                self.pods.with(|pods| self.written.next(pods.into_iter().flatten(), wanted, now))
             });
             let due = match change {
                 Some(Next::Write(pod, value)) if self.next.at() <= now => {
@@ -151,7 +148,7 @@ impl Annotating {
                 self.metrics.publish_errors.with([error.kind()]).inc();
                 self.report(&error);
                 if error.affects_every_call() {
-                    let min = error.retry_after().unwrap_or_default().clamp(RETRY, MAX_RETRY_AFTER);
+                    let min = error.retry_after().unwrap_or_default().max(RETRY);
                     self.next.failed(min, RETRY, RETRY_LIMIT);
                 } else {
                     self.written.add(pod.uid, value, false);

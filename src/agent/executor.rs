@@ -215,8 +215,9 @@ impl Executor {
         }
         self.metrics.unaccounted.set(unaccounted.len() as u64);
         if let (Some(annotator), Some(account)) = (&self.annotator, account) {
-            let rules = (plan.outcome == Some(Outcome::Success)).then(|| self.rules.borrow().clone());
-            annotator.update(account, rules.as_ref(), guard.settled_pods());
+            let rules = self.rules.borrow();
+            let rules = (plan.outcome == Some(Outcome::Success)).then_some(&*rules);
+            annotator.update(account, rules, guard.settled_pods());
         }
         self.metrics.admission_timeouts.inc_by(plan.given_up as u64);
         self.reporter.report(&plan.notes, &plan.warnings, plan.events);

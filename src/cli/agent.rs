@@ -47,7 +47,7 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     if config.publish.to == PublishTo::Nowhere {
         if once {
-            bail!("--once: nothing is published, since `publish.to` is none");
+            bail!("--once cannot be used with `publish.to: none`, which publishes nothing");
         }
         return super::block_on(serve_only(config, reload));
     }

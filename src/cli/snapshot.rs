@@ -14,7 +14,6 @@ use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::inspect::{NodeState, Picture};
 use crate::machine::read_cpus;
-use crate::nrt::Version;
 use crate::render::page;
 use crate::scheduler::{Publishable, Reservation};
 use crate::telemetry;
@@ -86,10 +85,8 @@ pub(super) fn run(args: Args) -> anyhow::Result<ExitCode> {
     }
     let is_json = output == Output::Json;
     let (object, form) = (agent::object(&recording.node, None, &state), config.form());
-    super::print(&match form.version {
-        Version::V1alpha1 => render(&form.json(&object).context("cannot write JSON")?, is_json)?,
-        Version::V1alpha2 => render(&form.of(object), is_json)?,
-    })?;
+    let printed = form.printed(object).context("cannot write JSON")?;
+    super::print(&render(&printed, is_json)?)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -7,6 +7,9 @@ use tokio::time::Instant;
 /// An API server that has just started has read all roles after this time.
 const ROLES_ARE_READ: Duration = Duration::from_secs(10);
 
+/// The longest delay that the API server may ask for.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
+
 /// An error of an API server call. Each message is one sentence for the cluster's administrator.
 #[allow(missing_docs, reason = "each variant's message describes it")]
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -135,10 +138,10 @@ impl ClusterError {
         }
     }
 
-    /// Returns the delay before a retry that the server requests.
-    pub const fn retry_after(&self) -> Option<Duration> {
+    /// Returns the delay before a retry that the server requests, at most five minutes.
+    pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Self::Rejected { retry_after, .. } => *retry_after,
+            Self::Rejected { retry_after, .. } => retry_after.map(|delay| delay.min(MAX_RETRY_AFTER)),
             _ => None,
         }
     }

@@ -19,8 +19,6 @@ const MIN_DELAY: Duration = Duration::from_millis(500);
 const WINDOW: Duration = Duration::from_secs(10);
 /// Maximum width after many failures.
 const MAX_WINDOW: Duration = Duration::from_secs(30);
-/// The longest retry delay that the API server may ask for.
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 
 /// Returns a random watch timeout in seconds, from `min` up to twice this, as in Kubernetes' own clients. The
 /// API server chooses one only for clients that request none.
@@ -68,7 +66,7 @@ impl WatchTimer {
     /// Backs off after a failure: other clients likely fail too. The API server may ask for a longer delay.
     pub(super) fn fail(&mut self, error: Option<&ClusterError>) {
         let retry_after = error.and_then(ClusterError::retry_after).unwrap_or_default();
-        self.next.failed(retry_after.clamp(MIN_DELAY, MAX_RETRY_AFTER), WINDOW, MAX_WINDOW);
+        self.next.failed(retry_after.max(MIN_DELAY), WINDOW, MAX_WINDOW);
     }
 
     /// Returns true if the failure need not be reported yet.

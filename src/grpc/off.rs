@@ -33,12 +33,12 @@ pub(crate) async fn answer_off(socket: Socket, why: &'static str, metrics: Serve
         if server.is_none() && is_left(&socket.path) {
             match Server::start(socket.clone(), Limits::default(), Arc::new(Off(why)), metrics.clone()) {
                 Ok(started) => {
-                    info!("{path} is left from a service that is off: its clients are told so");
+                    info!("the service at {path} is disabled: its clients get Unimplemented");
                     server = Some(started);
                 }
                 Err(error) => {
                     if log.is_new(error.to_string()) {
-                        warn!("{error}; clients of a service that is off are not told so");
+                        warn!("{error}; clients of the disabled service get no response");
                     }
                 }
             }

@@ -301,7 +301,10 @@ fn an_agent_has_something_to_do() {
     let set = ["--set", "publish.to=none", "--set", "podsApi.enabled=true"];
     let message =
         numacast(&[&["agent", "--node-name", "worker", "--once"], &set[..]].concat()).error().to_owned();
-    assert!(message.contains("--once: nothing is published"), "{message}");
+    assert!(
+        message.contains("--once cannot be used with `publish.to: none`, which publishes nothing"),
+        "{message}"
+    );
     let message = numacast(&["agent", "--set", "publish.to=topology.yaml"]).error().to_owned();
     assert!(message.contains("neither apiServer, nor none, nor the absolute path"), "{message}");
 }

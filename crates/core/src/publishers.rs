@@ -1,5 +1,5 @@
-//! Other programs that write the objects of Nodes, or the annotation that KAI-Scheduler reads, and how each is told to
-//! stop.
+//! Other programs that write NodeResourceTopology objects, or the annotation that KAI-Scheduler reads, and the setting
+//! that disables each.
 
 use std::collections::BTreeMap;
 

@@ -406,7 +406,7 @@ impl Reading {
 
     /// Backs off after a failure that every other request would share. The API server may ask for a longer delay.
     fn delay_all(&mut self, error: &ClusterError) {
-        let min = error.retry_after().unwrap_or_default().clamp(RETRY, UNUSABLE_LIMIT);
+        let min = error.retry_after().unwrap_or_default().max(RETRY);
         self.next.failed(min, RETRY, RETRY_LIMIT);
     }
 

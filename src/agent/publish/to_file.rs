@@ -1,6 +1,6 @@
 //! Writes the object to a file: for a kubelet without an API server.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::task::Published;
 use crate::agent::metrics::{Metrics, WriteReason};
 use crate::agent::report::replace;
 use crate::agent::settings::Settings;
-use crate::nrt::{Form, NodeResourceTopology, Version};
+use crate::nrt::{Form, NodeResourceTopology};
 use crate::scheduler::Publishable;
 use crate::util::backoff::{back_off, jittered};
 
@@ -90,15 +90,15 @@ impl FileTask {
                 jittered(self.refresh)
             }
             Err(error) => {
-                self.fail(&self.path, &error);
+                self.fail(&error);
                 back_off(&mut self.failures, RETRY, RETRY_LIMIT)
             }
         }
     }
 
-    fn fail(&self, path: &Path, error: &str) {
+    fn fail(&self, error: &str) {
         self.metrics.publish_errors.with(["file"]).inc();
-        let message = format!("cannot write {}: {error}", path.display());
+        let message = format!("cannot write {}: {error}", self.path.display());
         if self.failures == 0 {
             warn!("{message}");
         }
@@ -108,12 +108,6 @@ impl FileTask {
 
 /// Returns the object in this form, as YAML.
 fn yaml(object: NodeResourceTopology, form: Form) -> Result<String, String> {
-    let text = match form.version {
-        Version::V1alpha1 => {
-            let object = form.json(&object).map_err(|error| error.to_string())?;
-            serde_saphyr::to_string(&object)
-        }
-        Version::V1alpha2 => serde_saphyr::to_string(&form.of(object)),
-    };
-    text.map_err(|error| error.to_string())
+    let printed = form.printed(object).map_err(|error| error.to_string())?;
+    serde_saphyr::to_string(&printed).map_err(|error| error.to_string())
 }

@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::agent::observe::Scan;
-use crate::pod::Pod;
-use crate::pod::PodName;
+use crate::pod::{Pod, PodName};
 use crate::scheduler::{FingerprintGate, GateInput, GateSettings, Publishable, Requirements, Reservation};
 use crate::topology::{self, Inputs, NodeExclusions, PodAmounts, Topology, ZoneRules};
 

@@ -106,6 +106,17 @@ impl Form {
         Ok(value)
     }
 
+    /// Returns the object in this form, to be printed: its fields in their order, as far as the version has types here.
+    ///
+    /// # Errors
+    /// The object cannot be encoded.
+    pub fn printed(self, object: NodeResourceTopology) -> Result<Printed, serde_json::Error> {
+        Ok(match self.version {
+            Version::V1alpha1 => Printed::Json(self.json(&object)?),
+            Version::V1alpha2 => Printed::Typed(Box::new(self.of(object))),
+        })
+    }
+
     /// Converts an object that was read in this form to v1alpha2's attributes.
     #[must_use]
     pub fn read(self, mut object: NodeResourceTopology) -> NodeResourceTopology {
@@ -126,6 +137,16 @@ impl Form {
     pub fn round_trip(self, object: NodeResourceTopology) -> NodeResourceTopology {
         self.read(self.of(object))
     }
+}
+
+/// An object in one of its forms. It serializes as the object.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub enum Printed {
+    /// As JSON.
+    Json(Value),
+    /// As the type.
+    Typed(Box<NodeResourceTopology>),
 }
 
 fn attribute(name: &str, value: &str) -> AttributeInfo {
