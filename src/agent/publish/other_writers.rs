@@ -182,8 +182,11 @@ impl PublishTask {
         let competing = &self.ownership.competing;
         let active = competing.active(Instant::now()).map(|author| (author, competing.publisher(author)));
         let active: Vec<_> = active.take(MAX_NAMED).collect();
-        let switches: Vec<String> =
+        let mut switches: Vec<String> =
             active.iter().map(|(author, publisher)| order(author, *publisher)).collect();
+        // One publisher may write with two field managers.
+        switches.sort();
+        switches.dedup();
         let names: Vec<String> = active.iter().map(|(author, publisher)| named(author, *publisher)).collect();
         let competitor = (!names.is_empty()).then(|| names.join(" and "));
         if let Some(names) = &competitor {
