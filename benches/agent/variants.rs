@@ -15,18 +15,12 @@ pub(crate) struct Variant {
 }
 
 /// All variants, the default first.
-pub(crate) const VARIANTS: [Variant; 8] = [
+pub(crate) const VARIANTS: [Variant; 7] = [
     Variant { name: "default", title: "default", values: || json!({}), devices: 0 },
     Variant {
         name: "directory",
         title: "`kubelet.mountDir: true`",
         values: || json!({"kubelet": {"mountDir": true}}),
-        devices: 0,
-    },
-    Variant {
-        name: "kai",
-        title: "`consumer: kai`",
-        values: || json!({"config": {"consumer": "kai"}}),
         devices: 0,
     },
     Variant {

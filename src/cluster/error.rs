@@ -4,7 +4,7 @@ use kube::core::Status;
 use kube::core::response::StatusDetails;
 use tokio::time::Instant;
 
-/// An API server that has just started has read all roles after this time.
+/// An API server that has just started has read all roles and bindings after this time.
 const ROLES_ARE_READ: Duration = Duration::from_secs(10);
 
 /// The longest delay that the API server may ask for.
@@ -147,23 +147,29 @@ impl ClusterError {
     }
 }
 
-/// Tells the denials of an API server that has just started, and has not read all roles yet, from others.
+/// Tells the denials of an API server that has just started, and has not read all roles and bindings yet, from others. Its
+/// message names a role that it did not find, or, before it has read the bindings, nothing: then what it denies was allowed
+/// before.
 #[derive(Debug, Default)]
-pub struct StartupDenials(Option<Instant>);
+pub struct StartupDenials {
+    since: Option<Instant>,
+    was_allowed: bool,
+}
 
 impl StartupDenials {
     /// Returns true if the error need not be reported yet.
     pub fn include(&mut self, error: &ClusterError) -> bool {
-        if !error.is_unknown_role() {
-            self.0 = None;
+        let was_allowed = self.was_allowed && matches!(error, ClusterError::Forbidden(_));
+        if !was_allowed && !error.is_unknown_role() {
+            self.since = None;
             return false;
         }
-        self.0.get_or_insert_with(Instant::now).elapsed() < ROLES_ARE_READ
+        self.since.get_or_insert_with(Instant::now).elapsed() < ROLES_ARE_READ
     }
 
     /// Forgets earlier denials, after a request that succeeded.
     pub const fn reset(&mut self) {
-        self.0 = None;
+        *self = Self { since: None, was_allowed: true };
     }
 }
 
@@ -249,10 +255,24 @@ mod tests {
         assert!(denials.include(&unknown) && denials.include(&unknown));
         tokio::time::advance(ROLES_ARE_READ).await;
         assert!(!denials.include(&unknown));
-        denials.reset();
-        assert!(denials.include(&unknown), "of the next API server");
-        tokio::time::advance(ROLES_ARE_READ).await;
         assert!(!denials.include(&denied("")) && denials.include(&unknown));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn denials_of_what_was_allowed_before_are_reported_if_they_last() {
+        // As an API server responds that has read no binding yet.
+        let user = r#"User "agent" cannot list resource "pods" in API group "" at the cluster scope"#;
+        let denied = ClusterError::Forbidden(format!("pods is forbidden: {user}"));
+        let unreachable = ClusterError::Deadline { what: String::new(), after: ROLES_ARE_READ };
+        let mut denials = StartupDenials::default();
+        assert!(!denials.include(&denied), "it was never allowed");
+        denials.reset();
+        assert!(!denials.include(&unreachable));
+        assert!(denials.include(&denied));
+        tokio::time::advance(ROLES_ARE_READ).await;
+        assert!(!denials.include(&denied), "the right was taken away");
+        denials.reset();
+        assert!(denials.include(&denied), "of the next API server");
     }
 
     #[test]
