@@ -208,10 +208,14 @@ async fn running(cluster: &Cluster) -> Result<Vec<Pod>> {
 
 /// Nothing went wrong so far, so no line says so; and attributes are not worth a line for each pod.
 async fn logs(cluster: &Cluster) -> Result<String> {
-    let mut lines = 0;
+    let (mut lines, mut slow) = (0, 0);
     for pod in agents(cluster).await? {
         let log = log_of(cluster, &pod).await?;
-        let bad: Vec<&str> = log.lines().filter(|line| !line.contains(" INFO ")).collect();
+        let bad = log.lines().filter(|line| !line.contains(" INFO "));
+        // How long the API server takes beside all kubelets on the same processors is the machine's affair.
+        let (late, bad): (Vec<&str>, Vec<&str>) =
+            bad.partition(|line| line.contains(" the API server did not respond within "));
+        slow += late.len();
         ensure!(bad.is_empty(), "{} logged: {bad:?}", pod.name_any());
         let attributes = log.lines().filter(|line| line.contains("attributes:")).count();
         ensure!(attributes < 3, "{} logged its attributes {attributes} times", pod.name_any());
@@ -230,7 +234,7 @@ async fn logs(cluster: &Cluster) -> Result<String> {
         warnings.iter().partition(|message| message.starts_with("Startup probe"));
     ensure!(others.is_empty(), "Events of the release: {others:?}");
     Ok(format!(
-        "at most {lines} lines of an agent, no warning; {} startup probes were too early",
+        "at most {lines} lines of an agent, no warning; the API server was late {slow} times, {} startup probes too early",
         early.len()
     ))
 }
