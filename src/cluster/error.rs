@@ -256,6 +256,10 @@ mod tests {
         tokio::time::advance(ROLES_ARE_READ).await;
         assert!(!denials.include(&unknown));
         assert!(!denials.include(&denied("")) && denials.include(&unknown));
+        tokio::time::advance(ROLES_ARE_READ).await;
+        assert!(!denials.include(&unknown));
+        denials.reset();
+        assert!(denials.include(&unknown), "of the next API server");
     }
 
     #[tokio::test(start_paused = true)]
