@@ -10,7 +10,7 @@ use numacast::pod::Pod;
 use serde_json::{Value, json};
 
 use crate::support::agent::Agent;
-use crate::support::node::{PodOutcome, Stop};
+use crate::support::node::{self, PodOutcome, Stop};
 use crate::support::nrt::{self, ObjectVersion};
 use crate::support::pods::{PodSpec, pod};
 use crate::support::wait::until;
@@ -78,6 +78,88 @@ async fn a_pod_is_refused_for_a_group_if_the_object_says_so() -> Result<()> {
     let object = groups_are(&node, &mut agent, SINGLE, &[]).await?;
     checks(&node, &object, &small, (true, true), "there are no groups").await?;
     Ok(())
+}
+
+/// Under `best-effort` a container can get memory on one node of a group, and the kubelet then releases memory of the
+/// group from that node first, whoever has it there. Only its checkpoint shows that, not the List.
+#[tokio::test]
+async fn memory_that_the_kubelet_takes_for_free_is_known_from_its_checkpoint() -> Result<()> {
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { return Ok(()) };
+    let cluster = Cluster::shared(&parts).await?;
+    let mut machine = node::machine("wide-devices")?;
+    let near_0 = machine.devices.iter_mut().find(|plugin| plugin.resource == "example.com/sick");
+    for device in &mut near_0.context("no such plugin")?.devices {
+        (device.numa, device.unhealthy) = (vec![0], false);
+    }
+    let mut node = RealNode::of("released", machine).start(&cluster).await?;
+    let mut agent = Agent::start(&node, &[])?;
+    let empty = memory_of(&object_of(&node, &mut agent).await?)?;
+
+    // All that node 0 has and a part of node 1, then more of node 1, since the others are full: both are a group.
+    node.run(pod("first").millicpus(500).memory("8Gi")).await?;
+    node.run(pod("full-1").millicpus(500).memory("7Gi")).await?;
+    node.run(pod("full-2").millicpus(500).memory("7Gi")).await?;
+    node.run(pod("second").millicpus(500).memory("2Gi")).await?;
+    for name in ["first", "full-1", "full-2"] {
+        node.delete(name).await?;
+    }
+    // The device is near node 0, whose memory only a group has. Other nodes could give memory alone.
+    node.run(pod("third").millicpus(500).memory("1Gi").device("example.com/sick", 1)).await?;
+    node.delete("second").await?;
+    // The kubelet releases memory when it admits a pod.
+    node.run(pod("fourth").millicpus(500).burstable()).await?;
+
+    const GIB: u64 = 1 << 30;
+    let without = |taken: &str| {
+        let mut left = empty.clone();
+        left.entry(taken.to_owned()).and_modify(|bytes| *bytes -= GIB);
+        left
+    };
+    memory_is(&node, &mut agent, &without("node-1")).await.context("by the checkpoint")?;
+    agent.end().await?;
+    let mut agent = Agent::start_with_default_mounts(&node)?;
+    memory_is(&node, &mut agent, &without("node-0")).await.context("by the List")?;
+    agent.end().await?;
+
+    // With this checkpoint the kubelet does not start again.
+    node.stop_kubelet(Stop::Term)?;
+    node.launch_kubelet()?;
+    until("the kubelet has ended", async || {
+        ensure!(node.kubelet_still_runs().is_err(), "it runs");
+        Ok(())
+    })
+    .await?;
+    let log = node.kubelet_log()?;
+    ensure!(log.contains("the expected machine state is different from the real one"), "{log}");
+    Ok(())
+}
+
+/// Waits until the object is there, and returns it.
+async fn object_of(node: &RealNode, agent: &mut Agent) -> Result<ObjectVersion> {
+    until("the object is there", async || {
+        agent.still_runs()?;
+        nrt::read(&node.client(), node.name()).await
+    })
+    .await
+}
+
+/// Returns the bytes of available memory by zone.
+fn memory_of(object: &ObjectVersion) -> Result<BTreeMap<String, u64>> {
+    let of = |(name, resources): (&String, &BTreeMap<String, nrt::Figures>)| {
+        Ok((name.clone(), resources.get("memory").context("no memory")?.available))
+    };
+    object.zones.iter().map(of).collect()
+}
+
+async fn memory_is(node: &RealNode, agent: &mut Agent, expected: &BTreeMap<String, u64>) -> Result<()> {
+    until("the available memory is as expected", async || {
+        agent.still_runs()?;
+        node.kubelet_still_runs()?;
+        let found = memory_of(&nrt::read(&node.client(), node.name()).await?)?;
+        ensure!(found == *expected, "{found:?} instead of {expected:?}");
+        Ok(())
+    })
+    .await
 }
 
 /// A pod whose memory is on two nodes.

@@ -186,14 +186,15 @@ impl World {
         Ok(self.writes + self.metric("numacast_publishes_total", &[]).await?)
     }
 
-    /// Waits until the agent has written once.
-    async fn has_written(&self) -> Result<()> {
-        until("the agent has written", async || {
-            let written = self.metric("numacast_publishes_total", &[]).await?;
-            ensure!(written >= 1.0, "it has not");
+    /// Waits until the object has had the agent's state once. An agent that finds it so writes nothing.
+    async fn has_published(&self) -> Result<()> {
+        until("the object has had the agent's state", async || {
+            let when = self.metric("numacast_last_publish_timestamp_seconds", &[]).await?;
+            ensure!(when > 0.0, "it has not");
             Ok(())
         })
         .await
+        .with_context(|| self.log().unwrap_or_default())
     }
 
     // ---- what should be
@@ -383,7 +384,7 @@ async fn interleaved(world: &mut World, kind: Kind, seed: u64) -> Result<()> {
             6..9 => format!("late {:?}", neighbour.look_late().await?),
             9..12 => {
                 // The kubelet is young: a new agent waits if that has more than the object.
-                world.has_written().await?;
+                world.has_published().await?;
                 world.change();
                 "change".to_owned()
             }
@@ -409,7 +410,7 @@ async fn interleaved(world: &mut World, kind: Kind, seed: u64) -> Result<()> {
     }
     let mut rest = async || -> Result<()> {
         neighbour.switch_off();
-        world.has_written().await?;
+        world.has_published().await?;
         // What it wrote last stays until something changes.
         match random.u8(..3) {
             0 => world.change_is_written().await?,

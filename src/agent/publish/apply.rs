@@ -107,11 +107,16 @@ impl ObjectWriter {
         }
     }
 
-    /// Applies `state` to the known object. If that one does not exist any more, reads the object that has
-    /// its name now, if any, and applies once more; the first error is only logged.
+    /// Applies `state` to the known object. If that one does not exist any more (404 for the merge patch of
+    /// [`Self::disown_old_version`]), reads the object that has its name now, if any, and applies once more; the
+    /// first error is only logged.
     pub(super) async fn write(&mut self, state: &Publishable) -> Result<(), ClusterError> {
         match self.apply(state).await {
-            Err(error) if error.is_other_object_or_version() || error.is_of_other_version() => {
+            Err(error)
+                if error.is_other_object_or_version()
+                    || error.is_of_other_version()
+                    || error.is_not_found() =>
+            {
                 debug!("{error}; reading it again");
                 self.metadata = None;
                 self.read().await?;

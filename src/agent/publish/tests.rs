@@ -1,5 +1,5 @@
 use kube::Api;
-use kube::api::PostParams;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
 use numacast_sim::api_server::{ApiServer, Fault, TOPOLOGIES};
 use serde_json::json;
 
@@ -73,4 +73,24 @@ async fn an_api_server_that_rejects_a_write_is_reachable() {
     server.resume();
     let resumed = published.wait_for(|it| it.writes == 2).await.unwrap().clone();
     assert!(!resumed.is_unreachable && resumed.error.is_none(), "{resumed:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_of_the_old_version_that_is_gone_is_created_anew() {
+    let server = ApiServer::start_in_process(0);
+    server.add_node("w").unwrap();
+    let version = GroupVersionKind::gvk("topology.node.k8s.io", "v1alpha1", "NodeResourceTopology");
+    let resource = ApiResource::from_gvk_with_plural(&version, TOPOLOGIES.plural);
+    let fields = json!({"topologyPolicies": ["None"], "zones": [{"name": "node-0", "type": "Node"}]});
+    let object = DynamicObject::new("w", &resource).data(fields);
+    let objects = Api::all_with(server.client().unwrap(), &resource);
+    let params = PostParams { field_manager: Some("koordlet".to_owned()), ..PostParams::default() };
+    objects.create(&params, &object).await.unwrap();
+    let mut publisher = publisher(&server);
+    publisher.live_object.wait_for(|live| live.object().is_some()).await.unwrap();
+    assert!(server.delete(&TOPOLOGIES, "", "w"));
+    publisher.publish(state(4));
+    let published = publisher.published.wait_for(|it| it.writes == 1 || it.error.is_some()).await.unwrap();
+    assert_eq!(published.error, None);
+    assert!(server.topology("w").is_some());
 }

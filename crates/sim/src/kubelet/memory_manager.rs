@@ -118,6 +118,54 @@ impl MemoryManager {
         self.pod_entries.remove(uid).unwrap_or_else(of_containers)
     }
 
+    /// Returns node and resource of the memory whose allocated bytes are not those of the blocks on the node, or
+    /// on the nodes that blocks join with it.
+    ///
+    /// Under `best-effort` a container can get a block on one node of a group, and [`MemoryManager::release`]
+    /// then credits this node with bytes that another has.
+    pub(super) fn contradictions(&self) -> BTreeSet<(Id, String)> {
+        let blocks = self.blocks();
+        let mut found = BTreeSet::new();
+        for joined in self.joined() {
+            let mut difference: BTreeMap<&str, i128> = BTreeMap::new();
+            for (resource, pool) in joined.iter().flat_map(|id| &self.nodes[id].pools) {
+                *difference.entry(resource).or_default() += i128::from(pool.used);
+            }
+            let here = blocks.iter().filter(|block| block.split.keys().any(|id| joined.contains(id)));
+            for block in here {
+                *difference.entry(&block.resource).or_default() -= i128::from(block.bytes);
+            }
+            for (resource, _) in difference.into_iter().filter(|(_, bytes)| *bytes != 0) {
+                found.extend(joined.iter().map(|id| (*id, resource.to_owned())));
+            }
+        }
+        found
+    }
+
+    /// Returns every node once, together with those that it shares blocks with or that the kubelet has in a
+    /// group with it: a block on one node takes its node out of a group that other blocks still join.
+    pub(super) fn joined(&self) -> Vec<BTreeSet<Id>> {
+        let blocks = self.blocks().into_iter().map(|block| block.split.keys().copied().collect());
+        let cells = self.nodes.values().map(|node| node.cells.clone());
+        let mut sets: Vec<BTreeSet<Id>> = Vec::new();
+        for nodes in cells.chain(blocks) {
+            let nodes: BTreeSet<Id> = nodes;
+            let (touched, mut others): (Vec<_>, Vec<_>) =
+                sets.into_iter().partition(|set| !set.is_disjoint(&nodes));
+            others.push(touched.into_iter().flatten().chain(nodes).collect());
+            sets = others;
+        }
+        sets
+    }
+
+    /// All blocks; those of a pod with pod-level resources are the pod's.
+    fn blocks(&self) -> Vec<&Block> {
+        let is_own = |uid: &String| !self.pod_entries.contains_key(uid);
+        let of_containers =
+            self.entries.iter().filter(|(uid, _)| is_own(uid)).flat_map(|(_, of)| of.values());
+        of_containers.chain(self.pod_entries.values()).flatten().collect()
+    }
+
     /// Uids of the pods with allocated memory.
     pub(super) fn uids(&self) -> BTreeSet<String> {
         self.entries.keys().chain(self.pod_entries.keys()).cloned().collect()

@@ -39,6 +39,9 @@ pub struct Expected {
     pub memory_groups: BTreeMap<Id, String>,
     /// Whether no pod can use the memory of a group.
     pub groups_are_unusable: bool,
+    /// Node id and resource of the memory whose free bytes contradict the kubelet's own blocks, so that they
+    /// cannot be known without its checkpoint.
+    pub contradictions: BTreeSet<(Id, String)>,
 }
 
 /// What claims have of the node, and the devices that they can have.
@@ -147,9 +150,10 @@ impl Model {
             }
         }
         let memory_groups = self.memory_groups(&memory, &zones);
-        let groups = memory.nodes.into_values().map(|node| node.cells).filter(|cells| cells.len() > 1);
+        let contradictions = memory.contradictions();
+        let groups = memory.joined().into_iter().filter(|nodes| nodes.len() > 1);
         let groups_are_unusable = self.settings.policy == TopologyPolicy::SingleNumaNode;
-        Expected { zones, groups: groups.collect(), memory_groups, groups_are_unusable }
+        Expected { zones, groups: groups.collect(), memory_groups, groups_are_unusable, contradictions }
     }
 
     /// The devices that are allocated to active pods.
@@ -327,8 +331,9 @@ impl Expected {
         split: Split,
     ) -> bool {
         let Some(found) = found else { return self.is_absent(name) };
-        let summed = split == Split::PerGroup && self.is_joined(zone) && is_memory(name);
-        if summed {
+        let is_listed = split == Split::PerGroup && is_memory(name);
+        let is_unknown = self.contradictions.contains(&(zone, name.to_owned()));
+        if is_listed && (self.is_joined(zone) || is_unknown) {
             (found.capacity, found.allocatable) == (expected.capacity, expected.allocatable)
         } else {
             found == expected
@@ -357,7 +362,9 @@ impl Expected {
                 let (expected, found) = (sum(&self.zones, group, name), sum(published, group, name));
                 // The List does not tell that a block of one node has taken its node out of the group.
                 let is_unusable = self.groups_are_unusable && found == 0;
-                if expected != found && !is_unusable {
+                let is_unknown =
+                    group.iter().any(|node| self.contradictions.contains(&(*node, (*name).clone())));
+                if expected != found && !is_unusable && !is_unknown {
                     differences.push(format!(
                         "nodes {group:?} together {name}: {found} available instead of {expected}"
                     ));
