@@ -288,7 +288,7 @@ async fn compete(world: &mut World, neighbour: &mut Neighbour, kind: Kind) -> Re
     .await?;
     for _ in 0..12 {
         neighbour.event();
-        ensure!(neighbour.look().await? == Look::Wrote, "it is running");
+        neighbour.write().await?;
     }
     world.is_named(kind).await?;
     world.writes_are_bounded().await
@@ -323,7 +323,7 @@ async fn theirs_first(world: &mut World, kind: Kind) -> Result<()> {
     }
     for _ in 0..2 {
         neighbour.event();
-        ensure!(neighbour.look().await? == Look::Wrote);
+        neighbour.write().await?;
     }
     world.start_agent()?;
     world.is_ours().await?;
@@ -345,7 +345,7 @@ async fn ours_first(world: &mut World, kind: Kind) -> Result<()> {
     world.is_ours().await?;
     let mut neighbour = neighbour(world, kind).await?;
     neighbour.event();
-    ensure!(neighbour.look().await? == Look::Wrote);
+    neighbour.write().await?;
     // It may be what an update left behind.
     let theirs = world.is_ours().await?["metadata"].clone();
     let (annotations, labels) = (&theirs["annotations"], &theirs["labels"]);
@@ -361,7 +361,7 @@ async fn ours_first(world: &mut World, kind: Kind) -> Result<()> {
     world.change();
     world.is_ours().await?;
     neighbour.event();
-    ensure!(neighbour.look().await? == Look::Wrote);
+    neighbour.write().await?;
     world.writes_are_bounded().await?;
     neighbour.switch_off();
     world.change();

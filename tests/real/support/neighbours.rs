@@ -180,6 +180,18 @@ impl Neighbour {
         }
     }
 
+    /// Looks until it has written. A conflict with another writer is followed by the next look.
+    pub(crate) async fn write(&mut self) -> Result<()> {
+        for _ in 0..RETRIES {
+            match self.look().await? {
+                Look::Wrote => return Ok(()),
+                Look::Rejected(message) if message.contains("the object has been modified") => {}
+                look => bail!("{:?} does not write: {look:?}", self.kind),
+            }
+        }
+        bail!("{:?} has conflict after conflict", self.kind)
+    }
+
     /// Like [`Neighbour::look`], before koordlet's informer has seen the last writes of others.
     pub(crate) async fn look_late(&mut self) -> Result<Look> {
         match self.kind {
