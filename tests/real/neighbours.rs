@@ -323,7 +323,7 @@ async fn theirs_first(world: &mut World, kind: Kind) -> Result<()> {
     }
     for _ in 0..2 {
         neighbour.event();
-        neighbour.write().await?;
+        ensure!(neighbour.look().await? == Look::Wrote);
     }
     world.start_agent()?;
     world.is_ours().await?;
