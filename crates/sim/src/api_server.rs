@@ -1,7 +1,7 @@
 //! A small Kubernetes API server over HTTP, sufficient for kube, the agent and a user's `kubectl`, with the
 //! messages of a real one and with faults on demand ([`Fault`]).
 //!
-//! It serves nodes, pods, namespaces, events, leases, `NodeResourceTopology` and `Device` objects with get,
+//! It serves nodes, pods, namespaces, events, leases, DaemonSets, `NodeResourceTopology` and `Device` objects with get,
 //! list, watch, create, update, merge patch, server-side apply and delete, and collects garbage by owner. It
 //! has no authentication, no JSON patch, no protocol buffers except for pods, and no tables (so `kubectl`
 //! prints names and ages only).
@@ -31,7 +31,9 @@ use serde_json::{Value, json};
 use tokio::sync::{broadcast, watch};
 
 pub use faults::{Fault, Rule};
-pub use kinds::{CORE_EVENTS, DEVICES, EVENTS, Kind, LEASES, NAMESPACES, NODES, PODS, TOPOLOGIES};
+pub use kinds::{
+    CORE_EVENTS, DAEMON_SETS, DEVICES, EVENTS, Kind, LEASES, NAMESPACES, NODES, PODS, TOPOLOGIES,
+};
 pub use store::{Change, EventType};
 
 use self::endpoint::Endpoint;

@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::json;
@@ -40,7 +41,7 @@ pub struct SimNode {
     /// The kubelet.
     pub kubelet: SimKubelet,
     /// The API server.
-    pub server: ApiServer,
+    pub server: Arc<ApiServer>,
     name: String,
     directory: Directory,
 }
@@ -79,14 +80,27 @@ impl SimNode {
         address: SocketAddr,
         options: Options,
     ) -> Result<Self, NodeError> {
+        let server = ApiServer::start(address, options.seed).await;
+        let server = server.map_err(|error| NodeError::Listen(address, error))?;
+        let node = Self::join(name, machine, Arc::new(server), options)?;
+        node.server.add_node(name)?;
+        Ok(node)
+    }
+
+    /// Writes the machine's files and starts its kubelet, for a cluster that has an API server and gets the Node.
+    ///
+    /// # Errors
+    /// When files or sockets cannot be created.
+    pub fn join(
+        name: &str,
+        machine: &MachineSpec,
+        server: Arc<ApiServer>,
+        options: Options,
+    ) -> Result<Self, NodeError> {
         let directory = Directory::new()?;
         let explain = |error| NodeError::Directory(directory.0.clone(), error);
         machine.write_tree(&directory.0).map_err(explain)?;
-        let seed = options.seed;
         let kubelet = SimKubelet::start(machine, &directory.0.join("kubelet"), options)?;
-        let server =
-            ApiServer::start(address, seed).await.map_err(|error| NodeError::Listen(address, error))?;
-        server.add_node(name)?;
         let kubeconfig = json!({
             "apiVersion": "v1",
             "kind": "Config",

@@ -70,8 +70,19 @@ pub static DEVICES: Kind = Kind {
     short: &[],
 };
 
-pub(super) static KINDS: [&Kind; 8] =
-    [&NODES, &PODS, &NAMESPACES, &CORE_EVENTS, &EVENTS, &LEASES, &TOPOLOGIES, &DEVICES];
+/// `daemonsets.apps`, without validation and without a controller.
+pub static DAEMON_SETS: Kind = Kind {
+    group: "apps",
+    versions: &["v1"],
+    plural: "daemonsets",
+    singular: "daemonset",
+    kind: "DaemonSet",
+    namespaced: true,
+    short: &["ds"],
+};
+
+pub(super) static KINDS: [&Kind; 9] =
+    [&NODES, &PODS, &NAMESPACES, &CORE_EVENTS, &EVENTS, &LEASES, &TOPOLOGIES, &DEVICES, &DAEMON_SETS];
 
 const fn core(
     plural: &'static str,
