@@ -85,7 +85,7 @@ fn fleet(policy: &str, scope: &str) -> Fleet {
         NodeDetails { allocatable, kubelet_version: "v1.36.3".to_owned(), ..NodeDetails::default() };
     let node = |node| FleetNode {
         details: details.clone(),
-        object: Some(object(node, policy, scope)),
+        object: Some(object(node, policy, scope).into()),
         pods: pods.clone(),
         used: used.clone(),
     };

@@ -320,7 +320,7 @@ pub fn not_considered(workload: &Workload) -> Vec<&'static str> {
 impl FleetNode {
     /// Returns the node's state without its pods; `None` without an object.
     fn view(&self, reader: &mut ZoneReader) -> Option<NodeView> {
-        let object = self.object.as_ref()?;
+        let object = self.object.as_deref()?;
         let object = ObjectView { zones: object.zones.clone(), attributes: object.attributes.clone() };
         let amounts = (self.details.allocatable.clone(), self.used.clone());
         let minor = self.details.minor().unwrap_or(NEWEST_MINOR);
@@ -378,7 +378,7 @@ pub fn easiest_room(fleet: &Fleet, workload: &Workload, answers: &[Answer]) -> O
 }
 
 /// Names and numbers of nodes by why the pod does not fit there; the most frequent first.
-fn reasons(answers: &[Answer]) -> Vec<(String, Vec<&str>)> {
+pub(crate) fn reasons(answers: &[Answer]) -> Vec<(String, Vec<&str>)> {
     let mut groups: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for answer in answers.iter().filter(|answer| !answer.fits()) {
         groups.entry(report::reason(&answer.outcome)).or_default().push(&answer.node);

@@ -112,7 +112,7 @@ fn summary(policy: Option<&str>, scope: Option<&str>, zones: usize) -> String {
 }
 
 /// Returns the zones with resources, without those that only fill gaps between their ids.
-pub(super) fn real_zones(zones: &[topology::Zone]) -> Vec<&topology::Zone> {
+pub(crate) fn real_zones(zones: &[topology::Zone]) -> Vec<&topology::Zone> {
     zones.iter().filter(|zone| zone.resources.values().any(|amounts| amounts.capacity > 0)).collect()
 }
 

@@ -1,6 +1,7 @@
 //! Reads what the API server knows of nodes: Nodes, objects, pods and PodDisruptionBudgets.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{Selector, SelectorExt};
@@ -39,7 +40,7 @@ pub struct FleetNode {
     /// The Node.
     pub details: NodeDetails,
     /// Its object.
-    pub object: Option<PublishedObject>,
+    pub object: Option<Arc<PublishedObject>>,
     /// Its pods, terminated ones included.
     pub pods: Vec<PlacedPod>,
     /// What its pods request of it.
@@ -67,26 +68,38 @@ impl Fleet {
             let mut nodes = Vec::new();
             for name in names {
                 let details = cluster.node(name).await?;
-                let object = cluster.object(name).await?;
+                let object = cluster.object(name).await?.map(Arc::new);
                 let pods = cluster.placed_pods(Some(name), &wanted).await?;
                 nodes.push(FleetNode::new(details, object, pods));
             }
             return Ok(Self { nodes, budgets: Vec::new() });
         }
         let labels = if let Selection::Labels(labels) = selection { Some(labels.clone()) } else { None };
-        let (mut details, mut objects) = (Vec::new(), BTreeMap::new());
+        let mut objects = BTreeMap::new();
+        let add = |object: PublishedObject| _ = objects.insert(object.meta.name.clone(), Arc::new(object));
+        let (nodes, read_objects) = (Self::without_objects(cluster, labels), cluster.objects().for_each(add));
+        let (mut fleet, ()) = tokio::try_join!(nodes, read_objects)?;
+        for node in &mut fleet.nodes {
+            node.object = objects.remove(&node.details.slim.name);
+        }
+        Ok(fleet)
+    }
+
+    /// Reads the nodes, with their pods but without their objects: two lists. `labels` are a label selector.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub async fn without_objects(cluster: &Cluster, labels: Option<String>) -> Result<Self, ClusterError> {
+        let (wanted, mut details) = (Wanted::default(), Vec::new());
         let nodes = cluster.node_details(labels).for_each(|node| details.push(node));
-        let add = |object: PublishedObject| _ = objects.insert(object.meta.name.clone(), object);
-        let read_objects = cluster.objects().for_each(add);
-        let ((), (), pods) = tokio::try_join!(nodes, read_objects, cluster.placed_pods(None, &wanted))?;
+        let ((), pods) = tokio::try_join!(nodes, cluster.placed_pods(None, &wanted))?;
         let mut of_nodes: BTreeMap<String, Vec<PlacedPod>> = BTreeMap::new();
         for pod in pods {
             of_nodes.entry(pod.node.clone()).or_default().push(pod);
         }
         let nodes = details.into_iter().map(|details| {
-            let name = &details.slim.name;
-            let (object, pods) = (objects.remove(name), of_nodes.remove(name).unwrap_or_default());
-            FleetNode::new(details, object, pods)
+            let pods = of_nodes.remove(&details.slim.name).unwrap_or_default();
+            FleetNode::new(details, None, pods)
         });
         Ok(Self { nodes: nodes.collect(), budgets: Vec::new() })
     }
@@ -103,7 +116,7 @@ impl Fleet {
 }
 
 impl FleetNode {
-    fn new(details: NodeDetails, object: Option<PublishedObject>, pods: Vec<PlacedPod>) -> Self {
+    fn new(details: NodeDetails, object: Option<Arc<PublishedObject>>, pods: Vec<PlacedPod>) -> Self {
         let running = pods.iter().filter(|placed| !placed.pod.phase.is_terminal());
         let requests: Vec<NodeAmounts> = running.map(|placed| Wish::from(placed).of_node).collect();
         let used = crate::fit::sum(&requests);
