@@ -19,7 +19,7 @@ help:
 	@echo 'make pods-load  a thousand clients that watch the shipped Pods API (three minutes; ARGS=--help)'
 	@echo 'make fleet   the shipped controller, with 5,000 Nodes and objects in a real API server (minutes; FLEET=10000)'
 	@echo 'make fleet-load  two hundred agents and the controller on real API servers, idle and in failures (half an hour; ARGS=--help)'
-	@echo 'make tools-load  the shipped fit, show and doctor on a real API server with 5,000 Nodes and objects (ten minutes; ARGS=--help)'
+	@echo 'make tools-load  the shipped fit, show, doctor and ui on a real API server with 5,000 Nodes and objects (ten minutes; ARGS=--help)'
 	@echo 'make faults  a thousand faults of the simulated kubelet and API server (five minutes; ARGS=--help)'
 	@echo 'make model   a model of the scheduler plugin, its queue and the kubelets of one node and of fifty (minutes; ARGS=--help)'
 	@echo 'make soak    an event storm, idle connections and a million changes on the shipped binary (a quarter of an hour; ARGS=--help)'

@@ -25,6 +25,7 @@ mod snapshot;
 mod terminal;
 #[cfg(test)]
 mod tests;
+mod ui;
 mod wait;
 
 use std::future::Future;
@@ -56,6 +57,10 @@ enum Command {
     /// node's sockets and files. Exit 0 if there is room for every pod, 1 if not, 2 if that is not known.
     Fit(Box<fit::Args>),
     Doctor(doctor::Args),
+    /// Show the fleet in a browser, as it changes.
+    ///
+    /// Serves a page at a loopback address until Ctrl-C. It reads the cluster with your kubeconfig and changes nothing.
+    Ui(ui::Args),
     /// Print this node's zones once; needs no API server.
     Snapshot(snapshot::Args),
     /// List, get or watch this node's pods; needs no API server.
@@ -117,6 +122,7 @@ impl Command {
             Self::Show(args) => show::run(args),
             Self::Fit(args) => fit::run(*args),
             Self::Doctor(args) => doctor::run(args),
+            Self::Ui(args) => ui::run(args),
             Self::Snapshot(args) => snapshot::run(args),
             Self::Pods(args) => pods::run(args),
             Self::Config(args) => config::run(args),

@@ -26,6 +26,7 @@ pub mod proxy;
 mod randomised;
 pub mod scheduler_config;
 pub mod telemetry;
+pub mod ui;
 pub mod util;
 
 pub(crate) use numacast_core::names;

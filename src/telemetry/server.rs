@@ -118,11 +118,7 @@ impl Server {
     ) -> Result<Option<Self>, ServerError> {
         let (what, key, _) = endpoints.names();
         let explain = |source| ServerError { what, key, address, source };
-        let listener = match address {
-            Endpoint::Nowhere => return Ok(None),
-            Endpoint::At(address) => listen(address).map_err(explain)?,
-            Endpoint::Everywhere(port) => everywhere(port).map_err(explain)?,
-        };
+        let Some(listener) = listen_at(address).map_err(explain)? else { return Ok(None) };
         // The actual port if the configured one is 0.
         let address = listener.local_addr().map_err(explain)?;
         let shared = Shared { endpoints, tls, rates: Rates::new(), encoded: Mutex::default() };
@@ -133,6 +129,18 @@ impl Server {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+}
+
+/// Listens on an endpoint; `None` for [`Endpoint::Nowhere`].
+///
+/// # Errors
+/// If the address is in use or not one of this host.
+pub fn listen_at(address: Endpoint) -> io::Result<Option<TcpListener>> {
+    match address {
+        Endpoint::Nowhere => Ok(None),
+        Endpoint::At(address) => listen(address).map(Some),
+        Endpoint::Everywhere(port) => everywhere(port).map(Some),
     }
 }
 

@@ -36,6 +36,15 @@ pub struct TlsFiles {
     pub client_ca_file: Option<PathBuf>,
 }
 
+impl TlsFiles {
+    /// Returns the files that a mounted Secret of type `kubernetes.io/tls` has, for a server of clients without certificates.
+    #[must_use]
+    pub fn in_directory(directory: &Path) -> Self {
+        let file = |name: &str| directory.join(name);
+        Self { cert_file: file("tls.crt"), key_file: file("tls.key"), client_ca_file: None }
+    }
+}
+
 struct State {
     /// The files' versions when they were last read.
     versions: Vec<Option<FileVersion>>,
@@ -61,7 +70,7 @@ impl Tls {
 
     /// Returns the acceptor for the next connection. Reads the files inline: they are small and connections
     /// are rare.
-    pub(super) fn acceptor(&self) -> Option<TlsAcceptor> {
+    pub(crate) fn acceptor(&self) -> Option<TlsAcceptor> {
         let mut state = lock(&self.state);
         if state.checked.elapsed() >= CHECK {
             reload(&self.files, &mut state);

@@ -47,7 +47,7 @@ fn commands(help: &str, heading: &str) -> Vec<String> {
 fn the_help_has_commands_for_people_first() {
     let outcome = numacast(&["--help"]);
     let help = outcome.success();
-    let people = ["show", "fit", "doctor", "snapshot", "pods", "config", "crd", "demo", "completion"];
+    let people = ["show", "fit", "doctor", "ui", "snapshot", "pods", "config", "crd", "demo", "completion"];
     let found = commands(help, "Commands:");
     let known: Vec<&str> =
         people.into_iter().filter(|name| found.iter().any(|found| found == name)).collect();

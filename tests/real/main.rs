@@ -9,7 +9,7 @@
 //! - the proxy and the Pods API: `proxy`, `clients`, `pods_served`, `hostile`, `standalone`
 //! - the object: `publisher`, `neighbours`, `refusals`, `admitted`, `kubectl`; for KAI-Scheduler: `kai`
 //! - the controller: `controller`
-//! - commands for people: `show`, `fit`, `doctor`, `pictures`
+//! - commands for people: `show`, `fit`, `doctor`, `pictures`; in a real browser: `ui`
 //! - the chart: `chart`, `rendered`, `security`, `migration`, `docs`
 
 mod admitted;
@@ -60,3 +60,4 @@ mod standalone;
 mod steady;
 mod steps;
 mod support;
+mod ui;

@@ -1534,6 +1534,21 @@ async fn every_right_goes_with_its_feature() -> Result<()> {
         let expected: Vec<&str> = whole.into_iter().filter(|right| !gone.contains(right)).collect();
         ensure!(found == set(&expected), "{values}: {found:#?}");
     }
+    let of_ui = [
+        "get pods",
+        "list daemonsets.apps",
+        "get resourceclaims.resource.k8s.io",
+        "create tokenreviews.authentication.k8s.io",
+        "create subjectaccessreviews.authorization.k8s.io",
+    ];
+    let ui = json!({"secretName": "ui"});
+    let found = rights_of(&Chart::render(&parts, &json!({"controller": {"ui": ui}}))?, CONTROLLER)?;
+    ensure!(found == set(&[&whole[..], &of_ui].concat()), "{found:#?}");
+    let values = json!({"controller": {"ui": ui, "config": {"nudge": "off"}}});
+    let found = rights_of(&Chart::render(&parts, &values)?, CONTROLLER)?;
+    let expected: Vec<&str> =
+        whole.into_iter().filter(|right| !right.starts_with("patch ")).chain(of_ui).collect();
+    ensure!(found == set(&expected), "{found:#?}");
     for (values, more) in [
         (json!({"scheduler": {"enabled": true}}), &["create pods/eviction in numacast"][..]),
         (

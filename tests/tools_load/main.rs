@@ -2,7 +2,7 @@
 //!
 //! One real etcd and API server with thousands of Nodes, objects and pods. It runs `fit`, `show` and `doctor`
 //! several times each and reports how long they take, their memory, and the requests that the API server has
-//! counted.
+//! counted; then it opens the page of `ui` in a real browser.
 
 #[path = "../real/support/mod.rs"]
 #[allow(dead_code, unused_imports)] // the tests use the rest
@@ -10,6 +10,7 @@ mod support;
 
 mod figures;
 mod objects;
+mod page;
 mod requests;
 
 use std::io::Write as _;
@@ -46,6 +47,9 @@ struct Options {
     /// Exit with 1 if a target is missed. They are for a binary with optimisation.
     #[arg(long)]
     check: bool,
+    /// Only open the page.
+    #[arg(long, conflicts_with = "write")]
+    page: bool,
     /// Put the table into `docs/internals/benchmarks.md`.
     #[arg(long)]
     write: bool,
@@ -83,6 +87,10 @@ const TOOLS: [Tool; 7] = [
     Tool { lists: Some(20), ..Tool::new(&["doctor"], "ControllerMissing").within(10.0) },
 ];
 
+/// The head of the second table.
+const PAGE_HEAD: &str = "\nThe page of `numacast ui` in Chromium without a graphics card, on the same cores:\n\n\
+                         | | median | worst | target |\n|---|---|---|---|\n";
+
 /// The markers of the table in `docs/internals/benchmarks.md`.
 const BEGIN: &str = "<!-- make tools-load: what follows is written by it -->\n";
 const END: &str = "<!-- make tools-load: end -->\n";
@@ -96,7 +104,7 @@ async fn main() -> Result<ExitCode> {
         "--nodes must be at least 50, and --pods and --runs at least 1"
     );
     ensure!(options.pending >= 20, "--pending must be at least 20");
-    let Some(parts) = Parts::for_test(Needs::ApiServer)? else { bail!("the real parts cannot run here") };
+    let Some(parts) = Parts::for_test(Needs::Kubelet)? else { bail!("the real parts cannot run here") };
     let server = ApiServerOptions { arguments: &objects::ARGUMENTS, ..ApiServerOptions::default() };
     let cluster = Cluster::start_with(&parts, &server).await?;
     let mut out = std::io::stdout();
@@ -114,12 +122,20 @@ async fn main() -> Result<ExitCode> {
     );
     write!(out, "\n{text}")?;
     let mut missed = Vec::new();
-    for tool in &TOOLS {
+    for tool in TOOLS.iter().filter(|_| !options.page) {
         let figures = measure(&cluster, &options, tool).await?;
         let row = figures.row(tool) + "\n";
         write!(out, "{row}")?;
         text += &row;
         missed.extend(figures.missed(tool));
+    }
+    text += PAGE_HEAD;
+    write!(out, "{PAGE_HEAD}")?;
+    for figure in page::measure(&cluster, &options).await? {
+        let row = figure.row() + "\n";
+        write!(out, "{row}")?;
+        text += &row;
+        missed.extend(figure.missed());
     }
     if options.write {
         document::replace("docs/internals/benchmarks.md", [BEGIN, END], &format!("\n{text}\n"))?;

@@ -2,6 +2,7 @@
 //!
 //! The command line provides the agent, so that the simulation does not depend on it.
 
+mod fleet;
 mod latency;
 mod terminal;
 mod updates;
@@ -20,6 +21,8 @@ use numacast_core::render::Zone;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet};
+
+pub use self::fleet::DemoFleet;
 
 use self::latency::Latencies;
 use self::terminal::{Input, Screen};
@@ -61,6 +64,15 @@ pub struct Args {
     /// How fast pods come and go: 2 is twice as fast
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = speed)]
     speed: f64,
+    /// Show a fleet in a browser, as `numacast ui` does
+    #[arg(long, conflicts_with_all = ["once", "zones"])]
+    pub ui: bool,
+    /// How many nodes the fleet has
+    #[arg(long, value_name = "1..100", default_value_t = 24, requires = "ui", value_parser = clap::value_parser!(u16).range(1..=100))]
+    nodes: u16,
+    /// Only print the address of the page, do not open a browser
+    #[arg(long, requires = "ui")]
+    pub no_open: bool,
 }
 
 fn speed(text: &str) -> Result<f64, String> {
@@ -86,7 +98,7 @@ pub async fn run(
     args: Args,
     start_agent: impl AsyncFnOnce(&SimNode) -> anyhow::Result<DemoAgent>,
 ) -> anyhow::Result<ExitCode> {
-    let Args { zones, seed, addr, once, speed } = args;
+    let Args { zones, seed, addr, once, speed, .. } = args;
     // Small, so that it is easy to type.
     let seed = seed.unwrap_or_else(|| fastrand::u64(1..100_000));
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");

@@ -3,6 +3,8 @@
 
 pub(crate) mod agent;
 #[allow(dead_code, reason = "not every test program uses everything")]
+pub(crate) mod browser;
+#[allow(dead_code, reason = "not every test program uses everything")]
 #[path = "../../sim/ca.rs"]
 pub(crate) mod ca;
 pub(crate) mod cgroups;
