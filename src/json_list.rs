@@ -73,9 +73,10 @@ impl ListSplitter {
     ) -> Result<(), String> {
         let mut rest = piece;
         while let Some(first) = rest.first() {
-            // Inside a string, take everything up to the next special byte at once.
-            let plain = match self.string {
-                Some(false) => rest.iter().take_while(|byte| !matches!(byte, b'"' | b'\\')).count(),
+            // Take as much as possible at once.
+            let plain = match (self.position, self.string) {
+                (Position::Items, _) if self.depth > 2 => self.scan_item(rest),
+                (_, Some(false)) => rest.iter().take_while(|byte| !matches!(byte, b'"' | b'\\')).count(),
                 _ => 0,
             };
             let (taken, left) = rest.split_at(plain.max(1));
@@ -115,6 +116,24 @@ impl ListSplitter {
         if self.depth == 1 && self.string.is_some() && self.key.len() <= "items".len() {
             self.key.extend(bytes.iter().take(8));
         }
+    }
+
+    /// Follows the bytes of an item, and returns how many there are before its end.
+    fn scan_item(&mut self, bytes: &[u8]) -> usize {
+        for (at, byte) in bytes.iter().enumerate() {
+            match (self.string, byte) {
+                (Some(true), _) => self.string = Some(false),
+                (Some(false), b'\\') => self.string = Some(true),
+                (Some(false), b'"') => self.string = None,
+                (Some(false), _) => {}
+                (None, b'"') => self.string = Some(false),
+                (None, b'{' | b'[') => self.depth += 1,
+                (None, b'}' | b']') if self.depth == 3 => return at,
+                (None, b'}' | b']') => self.depth -= 1,
+                (None, _) => {}
+            }
+        }
+        bytes.len()
     }
 
     fn step(&mut self, byte: u8, take: impl FnOnce(&[u8]) -> Result<(), String>) -> Result<(), String> {
