@@ -61,7 +61,7 @@ pub use inspected::{BindingDetails, CRD_NAME, CrdDetails, NriPolicy, PolicyDetai
 pub use koordinator_devices::{Device, KoordinatorDevices};
 pub use list_watch::{ListWatchEvent, ListWatchStream};
 pub use node_match::is_tolerated;
-pub use nodes::{KubeletEndpoint, NodeDetails, SlimNode};
+pub use nodes::{KubeletEndpoint, NodeDetails, NodeMetadata, SlimNode};
 pub use nrt_meta::{KEEP, NrtMeta, Writers};
 pub use nrt_summary::{ByZone, NrtSummary, is_built_in};
 pub use object_watch::{ObjectEvent, ObjectWatch};

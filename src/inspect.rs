@@ -10,7 +10,6 @@ pub mod show;
 use crate::render::{Line, Style};
 
 pub use finding::{Check, Finding, Mend, Severity, printable, shell_word};
-pub(crate) use picture::real_zones;
 pub use picture::{NodeState, Picture};
 
 /// Truncates lines to `height`, with the number of `things` that are hidden.

@@ -27,7 +27,6 @@ use self::cluster_access::ClusterAccess;
 use self::feed::Shared;
 use self::local_access::LocalAccess;
 use crate::cluster::Cluster;
-use crate::inspect::real_zones;
 use crate::telemetry::endpoint::Endpoint;
 use crate::telemetry::server::listen_at;
 use crate::telemetry::tls::{Tls, TlsFiles};

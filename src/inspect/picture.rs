@@ -111,11 +111,6 @@ fn summary(policy: Option<&str>, scope: Option<&str>, zones: usize) -> String {
     format!("  {policy}, {zones}")
 }
 
-/// Returns the zones with resources, without those that only fill gaps between their ids.
-pub(crate) fn real_zones(zones: &[topology::Zone]) -> Vec<&topology::Zone> {
-    zones.iter().filter(|zone| zone.resources.values().any(|amounts| amounts.capacity > 0)).collect()
-}
-
 /// Returns the distances of a zone to these zones: `distances 10 21`.
 fn distances(zone: &topology::Zone, zones: &[&topology::Zone]) -> Option<String> {
     let costs: Vec<String> =

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, OwnedMutexGuard};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::details::{node_details, pod_details};
-use super::feed::Shared;
+use super::feed::{Shared, Viewer};
 use crate::cluster::{Cluster, ClusterError, PublishedObject};
 use crate::core_v1::PlacedPod;
 use crate::fragmentation::MAX_RESOURCES;
@@ -24,6 +24,8 @@ const REUSE: Duration = Duration::from_secs(10);
 const REUSE_FACTOR: u32 = 20;
 /// How long a node's pods are used again while its object is the same. Several pages may show it.
 const REUSE_PODS: Duration = Duration::from_millis(500);
+/// How long a question waits for the nodes to be listed.
+const LISTED: Duration = Duration::from_secs(30);
 /// The most nodes whose pods are remembered.
 const MAX_NODES: usize = 100;
 /// A pod of a shape without memory would not be Guaranteed: this little is requested.
@@ -40,6 +42,8 @@ pub(super) enum AskError {
     Missing(String),
     #[error(transparent)]
     Cluster(#[from] ClusterError),
+    #[error("the nodes could not be listed yet: try again")]
+    NotListed,
     #[error("the answer could not be computed")]
     Failed,
 }
@@ -83,8 +87,22 @@ impl Reader {
         self.pods.lock().await.clear();
     }
 
+    /// Waits until the nodes are listed. They are followed until the result is dropped: another replica of the controller
+    /// may send the page its changes.
+    async fn listed(&self) -> Result<Viewer, AskError> {
+        let viewer = self.shared.viewer();
+        let mut versions = self.shared.versions();
+        let shown = async {
+            // Cannot fail: `shared` has the sender.
+            let _ = versions.wait_for(|_| self.shared.fleet().is_shown()).await;
+        };
+        timeout(LISTED, shown).await.map_err(|_| AskError::NotListed)?;
+        Ok(viewer)
+    }
+
     /// Returns the tile of a node, and, if it has an object, its zones and what its pods have.
     pub(super) async fn node(&self, name: &str) -> Result<Value, AskError> {
+        let _viewer = self.listed().await?;
         let tile = self.shared.fleet().tile(name).map(|tile| json!(tile));
         let tile = tile.ok_or_else(|| AskError::Missing(format!("there is no node {name}")))?;
         let Some(object) = self.shared.fleet().object(name) else { return Ok(json!({"tile": tile})) };
@@ -121,6 +139,7 @@ impl Reader {
         if !is_dns_name(namespace) || !is_dns_name(name) {
             return Err(AskError::Invalid(format!("{namespace}/{name} cannot be the name of a pod")));
         }
+        let _viewer = self.listed().await?;
         let pod = self.cluster.whole_pod(namespace, name).await?;
         let pod = pod.ok_or_else(|| AskError::Missing(format!("there is no pod {namespace}/{name}")))?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -150,7 +169,9 @@ impl Reader {
 
     /// Returns where a Guaranteed pod of one container with these amounts fits, such as `cpu=8,nvidia.com/gpu=1`.
     pub(super) async fn shape(&self, text: &str) -> Result<Value, AskError> {
-        self.fit(shape(text).map_err(AskError::Invalid)?).await
+        let workload = shape(text).map_err(AskError::Invalid)?;
+        let _viewer = self.listed().await?;
+        self.fit(workload).await
     }
 
     async fn fit(&self, workload: Workload) -> Result<Value, AskError> {
@@ -167,6 +188,7 @@ impl Reader {
 
     /// Returns the pods that are Pending without a node, with what the scheduler says and where they fit.
     pub(super) async fn pending(&self) -> Result<Value, AskError> {
+        let _viewer = self.listed().await?;
         let pods = fit::pending_pods(&self.cluster, None).await?;
         if pods.is_empty() {
             return Ok(json!({"pods": []}));

@@ -5,13 +5,12 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::real_zones;
 use crate::cluster::PublishedObject;
 use crate::core_v1::PlacedPod;
 use crate::holders::{Holder, holders};
 use crate::machine::Id;
 use crate::nrt::{L3_CACHES, POLICY, RESERVED_CPUS, SCOPE, SOCKETS};
-use crate::topology::Zone;
+use crate::topology::{Zone, real_zones};
 
 /// The most containers with exclusive resources that are sent; a kubelet runs 110 pods by default.
 const MAX_HOLDERS: usize = 1000;

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::tile::{Change, NodeFacts, Tile};
+use super::tile::{Change, Labels, Tile};
 use crate::cluster::PublishedObject;
 
+/// Nodes as something that is read.
+pub(super) const NODES: &str = "nodes";
 /// How many changes are kept for the history.
 const MAX_HISTORY: usize = 500;
 /// How many nodes that are gone are remembered. A page that knows none of the newest ones gets everything again.
@@ -25,18 +27,26 @@ pub(super) struct Fleet {
     oldest: u64,
     gone: VecDeque<(u64, String)>,
     history: VecDeque<Event>,
-    /// Whether agents are known: otherwise a node without one is not stale.
-    knows_agents: bool,
+    known: Known,
     /// What could not be read, by what was read.
     problems: BTreeMap<&'static str, String>,
-    has_objects: bool,
-    has_nodes: bool,
+    /// Whether nodes are shown. Before all is listed, most would be shown without their object, or without their Node.
+    is_shown: bool,
+}
+
+/// What is known of all nodes: of other things nothing is said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Known {
+    objects: bool,
+    nodes: bool,
+    agents: bool,
 }
 
 #[derive(Debug, Default)]
 struct Entry {
     object: Option<Arc<PublishedObject>>,
-    node: Option<NodeFacts>,
+    /// The labels of its Node.
+    node: Option<Labels>,
     /// Its agents' pods and whether each is Ready.
     agents: BTreeMap<String, bool>,
     version: u64,
@@ -47,6 +57,12 @@ struct Entry {
 impl Entry {
     fn exists(&self) -> bool {
         self.object.is_some() || self.node.is_some()
+    }
+
+    fn tile_now(&self, name: &str, known: Known) -> Tile {
+        let has_agent = known.agents.then(|| self.agents.values().any(|is_ready| *is_ready));
+        let has_node = known.nodes.then_some(self.node.is_some());
+        Tile::new(name, self.object.as_deref(), self.node.as_ref(), has_node, has_agent)
     }
 }
 
@@ -79,7 +95,7 @@ pub(super) struct Delta<'a> {
     gone: Vec<&'a str>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     history: Vec<&'a Event>,
-    problems: Vec<&'a str>,
+    pub(super) problems: Vec<&'a str>,
 }
 
 impl Fleet {
@@ -104,15 +120,20 @@ impl Fleet {
         self.nodes.get(node)?.tile.as_ref()
     }
 
+    /// Returns true once nodes are shown: objects and Nodes have been listed, or objects have, and Nodes cannot be.
+    pub(super) const fn is_shown(&self) -> bool {
+        self.is_shown
+    }
+
     /// Takes a complete list of objects.
     pub(super) fn list_objects(&mut self, objects: Vec<PublishedObject>, now: Timestamp) {
-        self.version += u64::from(!std::mem::replace(&mut self.has_objects, true));
         let listed: BTreeSet<String> = objects.iter().map(|object| object.meta.name.clone()).collect();
         let has_object = self.nodes.iter().filter(|(_, entry)| entry.object.is_some());
         let gone: Vec<String> =
             has_object.map(|(name, _)| name.clone()).filter(|name| !listed.contains(name)).collect();
         objects.into_iter().for_each(|object| self.put_object(object, now));
         gone.iter().for_each(|name| self.remove_object(name, now));
+        self.know(Known { objects: true, ..self.known }, now);
     }
 
     /// Takes an object that was added or changed.
@@ -127,17 +148,18 @@ impl Fleet {
     }
 
     /// Takes a Node that was added, changed or, with `None`, deleted.
-    pub(super) fn set_node(&mut self, name: &str, node: Option<NodeFacts>, now: Timestamp) {
+    pub(super) fn set_node(&mut self, name: &str, node: Option<Labels>, now: Timestamp) {
         self.change(name, now, |entry| entry.node = node);
     }
 
-    /// Takes the names of all Nodes: others are gone.
-    pub(super) fn keep_nodes(&mut self, listed: &BTreeSet<String>, now: Timestamp) {
-        self.version += u64::from(!std::mem::replace(&mut self.has_nodes, true));
+    /// Takes a complete list of Nodes.
+    pub(super) fn list_nodes(&mut self, nodes: BTreeMap<String, Labels>, now: Timestamp) {
         let has_node = self.nodes.iter().filter(|(_, entry)| entry.node.is_some());
         let gone: Vec<String> =
-            has_node.map(|(name, _)| name.clone()).filter(|name| !listed.contains(name)).collect();
+            has_node.map(|(name, _)| name.clone()).filter(|name| !nodes.contains_key(name)).collect();
+        nodes.into_iter().for_each(|(name, node)| self.set_node(&name, Some(node), now));
         gone.iter().for_each(|name| self.set_node(name, None, now));
+        self.know(Known { nodes: true, ..self.known }, now);
     }
 
     /// Takes an agent's pod on a node, and whether it is Ready; `None` if it is gone.
@@ -150,14 +172,11 @@ impl Fleet {
 
     /// Sets whether agents are known.
     pub(super) fn set_knows_agents(&mut self, knows: bool, now: Timestamp) {
-        if std::mem::replace(&mut self.knows_agents, knows) != knows {
-            let names: Vec<String> = self.nodes.keys().cloned().collect();
-            names.iter().for_each(|name| self.change(name, now, |_| ()));
-        }
+        self.know(Known { agents: knows, ..self.known }, now);
     }
 
     /// Notes that something cannot be read, or, with `None`, that it can.
-    pub(super) fn set_problem(&mut self, what: &'static str, problem: Option<String>) {
+    pub(super) fn set_problem(&mut self, what: &'static str, problem: Option<String>, now: Timestamp) {
         let before = self.problems.get(what).cloned();
         if before != problem {
             match problem {
@@ -165,17 +184,28 @@ impl Fleet {
                 None => drop(self.problems.remove(what)),
             }
             self.version += 1;
+            self.know(self.known, now);
         }
+    }
+
+    /// Sets what is known of all nodes, and changes what is shown of them accordingly.
+    fn know(&mut self, known: Known, now: Timestamp) {
+        let is_shown = known.objects && (known.nodes || self.problems.contains_key(NODES));
+        if (self.known, self.is_shown) == (known, is_shown) {
+            return;
+        }
+        (self.known, self.is_shown) = (known, is_shown);
+        self.version += 1;
+        let names: Vec<String> = self.nodes.keys().cloned().collect();
+        names.iter().for_each(|name| self.change(name, now, |_| ()));
     }
 
     fn change(&mut self, name: &str, now: Timestamp, act: impl FnOnce(&mut Entry)) {
         let entry = self.nodes.entry(name.to_owned()).or_default();
         act(entry);
-        let agent = self.knows_agents.then(|| entry.agents.values().any(|is_ready| *is_ready));
-        let tile =
-            entry.exists().then(|| Tile::new(name, entry.object.as_deref(), entry.node.as_ref(), agent));
+        let tile = (self.is_shown && entry.exists()).then(|| entry.tile_now(name, self.known));
         if tile == entry.tile {
-            if entry.version == 0 && tile.is_none() && entry.agents.is_empty() {
+            if entry.version == 0 && !entry.exists() && entry.agents.is_empty() {
                 self.nodes.remove(name);
             }
             return;
@@ -236,7 +266,7 @@ impl Fleet {
             version: reached,
             reset,
             is_last,
-            complete: is_last && self.has_objects && self.has_nodes,
+            complete: is_last && self.is_shown,
             nodes,
             gone: if reset { Vec::new() } else { gone },
             history: self.history.iter().filter(in_range).collect(),
@@ -250,6 +280,7 @@ mod tests {
     use proptest::test_runner::RngSeed;
     use serde_json::{Value, json};
 
+    use super::super::tile::Status;
     use super::*;
     use crate::randomised::cases;
 
@@ -304,15 +335,18 @@ mod tests {
             let (mut fleet, mut page) = (Fleet::default(), Page::default());
             for _ in 0..60 {
                 let name = format!("n{}", random.u8(..12));
-                match random.u8(..8) {
+                match random.u8(..12) {
                     0..4 => fleet.put_object(object(&name, random.u64(..3)), NOW),
                     4 => fleet.remove_object(&name, NOW),
                     5 => {
-                        let facts = NodeFacts { is_ready: random.bool(), ..NodeFacts::default() };
-                        fleet.set_node(&name, random.bool().then_some(facts), NOW);
+                        let labels = Labels::from([("rack".to_owned(), random.u8(..2).to_string())]);
+                        fleet.set_node(&name, random.bool().then_some(labels), NOW);
                     }
                     6 => fleet.set_agent(&name, "agent", random.bool().then(|| random.bool()), NOW),
-                    _ => fleet.set_knows_agents(random.bool(), NOW),
+                    7 => fleet.set_knows_agents(random.bool(), NOW),
+                    8 => fleet.list_nodes(BTreeMap::new(), NOW),
+                    9 => fleet.list_objects(vec![object(&name, 1)], NOW),
+                    _ => fleet.set_problem(NODES, random.bool().then(|| "denied".to_owned()), NOW),
                 }
                 if random.bool() {
                     page.read(&fleet, random.usize(1..6));
@@ -323,6 +357,10 @@ mod tests {
             new.read(&fleet, 100);
             assert_eq!(page.nodes, new.nodes);
             assert_eq!(page.resets, 0);
+            assert_eq!(
+                new.nodes.is_empty(),
+                !fleet.is_shown || fleet.nodes.values().all(|one| !one.exists())
+            );
             let exist = fleet.nodes.values().filter(|entry| entry.tile.is_some()).count();
             assert_eq!(new.nodes.len(), exist);
             assert_eq!(fleet.by_version.len(), fleet.nodes.values().filter(|one| one.version > 0).count());
@@ -333,34 +371,64 @@ mod tests {
     fn a_list_removes_what_it_lacks() {
         let mut fleet = Fleet::default();
         fleet.list_objects(vec![object("a", 1), object("b", 1)], NOW);
+        fleet.list_nodes(BTreeMap::new(), NOW);
         let mut page = Page::default();
         page.read(&fleet, 10);
+        assert_eq!(page.nodes.keys().collect::<Vec<_>>(), ["a", "b"]);
         fleet.list_objects(vec![object("b", 2)], NOW);
         page.read(&fleet, 10);
         assert_eq!(page.nodes.keys().collect::<Vec<_>>(), ["b"]);
         assert_eq!((page.nodes["b"]["zones"][0]["free"][0].as_u64(), page.history), (Some(2), 1));
+        fleet.list_nodes([("c".to_owned(), Labels::new())].into(), NOW);
+        fleet.list_nodes([("d".to_owned(), Labels::new())].into(), NOW);
+        page.read(&fleet, 10);
+        assert_eq!(page.nodes.keys().collect::<Vec<_>>(), ["b", "d"]);
     }
 
     #[test]
-    fn a_page_is_complete_once_all_is_listed() {
+    fn nodes_are_shown_and_complete_once_all_is_listed() {
         let mut fleet = Fleet::default();
         fleet.put_object(object("a", 1), NOW);
-        assert!(!fleet.since(0, 10).complete);
-        let version = fleet.version();
         fleet.list_objects(vec![object("a", 1)], NOW);
-        assert!(fleet.version() > version && !fleet.since(0, 10).complete);
+        let before = fleet.since(0, 10);
+        assert!(!before.complete && before.nodes.is_empty());
         let version = fleet.version();
-        fleet.keep_nodes(&BTreeSet::new(), NOW);
-        assert!(fleet.version() > version && fleet.since(0, 10).complete);
-        assert!(!fleet.since(0, 1).complete, "there may be more nodes");
+        fleet.list_nodes([("a".to_owned(), Labels::new())].into(), NOW);
+        let listed = fleet.since(version, 10);
+        assert!(listed.complete);
+        assert_eq!(listed.nodes.iter().map(|tile| tile.status).collect::<Vec<_>>(), [Status::Ok]);
+        assert!(!fleet.since(version, 1).complete, "there may be more nodes");
         let version = fleet.version();
-        fleet.keep_nodes(&BTreeSet::new(), NOW);
+        fleet.list_nodes([("a".to_owned(), Labels::new())].into(), NOW);
         assert_eq!(fleet.version(), version);
+    }
+
+    #[test]
+    fn without_objects_nothing_is_said_of_nodes() {
+        let mut fleet = Fleet::default();
+        fleet.list_nodes([("a".to_owned(), Labels::new())].into(), NOW);
+        fleet.set_problem("objects", Some("denied".to_owned()), NOW);
+        let delta = fleet.since(0, 10);
+        assert_eq!((delta.complete, delta.nodes.len(), delta.problems.len()), (false, 0, 1));
+    }
+
+    #[test]
+    fn objects_are_shown_if_nodes_cannot_be_listed() {
+        let mut fleet = Fleet::default();
+        fleet.list_objects(vec![object("a", 1)], NOW);
+        fleet.set_problem(NODES, Some("denied".to_owned()), NOW);
+        let delta = fleet.since(0, 10);
+        assert!(delta.complete);
+        assert_eq!(delta.nodes.iter().map(|tile| tile.status).collect::<Vec<_>>(), [Status::Ok]);
+        fleet.list_nodes(BTreeMap::new(), NOW);
+        assert_eq!(fleet.tile("a").map(|tile| tile.status), Some(Status::Stale));
     }
 
     #[test]
     fn a_page_that_missed_too_many_deletions_starts_again() {
         let mut fleet = Fleet::default();
+        fleet.list_objects(Vec::new(), NOW);
+        fleet.list_nodes(BTreeMap::new(), NOW);
         fleet.put_object(object("first", 1), NOW);
         let mut page = Page::default();
         page.read(&fleet, 10);
@@ -381,12 +449,12 @@ mod tests {
     #[test]
     fn problems_are_versions_too() {
         let mut fleet = Fleet::default();
-        fleet.set_problem("Nodes", Some("denied".to_owned()));
+        fleet.set_problem("agents", Some("denied".to_owned()), NOW);
         let version = fleet.version();
-        fleet.set_problem("Nodes", Some("denied".to_owned()));
+        fleet.set_problem("agents", Some("denied".to_owned()), NOW);
         assert_eq!(fleet.version(), version);
         assert_eq!(fleet.since(0, 10).problems, ["denied"]);
-        fleet.set_problem("Nodes", None);
+        fleet.set_problem("agents", None, NOW);
         assert!(fleet.version() > version && fleet.since(0, 10).problems.is_empty());
     }
 }

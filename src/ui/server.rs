@@ -10,8 +10,8 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Form, Path, Query, Request, State};
 use axum::http::header::{
-    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, LOCATION, REFERRER_POLICY,
-    SET_COOKIE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    AUTHORIZATION, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, LOCATION,
+    REFERRER_POLICY, SET_COOKIE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
@@ -60,6 +60,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const NODES_AT_ONCE: usize = 250;
 /// How long a page is kept up to date before it has to ask again, with a token that is still valid.
 const STREAM_TIME: Duration = Duration::from_secs(300);
+/// How long the browser waits before it asks again, in milliseconds.
+const RETRY: u32 = 1000;
 /// The most time of a connection, so that a client that stops reading does not keep its place. Browsers open another.
 const CONNECTION_TIME: Duration = Duration::from_secs(600);
 /// Delay after a failed accept.
@@ -162,7 +164,10 @@ fn router(server: Arc<Server>) -> Router {
         .route("/api/fit", get(fit))
         .route("/api/pending", get(pending));
     if matches!(server.access, Access::Cluster(_)) {
-        router = router.route("/login", post(login).layer(DefaultBodyLimit::max(MAX_LOGIN_BYTES)));
+        // Its address stays after a login that failed.
+        let to_page = || async { (StatusCode::SEE_OTHER, [(LOCATION, "/")]) };
+        let login = post(login).layer(DefaultBodyLimit::max(MAX_LOGIN_BYTES));
+        router = router.route("/login", login.get(to_page));
     }
     for file in &page::FILES {
         router = router.route(file.path, get(move || async move { page_file(file) }));
@@ -192,7 +197,7 @@ async fn check(State(server): State<Arc<Server>>, request: Request, next: Next) 
         }
     };
     // The page without a token has its style.
-    let is_open = !is_local && ["/style.css", "/icon.svg", "/login.js"].contains(&path);
+    let is_open = !is_local && ["/style.css", "/icon.svg", "/login.js", "/login"].contains(&path);
     let allowed = match checks_itself || is_open {
         true => server.access.check_names(path, headers),
         false => server.access.check(path, headers).await,
@@ -202,6 +207,10 @@ async fn check(State(server): State<Arc<Server>>, request: Request, next: Next) 
             (StatusCode::GATEWAY_TIMEOUT, "the cluster took too long to answer\n").into_response()
         })),
         Err(Refused::Login(_)) if path == "/" => secured(login_page(StatusCode::OK, "")),
+        // Of the cookie's user: another one may log in. A proxy has logged in its user already.
+        Err(refused @ Refused::Forbidden(_)) if path == "/" && !headers.contains_key(AUTHORIZATION) => {
+            secured(login_page(StatusCode::FORBIDDEN, &refused.to_string()))
+        }
         Err(refused) => secured(refused),
     }
 }
@@ -242,6 +251,7 @@ impl IntoResponse for AskError {
             Self::Invalid(_) => StatusCode::BAD_REQUEST,
             Self::Missing(_) => StatusCode::NOT_FOUND,
             Self::Cluster(_) => StatusCode::BAD_GATEWAY,
+            Self::NotListed => StatusCode::SERVICE_UNAVAILABLE,
             Self::Failed => StatusCode::INTERNAL_SERVER_ERROR,
         };
         (status, format!("{self}\n")).into_response()
@@ -376,6 +386,6 @@ impl Stream {
         let delta = fleet.since(self.version, NODES_AT_ONCE);
         (self.version, self.has_all) = (delta.version, delta.is_last);
         let text = serde_json::to_string(&delta).unwrap_or_default();
-        Bytes::from(format!("id: {}-{}\ndata: {text}\n\n", self.server.run, self.version))
+        Bytes::from(format!("retry: {RETRY}\nid: {}-{}\ndata: {text}\n\n", self.server.run, self.version))
     }
 }

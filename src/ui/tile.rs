@@ -8,6 +8,7 @@ use crate::cluster::PublishedObject;
 use crate::machine::Id;
 use crate::nrt::{FINGERPRINT, POLICY, SCOPE};
 use crate::scheduler::Fingerprint;
+use crate::topology::{Zone, real_zones};
 
 /// The most bytes of a label's value or of a policy that are shown; Kubernetes allows 63 for labels.
 const MAX_TEXT: usize = 63;
@@ -17,26 +18,17 @@ const MAX_LABELS: usize = 16;
 const GROUPING: [&str; 8] =
     ["pool", "rack", "zone", "region", "instance-type", "nodegroup", "node-group", "row"];
 
-/// What a Node object tells.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct NodeFacts {
-    /// The labels to group by.
-    pub(super) labels: BTreeMap<String, String>,
-    /// Whether it is Ready.
-    pub(super) is_ready: bool,
-}
+/// The labels of a Node by which nodes are grouped.
+pub(super) type Labels = BTreeMap<String, String>;
 
-impl NodeFacts {
-    /// Keeps the labels by which people group nodes, and `also`.
-    pub(super) fn new(labels: &BTreeMap<String, String>, is_ready: bool, also: &[String]) -> Self {
-        let is_wanted = |key: &str| {
-            let name = key.rsplit('/').next().unwrap_or(key);
-            also.iter().any(|wanted| wanted == key) || GROUPING.iter().any(|word| name.contains(word))
-        };
-        let wanted = labels.iter().filter(|(key, value)| is_wanted(key) && value.len() <= MAX_TEXT);
-        let labels = wanted.take(MAX_LABELS).map(|(key, value)| (key.clone(), value.clone()));
-        Self { labels: labels.collect(), is_ready }
-    }
+/// Returns the labels by which people group nodes, and `also`.
+pub(super) fn grouping_labels(labels: Labels, also: &[String]) -> Labels {
+    let is_wanted = |key: &str| {
+        let name = key.rsplit('/').next().unwrap_or(key);
+        also.iter().any(|wanted| wanted == key) || GROUPING.iter().any(|word| name.contains(word))
+    };
+    let wanted = labels.into_iter().filter(|(key, value)| is_wanted(key) && value.len() <= MAX_TEXT);
+    wanted.take(MAX_LABELS).collect()
 }
 
 /// Whether a node's numbers can be relied on.
@@ -70,7 +62,7 @@ pub(super) struct Tile {
     #[serde(skip_serializing_if = "Option::is_none")]
     scope: Option<String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    labels: BTreeMap<String, String>,
+    labels: Labels,
     /// When the zones changed: milliseconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     changed: Option<i64>,
@@ -90,20 +82,22 @@ pub(super) struct TileZone {
 }
 
 impl Tile {
-    /// Returns the tile of a node. `agent` is whether its agent is Ready, if agents are known.
+    /// Returns the tile of a node. `has_node` is whether its Node exists, and `has_agent` whether it has an agent that is
+    /// Ready, if that is known. The agent of a Node that is not Ready is not, as Kubernetes' node controller sets its pods.
     pub(super) fn new(
         name: &str,
         object: Option<&PublishedObject>,
-        node: Option<&NodeFacts>,
-        agent: Option<bool>,
+        labels: Option<&Labels>,
+        has_node: Option<bool>,
+        has_agent: Option<bool>,
     ) -> Self {
-        let (status, why) = status(object, node, agent);
-        let zones = object.map(|object| super::real_zones(&object.zones)).unwrap_or_default();
+        let (status, why) = status(object, has_node, has_agent);
+        let zones = object.map(|object| real_zones(&object.zones)).unwrap_or_default();
         let mut resources: Vec<&str> =
             zones.iter().flat_map(|zone| zone.resources.keys().map(String::as_str)).collect();
         resources.sort_unstable();
         resources.dedup();
-        let zone = |zone: &&crate::topology::Zone| {
+        let zone = |zone: &&Zone| {
             let amounts = |name: &&str| zone.resources.get(*name).copied().unwrap_or_default();
             TileZone {
                 id: zone.id,
@@ -121,7 +115,7 @@ impl Tile {
             why,
             policy: attribute(POLICY),
             scope: attribute(SCOPE),
-            labels: node.map(|node| node.labels.clone()).unwrap_or_default(),
+            labels: labels.cloned().unwrap_or_default(),
             changed: object.and_then(|object| object.changed).map(jiff::Timestamp::as_millisecond),
             zones: zones.iter().map(zone).collect(),
             resources: resources.into_iter().map(str::to_owned).collect(),
@@ -158,8 +152,8 @@ pub(super) struct Change {
 
 fn status(
     object: Option<&PublishedObject>,
-    node: Option<&NodeFacts>,
-    agent: Option<bool>,
+    has_node: Option<bool>,
+    has_agent: Option<bool>,
 ) -> (Status, Option<String>) {
     let no = |status, why: &str| (status, Some(why.to_owned()));
     let Some(object) = object else {
@@ -168,13 +162,10 @@ fn status(
     if let Some(error) = object.errors.first() {
         return (Status::Unreadable, Some(error.clone()));
     }
-    if node.is_none() {
+    if has_node == Some(false) {
         return no(Status::Stale, "there is no Node of this name any more");
     }
-    if node.is_some_and(|node| !node.is_ready) {
-        return no(Status::Stale, "the Node is not Ready: its object may be out of date");
-    }
-    if agent == Some(false) {
+    if has_agent == Some(false) {
         return no(Status::Stale, "the node has no agent that is Ready: its object may be out of date");
     }
     if object.zones.is_empty() {
@@ -205,24 +196,24 @@ mod tests {
 
     #[test]
     fn the_status_tells_whether_the_numbers_can_be_relied_on() {
-        let ready = NodeFacts { is_ready: true, ..NodeFacts::default() };
-        let of = |node: Option<&NodeFacts>, agent| Tile::new("w", Some(&object(4)), node, agent).status;
-        assert_eq!(of(Some(&ready), None), Status::Ok);
-        assert_eq!(of(Some(&ready), Some(true)), Status::Ok);
-        assert_eq!(of(Some(&ready), Some(false)), Status::Stale);
-        assert_eq!(of(Some(&NodeFacts::default()), Some(true)), Status::Stale);
-        assert_eq!(of(None, None), Status::Stale);
-        assert_eq!(Tile::new("w", None, Some(&ready), None).status, Status::NoObject);
+        let of = |has_node, has_agent| Tile::new("w", Some(&object(4)), None, has_node, has_agent).status;
+        let yes = Some(true);
+        assert_eq!(of(yes, None), Status::Ok);
+        assert_eq!(of(yes, yes), Status::Ok);
+        assert_eq!(of(yes, Some(false)), Status::Stale);
+        assert_eq!(of(Some(false), None), Status::Stale);
+        assert_eq!(of(None, None), Status::Ok, "Nodes are not known");
+        assert_eq!(Tile::new("w", None, None, yes, None).status, Status::NoObject);
         let mut withheld = object(4);
         withheld.attributes.insert(FINGERPRINT.to_owned(), Fingerprint::WITHHELD.to_string());
-        let tile = Tile::new("w", Some(&withheld), Some(&ready), None);
+        let tile = Tile::new("w", Some(&withheld), None, yes, None);
         assert_eq!(tile.status, Status::Withheld);
         assert!(tile.why.is_some());
     }
 
     #[test]
     fn changes_are_those_of_available_amounts() {
-        let tile = |available| Tile::new("w", Some(&object(available)), None, None);
+        let tile = |available| Tile::new("w", Some(&object(available)), None, None, None);
         let changes = tile(1).changes(&tile(4));
         assert_eq!(changes, [Change { zone: 0, resource: "cpu".to_owned(), from: 4, to: 1 }]);
         assert_eq!(tile(1).changes(&tile(1)), []);
@@ -233,7 +224,7 @@ mod tests {
         let labels =
             ["topology.kubernetes.io/zone", "example.com/rack", "kubernetes.io/hostname", "my.io/team"];
         let labels = labels.map(|key| (key.to_owned(), "x".to_owned())).into();
-        let kept = NodeFacts::new(&labels, true, &["my.io/team".to_owned()]).labels;
+        let kept = grouping_labels(labels, &["my.io/team".to_owned()]);
         let keys: Vec<&String> = kept.keys().collect();
         assert_eq!(keys, ["example.com/rack", "my.io/team", "topology.kubernetes.io/zone"]);
     }

@@ -357,8 +357,19 @@ fn the_agent_sees_of_the_host_what_its_configuration_needs() -> Result<()> {
 }
 
 #[test]
-fn the_memory_limit_follows_what_the_agent_serves() -> Result<()> {
+fn the_memory_limit_follows_what_is_served() -> Result<()> {
     let Some(helm) = Helm::for_test()? else { return Ok(()) };
+    for (values, limits) in [
+        ("controller.replicaCount=2", json!({"memory": "128Mi"})),
+        ("controller.ui.secretName=tls", json!({"memory": "384Mi"})),
+        ("controller.ui.secretName=tls,controller.resources.limits.memory=1Gi", json!({"memory": "1Gi"})),
+        ("controller.resources.limits=null", Value::Null),
+    ] {
+        let objects = helm.render(&["--set", values])?;
+        let pod = &objects.one("Deployment", "numacast-controller")?["spec"]["template"]["spec"];
+        let rendered = &pod["containers"][0]["resources"]["limits"];
+        ensure!(*rendered == limits, "{values}: {rendered}");
+    }
     for (values, limits) in [
         ("", json!({"memory": "64Mi"})),
         // tests/real/hostile.rs shows that this is enough.

@@ -2,10 +2,10 @@
 
 mod in_cluster;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -17,6 +17,7 @@ use serde_json::json;
 use crate::support::agent::Agent;
 use crate::support::browser::Browser;
 use crate::support::process::tethered;
+use crate::support::ui::Ui;
 use crate::support::wait::until;
 use crate::support::{Cluster, Needs, Parts, RealNode, pod};
 
@@ -25,26 +26,12 @@ const ENTER: &str = "\u{e007}";
 const ESCAPE: &str = "\u{e00c}";
 const LEFT: &str = "\u{e012}";
 
-/// A running `numacast ui`.
-pub(crate) struct Ui {
-    child: std::process::Child,
-    /// The address with the token.
-    pub(crate) url: String,
+/// Shows a cluster to the admin.
+fn show(cluster: &Cluster) -> Result<Ui> {
+    Ui::of(Path::new(env!("CARGO_BIN_EXE_numacast")), &cluster.admin_kubeconfig(), &[])
 }
 
 impl Ui {
-    pub(crate) fn start(kubeconfig: &Path, arguments: &[&str]) -> Result<Self> {
-        let mut command = tethered(env!("CARGO_BIN_EXE_numacast"));
-        command.args(["ui", "--no-open", "--addr", "127.0.0.1:0"]).args(arguments);
-        command.arg("--kubeconfig").arg(kubeconfig).stdout(Stdio::piped());
-        let mut child = command.spawn()?;
-        let mut url = String::new();
-        BufReader::new(child.stdout.take().context("no output")?).read_line(&mut url)?;
-        let url = url.trim().to_owned();
-        ensure!(url.starts_with("http://127.0.0.1:"), "it printed {url:?}");
-        Ok(Self { child, url })
-    }
-
     /// Returns address and port.
     fn address(&self) -> Result<&str> {
         let rest = self.url.strip_prefix("http://").context("the scheme")?;
@@ -67,14 +54,6 @@ impl Ui {
     }
 }
 
-impl Drop for Ui {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn status(response: &str) -> &str {
     response.split(' ').nth(1).unwrap_or_default()
 }
@@ -83,7 +62,7 @@ fn status(response: &str) -> &str {
 async fn a_stranger_gets_nothing() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::shared(&parts).await?;
-    let ui = Ui::start(&cluster.admin_kubeconfig(), &[])?;
+    let ui = show(&cluster)?;
     let host = ui.address()?.to_owned();
     let port = host.rsplit(':').next().context("the port")?;
     let cookie = format!("numacast-{port}={}", ui.token()?);
@@ -99,10 +78,12 @@ async fn a_stranger_gets_nothing() -> Result<()> {
     let origin = format!("http://{host}");
     let with_port = |name: &str| format!("{name}:{port}");
     let evil = with_port("evil.example");
+    let wrong = format!("numacast-{port}={}", "0".repeat(ui.token()?.len()));
     for path in paths {
         for (what, headers) in [
             ("no token", vec![("Host", &*host)]),
-            ("a wrong token", vec![("Host", &*host), ("Cookie", "numacast-1=1")]),
+            ("a wrong token", vec![("Host", &*host), ("Cookie", &*wrong)]),
+            ("another cookie", vec![("Host", &*host), ("Cookie", "numacast-1=1")]),
             ("another name", vec![("Host", &*evil), ("Cookie", &*cookie)]),
             ("no name", vec![("Cookie", &*cookie)]),
             ("another page", vec![("Host", &*host), ("Cookie", &*cookie), ("Origin", "http://evil.example")]),
@@ -159,7 +140,7 @@ async fn the_page_follows_a_real_kubelet() -> Result<()> {
     Api::<Node>::all(node.client()).patch(node.name(), &PatchParams::default(), &untainted).await?;
     let mut agent = Agent::start(&node, &[])?;
     add_node(&cluster, "ghost").await?;
-    let ui = Ui::start(&cluster.admin_kubeconfig(), &[])?;
+    let ui = show(&cluster)?;
     let origin = format!("http://{}", ui.address()?);
     let name = node.name();
 
@@ -243,21 +224,24 @@ async fn the_page_follows_a_real_kubelet() -> Result<()> {
     );
     let errors = browser.errors().await?;
     ensure!(errors.iter().all(|error| !error.contains("Content Security Policy")), "{errors:?}");
-    Ok(())
+
+    // It ends, and starts again with another token.
+    let address = ui.address()?.to_owned();
+    drop(ui);
+    let problems = "document.querySelector('#problems').innerText";
+    browser.wait_for(&format!("{problems}.includes('The connection is lost')")).await?;
+    let kubeconfig = cluster.admin_kubeconfig();
+    let arguments = ["ui", "--addr", &address, "--kubeconfig", kubeconfig.to_str().context("the path")?];
+    let ui = Ui::start(Path::new(env!("CARGO_BIN_EXE_numacast")), &arguments)?;
+    browser.wait_for(&format!("{problems}.includes('open the address that `numacast ui` printed')")).await?;
+    // Another tab has opened the new address.
+    browser.run_async(&format!("await fetch({:?})", ui.url)).await?;
+    browser.wait_for("document.querySelector('#problems').hidden").await?;
+    browser.wait_for(&format!("{summary}.startsWith('2 nodes')")).await
 }
 
 fn is_serious(finding: &str) -> bool {
     finding.starts_with("serious") || finding.starts_with("critical")
-}
-
-/// A running `numacast demo --ui`.
-fn demo(arguments: &[&str]) -> Result<Ui> {
-    let mut command = tethered(env!("CARGO_BIN_EXE_numacast"));
-    command.args(["demo", "--ui", "--no-open"]).args(arguments).stdout(Stdio::piped());
-    let mut child = command.spawn()?;
-    let mut lines = BufReader::new(child.stdout.take().context("no output")?).lines();
-    let url = lines.find_map(|line| line.ok().filter(|line| line.starts_with("http://")));
-    Ok(Ui { child, url: url.context("it printed no address")? })
 }
 
 /// The pictures of the documents, and what is shown in them: the address after `#`, and an expression that is true once all
@@ -294,13 +278,21 @@ const SEARCHES: [(&str, &str); 12] = [
     ("16Gi 2", "text 16gi 2"),
 ];
 
+fn has_processes(group: u32) -> Result<bool> {
+    Ok(Command::new("pgrep")
+        .args(["-r", "R,S,D", "-g", &group.to_string()])
+        .stdout(Stdio::null())
+        .status()?
+        .success())
+}
+
 #[tokio::test]
 async fn a_search_is_text_or_a_pod() -> Result<()> {
     let Some(parts) = Parts::for_test(Needs::ApiServer)? else { return Ok(()) };
     let cluster = Cluster::shared(&parts).await?;
     let dir = tempfile::tempdir()?;
     let Some(browser) = Browser::start(dir.path()).await? else { return Ok(()) };
-    let ui = Ui::start(&cluster.admin_kubeconfig(), &[])?;
+    let ui = show(&cluster)?;
     browser.open(&ui.url).await?;
     for (search, expected) in SEARCHES {
         let script = format!(
@@ -312,7 +304,14 @@ async fn a_search_is_text_or_a_pod() -> Result<()> {
         let found = browser.run_async(&script).await?;
         ensure!(found == expected, "{search}: {found}");
     }
-    Ok(())
+    let group = browser.group();
+    ensure!(has_processes(group)?, "the browser is not in its group");
+    drop(browser);
+    until("no process of the browser is left", async || {
+        ensure!(!has_processes(group)?, "the group has processes");
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test]
@@ -321,7 +320,8 @@ async fn a_simulated_day_is_shown_with_its_faults() -> Result<()> {
     let Some(browser) = Browser::start(dir.path()).await? else { return Ok(()) };
     let writes = std::env::var_os("NUMACAST_WRITE_DOCS").is_some();
     // Slow: what a link leads to is still there when it is opened.
-    let fleet = demo(&["--seed", "7", "--speed", "0.5"])?;
+    let arguments = ["demo", "--ui", "--seed", "7", "--speed", "0.5"];
+    let fleet = Ui::start(Path::new(env!("CARGO_BIN_EXE_numacast")), &arguments)?;
     let origin = format!("http://{}/", fleet.address()?);
     browser.look(1280, 760, false).await?;
     browser.open(&fleet.url).await?;

@@ -48,9 +48,9 @@ struct Options {
     #[arg(long)]
     check: bool,
     /// Only open the page.
-    #[arg(long, conflicts_with = "write")]
+    #[arg(long)]
     page: bool,
-    /// Put the table into `docs/internals/benchmarks.md`.
+    /// Put the tables into `docs/internals/benchmarks.md`.
     #[arg(long)]
     write: bool,
 }
@@ -87,13 +87,17 @@ const TOOLS: [Tool; 7] = [
     Tool { lists: Some(20), ..Tool::new(&["doctor"], "ControllerMissing").within(10.0) },
 ];
 
-/// The head of the second table.
-const PAGE_HEAD: &str = "\nThe page of `numacast ui` in Chromium without a graphics card, on the same cores:\n\n\
-                         | | median | worst | target |\n|---|---|---|---|\n";
+/// The head of the table of the page.
+const PAGE_HEAD: &str =
+    "| in Chromium without a graphics card | median | worst | target |\n|---|---|---|---|";
 
-/// The markers of the table in `docs/internals/benchmarks.md`.
-const BEGIN: &str = "<!-- make tools-load: what follows is written by it -->\n";
-const END: &str = "<!-- make tools-load: end -->\n";
+/// The markers of the tables in `docs/internals/benchmarks.md`.
+const TOOLS_MARKERS: [&str; 2] =
+    ["<!-- make tools-load: what follows is written by it -->\n", "<!-- make tools-load: end -->\n"];
+const PAGE_MARKERS: [&str; 2] = [
+    "<!-- make tools-load ARGS=--page: what follows is written by it -->\n",
+    "<!-- make tools-load ARGS=--page: end -->\n",
+];
 
 // Child processes are killed when the thread that started them ends: here the one that blocks on this.
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
@@ -107,41 +111,58 @@ async fn main() -> Result<ExitCode> {
     let Some(parts) = Parts::for_test(Needs::Kubelet)? else { bail!("the real parts cannot run here") };
     let server = ApiServerOptions { arguments: &objects::ARGUMENTS, ..ApiServerOptions::default() };
     let cluster = Cluster::start_with(&parts, &server).await?;
-    let mut out = std::io::stdout();
     let began = Instant::now();
     objects::create(&cluster.client(), &options).await?;
-    writeln!(out, "everything was created in {:.0} s", began.elapsed().as_secs_f64())?;
+    writeln!(std::io::stdout(), "everything was created in {:.0} s", began.elapsed().as_secs_f64())?;
     let version = cluster.client().apiserver_version().await?.git_version;
     let cores = std::thread::available_parallelism()?;
-    let mut text = format!(
-        "{} Nodes with an object of {} zones each, {} pods, {} of them pending; API server {version} on the same {cores} cores:\n\n{HEAD}\n",
+    let setup = format!(
+        "{} Nodes with an object of {} zones each, {} pods, {} of them pending; API server {version} on the same {cores} cores:",
         options.nodes,
         objects::ZONES,
         options.nodes * options.pods + options.pending,
         options.pending
     );
-    write!(out, "\n{text}")?;
-    let mut missed = Vec::new();
-    for tool in TOOLS.iter().filter(|_| !options.page) {
-        let figures = measure(&cluster, &options, tool).await?;
-        let row = figures.row(tool) + "\n";
-        write!(out, "{row}")?;
-        text += &row;
-        missed.extend(figures.missed(tool));
+    let (mut missed, mut tables) = (Vec::new(), Vec::new());
+    if !options.page {
+        let mut rows = Rows::begin(&setup, HEAD)?;
+        for tool in &TOOLS {
+            let figures = measure(&cluster, &options, tool).await?;
+            rows.add(&figures.row(tool))?;
+            missed.extend(figures.missed(tool));
+        }
+        tables.push((TOOLS_MARKERS, rows));
     }
-    text += PAGE_HEAD;
-    write!(out, "{PAGE_HEAD}")?;
+    let mut rows = Rows::begin(&setup, PAGE_HEAD)?;
     for figure in page::measure(&cluster, &options).await? {
-        let row = figure.row() + "\n";
-        write!(out, "{row}")?;
-        text += &row;
+        rows.add(&figure.row())?;
         missed.extend(figure.missed());
     }
-    if options.write {
-        document::replace("docs/internals/benchmarks.md", [BEGIN, END], &format!("\n{text}\n"))?;
+    tables.push((PAGE_MARKERS, rows));
+    for (markers, Rows(text)) in tables.iter().filter(|_| options.write) {
+        document::replace("docs/internals/benchmarks.md", *markers, &format!("{text}\n"))?;
     }
+    let mut out = std::io::stdout();
     missed.iter().try_for_each(|sentence| writeln!(out, "MISSED: {sentence}"))?;
     Ok(if options.check && !missed.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// A table, which is printed while it grows.
+struct Rows(String);
+
+impl Rows {
+    fn begin(setup: &str, head: &str) -> Result<Self> {
+        let text = format!("\n{setup}\n\n{head}\n");
+        write!(std::io::stdout(), "{text}")?;
+        Ok(Self(text))
+    }
+
+    fn add(&mut self, row: &str) -> Result<()> {
+        writeln!(std::io::stdout(), "{row}")?;
+        self.0 += row;
+        self.0.push('\n');
+        Ok(())
+    }
 }
 
 /// Runs a command several times.

@@ -1,8 +1,6 @@
 //! The page of `numacast ui`, in a real browser, while one object after another changes.
 
-use std::io::{BufRead, BufReader};
 use std::pin::pin;
-use std::process::{Child, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -15,7 +13,7 @@ use serde_json::{Value, json};
 use crate::Options;
 use crate::support::agent::Agent;
 use crate::support::browser::Browser;
-use crate::support::process::tethered;
+use crate::support::ui::Ui;
 use crate::support::wait::until;
 use crate::support::{Cluster, RealNode, pod, usage};
 
@@ -129,32 +127,6 @@ impl Figure {
     }
 }
 
-/// A running `numacast ui`.
-struct Ui {
-    child: Child,
-    url: String,
-}
-
-impl Ui {
-    fn start(cluster: &Cluster, options: &Options) -> Result<Self> {
-        let mut command = tethered(&options.binary);
-        command.args(["ui", "--no-open", "--addr", "127.0.0.1:0", "--group-by", "pool", "--kubeconfig"]);
-        let mut child = command.arg(cluster.admin_kubeconfig()).stdout(Stdio::piped()).spawn()?;
-        let mut url = String::new();
-        BufReader::new(child.stdout.take().context("no output")?).read_line(&mut url)?;
-        ensure!(url.starts_with("http://"), "numacast ui prints {url:?}");
-        Ok(Self { child, url: url.trim().to_owned() })
-    }
-}
-
-impl Drop for Ui {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Measures the page. The browser and everything else share the cores.
 pub(crate) async fn measure(cluster: &Cluster, options: &Options) -> Result<Vec<Figure>> {
     let Some(browser) = Browser::start(cluster.dir()).await? else { bail!("there is no browser") };
@@ -165,7 +137,7 @@ pub(crate) async fn measure(cluster: &Cluster, options: &Options) -> Result<Vec<
     for _ in 0..options.runs {
         // Each time the server has to read the cluster.
         let started = now()?;
-        let ui = last.insert(Ui::start(cluster, options)?);
+        let ui = last.insert(Ui::of(&options.binary, &cluster.admin_kubeconfig(), &["--group-by", "pool"])?);
         browser.open(&ui.url).await?;
         browser.wait_for("window.allTilesAt").await?;
         let summary = browser.text("#summary").await?;
@@ -183,7 +155,7 @@ pub(crate) async fn measure(cluster: &Cluster, options: &Options) -> Result<Vec<
     let changes = change_objects(cluster, &browser, options).await?;
     let pods = start_pods(cluster, &browser).await?;
     let ui = last.context("nothing was run")?;
-    let server = usage::memory(ui.child.id(), "VmHWM")? as f64 / 1_048_576.0;
+    let server = usage::memory(ui.id(), "VmHWM")? as f64 / 1_048_576.0;
     let page = number(&browser.run("return performance.memory.usedJSHeapSize").await?)? / 1_048_576.0;
     Ok(vec![
         Figure::new("first paint", "ms", paint).at_most(1000.0),

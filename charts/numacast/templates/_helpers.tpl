@@ -272,12 +272,22 @@ fingerprint: {pluginRelease: {{ ternary "v0.34" "v0.35" (has $minor (list "v0.30
 
 {{/* Requests and limits of the agent's container. The default of the memory limit depends on what the agent serves. */}}
 {{- define "numacast.agentResources" -}}
-{{- $resources := deepCopy (.Values.agent.resources | default dict) }}
-{{- if hasKey $resources "limits" }}
 {{- $mebibytes := 64 }}
 {{- if ne (include "numacast.podsApiSource" .) "none" }}{{ $mebibytes = add $mebibytes 192 }}{{ end }}
 {{- if include "numacast.proxies" . }}{{ $mebibytes = add $mebibytes 128 }}{{ end }}
-{{- $_ := set $resources "limits" (merge $resources.limits (dict "memory" (printf "%dMi" $mebibytes))) }}
+{{- include "numacast.resources" (list .Values.agent.resources $mebibytes) }}
+{{- end }}
+
+{{/* Likewise of the controller's. */}}
+{{- define "numacast.controllerResources" -}}
+{{- include "numacast.resources" (list .Values.controller.resources (ternary 384 128 (ne .Values.controller.ui.secretName ""))) }}
+{{- end }}
+
+{{/* Takes (list resources mebibytes): the default of the memory limit, unless there are to be no limits. */}}
+{{- define "numacast.resources" -}}
+{{- $resources := deepCopy (first . | default dict) }}
+{{- if hasKey $resources "limits" }}
+{{- $_ := set $resources "limits" (merge $resources.limits (dict "memory" (printf "%dMi" (last . | int)))) }}
 {{- end }}
 {{- toYaml $resources }}
 {{- end }}
@@ -496,7 +506,7 @@ env:
 {{- with .root.Values.controller.extraEnv }}
 {{- toYaml . | nindent 0 }}
 {{- end }}
-{{- with .root.Values.controller.resources }}
+{{- with include "numacast.controllerResources" .root | fromYaml }}
 resources:
   {{- toYaml . | nindent 2 }}
 {{- end }}

@@ -8,7 +8,7 @@ use crate::nrt::POLICY;
 use crate::pod::{Container, ContainerKind, Phase, Pod};
 use crate::quantity::is_huge_pages;
 use crate::scheduler::{Placement, is_counted_container};
-use crate::topology::Zone;
+use crate::topology::{Zone, real_zones};
 
 /// What one container has exclusively.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -112,8 +112,7 @@ impl Managers<'_> {
     /// Returns the only zone of a machine with one, or the only one with that much in use if the kubelet uses one
     /// zone per container.
     fn only_zone(&self, holder: &Holder, is_single: bool) -> Option<IdSet> {
-        let is_real = |zone: &&Zone| zone.resources.values().any(|amounts| amounts.capacity > 0);
-        let real: Vec<&Zone> = self.zones.iter().filter(is_real).collect();
+        let real = real_zones(self.zones);
         let is_possible = |zone: &&&Zone| {
             let in_use = |resource: &str| {
                 let amounts = zone.resources.get(resource).copied().unwrap_or_default();

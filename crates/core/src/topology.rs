@@ -156,6 +156,12 @@ impl Zone {
     }
 }
 
+/// Returns the zones with resources, without those that only fill gaps between their ids.
+#[must_use]
+pub fn real_zones(zones: &[Zone]) -> Vec<&Zone> {
+    zones.iter().filter(|zone| zone.resources.values().any(|amounts| amounts.capacity > 0)).collect()
+}
+
 impl Amounts {
     fn bounded(self) -> Self {
         Self {

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Holding, Picture, add_pods, distances, memories, memory_group, real_zones, summary};
+use super::{Holding, Picture, add_pods, distances, memories, memory_group, summary};
 use crate::claims::{self, NodeClaims};
 use crate::kubelet::{ContainerUsage, PodUsage};
 use crate::machine::{CpuLocation, Id, IdSet, Machine};
 use crate::nrt::{POLICY, SCOPE, zone_name};
 use crate::render::{Line, Style, Zone, resource_label};
-use crate::topology;
+use crate::topology::{self, real_zones};
 
 /// A node as it was read on the node itself.
 #[derive(Clone, Debug)]

@@ -2,14 +2,14 @@
 
 use jiff::Timestamp;
 
-use super::{Holding, Picture, add_pods, caches, distances, memories, memory_group, real_zones, summary};
+use super::{Holding, Picture, add_pods, caches, distances, memories, memory_group, summary};
 use crate::cluster::PublishedObject;
 use crate::core_v1::PlacedPod;
 use crate::holders::{Holder, holders};
 use crate::nrt::{FINGERPRINT, L3_CACHES, POLICY, RESERVED_CPUS, SCOPE, SOCKETS, zone_name};
 use crate::render::{Line, Style, Zone, resource_label};
 use crate::scheduler::Fingerprint;
-use crate::topology;
+use crate::topology::{self, real_zones};
 use crate::util::age::age;
 
 /// The longest attribute of a zone that is shown, in bytes. Agents write no longer ones.

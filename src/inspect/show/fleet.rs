@@ -12,6 +12,7 @@ use crate::nrt::{FINGERPRINT, POLICY, SCOPE};
 use crate::quantity::{is_huge_pages, is_memory};
 use crate::render::{Column, Line, Style, Table, resource_label};
 use crate::scheduler::Fingerprint;
+use crate::topology::real_zones;
 use crate::util::age::age;
 
 /// What a table shows of an object.
@@ -103,7 +104,7 @@ impl Row {
             version: object.meta.version.clone(),
             policy: object.attributes.get(POLICY).cloned(),
             scope: object.attributes.get(SCOPE).cloned(),
-            zones: super::super::picture::real_zones(&object.zones).len(),
+            zones: real_zones(&object.zones).len(),
             resources,
             largest: largest(object),
             fragmentation: shape.and_then(|shape| shape.fragmentation(&object.zones)),

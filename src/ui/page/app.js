@@ -5,8 +5,9 @@ import { FleetMap, describe } from './map.js';
 import { changesView, element, fitView, fragment, nodeView, pendingView, podView } from './panel.js';
 import { STATUS, count, label, percent, plural, readSearch } from './text.js';
 
-/** How often an open view that changes is read again at most, in milliseconds. */
-const AGAIN = { node: 200, fit: 3000, pending: 5000 };
+/** How often an open view that changes is read again at most, when changes are asked for again after a refusal, and when a
+ * connection counts as lost, in milliseconds. */
+const AGAIN = { node: 200, fit: 3000, pending: 5000, refused: 5000, lost: 3000 };
 /** How often an open node or pod is read again without a change of an object: pods can start and end without one. */
 const UNCHANGED = 5000;
 
@@ -126,25 +127,33 @@ async function ask() {
 // The panel.
 
 let viewing = 0;
+/** What is being read, and whether it has changed since. */
+let reading = '';
+let isDue = false;
 let viewTimer = null;
 let viewAt = Infinity;
 
-/** Reads what the panel shows. `isNew`: because of the address, so that the focus moves there. */
+/** Reads what the panel shows, again if the address is the same. The focus moves to what is new. */
 async function view(isNew) {
   const key = [state.node, state.pod, state.view].join('|');
   map.open(state.node || null);
   if (key === '||') return close();
+  if (reading === key) {
+    isDue ||= !isNew;
+    return undefined;
+  }
   if (isNew && key === shown) return undefined;
   viewing += 1;
   const mine = viewing;
-  try {
-    const parts = await partsOf();
-    if (mine !== viewing || !parts) return undefined;
-    render(parts, isNew && key !== shown);
-  } catch (error) {
-    if (mine === viewing) render([element('h2', { tabindex: '-1' }, 'Not available'), element('p', { class: 'problem' }, error.message)], isNew);
-  }
+  [reading, isDue] = [key, false];
+  const parts = await partsOf().catch((error) => [
+    element('h2', { tabindex: '-1' }, 'Not available'), element('p', { class: 'problem' }, error.message)]);
+  // Something else is to be shown since.
+  if (mine !== viewing) return undefined;
+  reading = '';
+  render(parts, key !== shown);
   shown = key;
+  if (isDue) later(AGAIN[state.view] ?? AGAIN.node);
   return undefined;
 }
 
@@ -176,6 +185,7 @@ function render(parts, takesFocus) {
 
 function close() {
   shown = '';
+  reading = '';
   viewing += 1;
   if (find('#panel').hidden) return;
   find('#panel').hidden = true;
@@ -204,12 +214,12 @@ async function get(path) {
 
 // Around the map.
 
-let summaryAt = 0;
 function summarise() {
   const resource = state.colour === 'status' || state.colour === 'fragmentation' ? 'cpu' : state.colour;
   const { zones, of, free, status } = fleet.totals(resource);
   const others = Object.entries(status).filter(([key]) => key !== 'ok').map(([key, nodes]) => `${count(nodes)} ${STATUS[key]}`);
-  const text = fleet.nodes.size === 0 && fleet.complete ? 'No nodes: do agents run in this cluster?'
+  const none = fleet.complete ? 'No nodes: do agents run in this cluster?' : 'Reading the cluster …';
+  const text = fleet.nodes.size === 0 ? none
     : [plural(fleet.nodes.size, 'node'), plural(zones, 'zone'), `${label(resource)} ${percent(of - free, of)} % in use`, ...others].join(' · ');
   const place = find('#summary');
   if (place.textContent !== text) place.textContent = text;
@@ -245,17 +255,42 @@ function problems(connection) {
 
 // Events.
 
+const LOST = 'The connection is lost: what is shown may be out of date. It is tried again.';
+let seenAt = 0;
+let lost = null;
+
+/** Says why no changes are sent. The browser does not try again after an answer that is no stream. */
+async function explain() {
+  clearTimeout(lost);
+  lost = null;
+  const stop = new AbortController();
+  try {
+    const response = await fetch('/api/events', { signal: stop.signal });
+    if (response.ok) return;
+    const text = (await response.text()).trim();
+    problems(response.status === 401 ? `${text}: reload the page to log in` : text);
+  } catch {
+    problems(LOST);
+  } finally {
+    stop.abort();
+    setTimeout(follow, AGAIN.refused);
+  }
+}
+
 function follow() {
   const events = new EventSource('/api/events');
   events.onmessage = (event) => {
     const delta = JSON.parse(event.data);
     const changed = fleet.apply(delta);
-    if (changed === null) map.relayout();
-    else map.update(changed);
+    clearTimeout(lost);
+    lost = null;
     problems('');
+    // While all nodes arrive, what takes longer with each is done a few times a second.
     const now = performance.now();
-    if (delta.complete || now - summaryAt > 250) {
-      summaryAt = now;
+    if (fleet.complete || now - seenAt > 250) {
+      seenAt = now;
+      if (changed === null) map.relayout();
+      else map.update(changed);
       summarise();
       if (optionsAt !== fleet.layout) options();
     }
@@ -270,9 +305,11 @@ function follow() {
     document.documentElement.dataset.version = delta.version;
     document.documentElement.dataset.complete = fleet.complete;
   };
-  events.onerror = () => problems(events.readyState === EventSource.CLOSED
-    ? 'The server refuses to send changes: open the address that numacast ui printed.'
-    : 'The connection is lost: what is shown may be out of date. It is tried again.');
+  events.onerror = () => {
+    if (events.readyState === EventSource.CLOSED) explain();
+    // A stream ends every few minutes, and the next one starts soon.
+    else lost ??= setTimeout(() => problems(LOST), AGAIN.lost);
+  };
 }
 
 find('#query').addEventListener('input', (event) => set('q', event.target.value));
@@ -313,5 +350,6 @@ setInterval(() => {
 
 options();
 legend();
+summarise();
 read();
 follow();

@@ -42,7 +42,7 @@ export class Fleet {
     for (const event of delta.history ?? []) this.history.unshift(event);
     this.history.length = Math.min(this.history.length, HISTORY);
     this.problems = delta.problems;
-    this.complete ||= delta.complete;
+    this.complete = delta.complete || (this.complete && !delta.reset);
     return delta.reset ? null : delta.nodes.map((tile) => tile.name);
   }
 

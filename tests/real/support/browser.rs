@@ -2,6 +2,7 @@
 //!
 //! Commands: <https://www.w3.org/TR/webdriver2/>; the log of requests is Chromium's own.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -23,9 +24,9 @@ use super::wait::until;
 /// The key in WebDriver's references to elements.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
-/// A running browser with one page.
+/// A running browser with one page. Its driver leads the process group of all that it starts.
 pub(crate) struct Browser {
-    _driver: Process,
+    driver: Process,
     http: Client<HttpConnector, Full<Bytes>>,
     session: String,
     axe: String,
@@ -38,7 +39,7 @@ impl Browser {
         let Some(parts) = fetched(&["chromedriver", "axe"])? else { return Ok(None) };
         let port = free_port()?;
         let mut command = tethered(parts.join("chromedriver"));
-        command.arg(format!("--port={port}")).env("HOME", dir);
+        command.arg(format!("--port={port}")).env("HOME", dir).env("TMPDIR", dir).process_group(0);
         let mut driver = Process::start("chromedriver", dir, command)?;
         let http = Client::builder(TokioExecutor::new()).build_http();
         let address = format!("http://127.0.0.1:{port}");
@@ -64,7 +65,12 @@ impl Browser {
         let session = call(&http, Method::POST, &format!("{address}/session"), capabilities).await?;
         let session = session["sessionId"].as_str().context("no session")?.to_owned();
         let axe = std::fs::read_to_string(parts.join("axe"))?;
-        Ok(Some(Self { _driver: driver, http, session: format!("{address}/session/{session}"), axe }))
+        Ok(Some(Self { driver, http, session: format!("{address}/session/{session}"), axe }))
+    }
+
+    /// Returns the id of the group of its processes.
+    pub(crate) fn group(&self) -> u32 {
+        self.driver.id()
     }
 
     async fn command(&self, path: &str, body: Value) -> Result<Value> {
@@ -192,6 +198,13 @@ impl Browser {
         let found = self.run_async(script).await?;
         ensure!(found.is_array(), "axe-core: {found}");
         Ok(serde_json::from_value(found)?)
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.driver.kill_group();
     }
 }
 

@@ -47,6 +47,8 @@ pub(crate) mod python;
 pub(crate) mod seed;
 pub(crate) mod tokens;
 #[allow(dead_code, reason = "not every test program uses everything")]
+pub(crate) mod ui;
+#[allow(dead_code, reason = "not every test program uses everything")]
 #[path = "../../soak/usage.rs"]
 pub(crate) mod usage;
 pub(crate) mod wait;

@@ -99,6 +99,15 @@ impl Process {
         Ok(())
     }
 
+    /// Kills the program and all that it has started, if it was started as the leader of a process group.
+    pub(crate) fn kill_group(&mut self) -> Result<()> {
+        let id = self.id();
+        let sent = Command::new("sh").arg("-c").arg(format!("kill -s KILL -- -{id}")).status()?;
+        ensure!(sent.success(), "cannot kill the process group of {}", self.name);
+        self.child.wait()?;
+        Ok(())
+    }
+
     /// Returns the exit status if the program has exited.
     pub(crate) fn try_wait(&mut self) -> Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)

@@ -125,6 +125,11 @@ async fn the_api_server_says_who_may_see_the_page() -> Result<()> {
         Ok(())
     })
     .await?;
+    // Nobody has the page open: the nodes are listed for the question.
+    let worker = page.with_token("/api/nodes/worker", &viewer).await?;
+    ensure!(status(&worker) == "200" && worker.contains("noObject"), "{worker}");
+    let missing = page.with_token("/api/nodes/missing", &viewer).await?;
+    ensure!(status(&missing) == "404" && missing.contains("there is no node missing"), "{missing}");
     let nobody = page.request("GET /", "", "").await?;
     ensure!(status(&nobody) == "200" && nobody.contains("Log in") && !nobody.contains("app.js"), "{nobody}");
     for path in
@@ -150,6 +155,11 @@ async fn the_api_server_says_who_may_see_the_page() -> Result<()> {
         let refused = page.log_in(token).await?;
         ensure!(!refused.to_lowercase().contains("set-cookie"), "{token}: {refused}");
     }
+    let again = page.request("GET /", &format!("Cookie: __Host-numacast={stranger}\r\n"), "").await?;
+    let why = "you may not list noderesourcetopologies";
+    ensure!(status(&again) == "403" && again.contains("Log in") && again.contains(why), "{again}");
+    let reloaded = page.request("GET /login", "", "").await?;
+    ensure!(status(&reloaded) == "303" && reloaded.contains("location: /\r\n"), "{reloaded}");
     let welcome = page.log_in(&viewer).await?;
     let cookie = format!("set-cookie: __Host-numacast={viewer}; HttpOnly; Secure; SameSite=Lax; Path=/");
     ensure!(status(&welcome) == "303" && welcome.contains(&cookie), "{welcome}");

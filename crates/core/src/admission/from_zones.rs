@@ -14,7 +14,7 @@ use crate::machine::{CpuLocation, Id, IdSet};
 use crate::nrt::{Amounts, POLICY, SCOPE};
 use crate::pod::ContainerKind;
 use crate::quantity::is_memory;
-use crate::topology::Zone;
+use crate::topology::{Zone, real_zones};
 
 /// What is not known of a node, so that "fits" is a guess.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,10 +88,7 @@ impl ZoneReader {
             is_older: minor < OLDEST_MINOR,
             allocates_zero_bytes: minor < 37,
         };
-        // A filler zone has nothing.
-        let has_any = |zone: &&Zone| zone.resources.values().any(|amounts| amounts.capacity > 0);
-        let is_real = |zone: &&Zone| zone.id < MOST_ZONES && has_any(zone);
-        let zones: Vec<&Zone> = zones.iter().filter(is_real).collect();
+        let zones: Vec<&Zone> = real_zones(zones).into_iter().filter(|zone| zone.id < MOST_ZONES).collect();
         let distances: Distances = zones
             .iter()
             .flat_map(|zone| zone.costs.iter().map(|(to, cost)| ((zone.id, *to), *cost)))

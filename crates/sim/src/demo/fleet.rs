@@ -47,6 +47,7 @@ struct Member {
     agent: Option<DemoAgent>,
     /// The agent's last error.
     error: Option<String>,
+    is_node_ready: bool,
     /// The pod that is bound to the node and that its kubelet does not know yet.
     waiting: Option<String>,
 }
@@ -63,7 +64,7 @@ enum FaultKind {
     Agent,
     /// The kubelet's socket does not answer.
     Kubelet,
-    /// The Node is not Ready.
+    /// The Node is not Ready, and so, as Kubernetes' node controller says then, are its pods.
     Node,
     /// A pod is bound that the kubelet does not start.
     Pod,
@@ -105,6 +106,7 @@ impl DemoFleet {
                 scenario: Scenario::new(zones, seed + index as u64),
                 agent: Some(start_agent(&node).await?),
                 error: None,
+                is_node_ready: true,
                 waiting: None,
                 node,
             };
@@ -165,7 +167,7 @@ impl DemoFleet {
                 of.show_agent()?;
             }
             FaultKind::Kubelet => of.node.kubelet.fail_next(Call::List, 1000, &Fault::Hang),
-            FaultKind::Node => drop(self.server.put(&NODES, node_object(&of.node, member, false))?),
+            FaultKind::Node => of.set_node_ready(member, false)?,
             FaultKind::Pod => {
                 let name = format!("starting-{}", self.steps);
                 let pod = PodSpec::guaranteed(&name, 1, 1 << 30).object(of.node.name(), "Pending");
@@ -189,7 +191,7 @@ impl DemoFleet {
                 member.show_agent()?;
             }
             FaultKind::Kubelet => member.node.kubelet.clear_faults(),
-            FaultKind::Node => drop(self.server.put(&NODES, node_object(&member.node, fault.member, true))?),
+            FaultKind::Node => member.set_node_ready(fault.member, true)?,
             FaultKind::Pod => {
                 if let Some(name) = member.waiting.take() {
                     self.server.delete(&PODS, "default", &name);
@@ -228,9 +230,16 @@ impl Member {
         self.show_agent()
     }
 
-    /// Creates or changes the agent's pod, as the kubelet would.
+    fn set_node_ready(&mut self, index: usize, is_ready: bool) -> anyhow::Result<()> {
+        self.is_node_ready = is_ready;
+        self.node.server.put(&NODES, node_object(&self.node, index, is_ready))?;
+        self.show_agent()
+    }
+
+    /// Creates or changes the agent's pod, as the kubelet or the node controller would.
     fn show_agent(&self) -> anyhow::Result<()> {
-        let status = if self.agent.is_some() && self.error.is_none() { "True" } else { "False" };
+        let is_ready = self.agent.is_some() && self.error.is_none() && self.is_node_ready;
+        let status = if is_ready { "True" } else { "False" };
         let node = self.node.name();
         self.node.server.put(
             &PODS,
