@@ -59,7 +59,7 @@ impl ClusterAccess {
     /// Checks the token of a request.
     ///
     /// # Errors
-    /// If there is none, or it is not accepted.
+    /// If the request has no token, or the token is not accepted.
     pub(super) async fn check(&self, headers: &HeaderMap) -> Result<(), Refused> {
         let authorization = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
         let bearer = authorization.and_then(|value| value.strip_prefix("Bearer "));

@@ -65,7 +65,7 @@ impl LocalAccess {
     /// Checks the cookie.
     ///
     /// # Errors
-    /// If there is none with the token.
+    /// If the request has no cookie with the token.
     pub(super) fn check_cookie(&self, headers: &HeaderMap) -> Result<(), Refused> {
         match cookies(headers, &self.cookie).any(|value| self.is_token(value)) {
             true => Ok(()),
